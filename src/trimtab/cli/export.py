@@ -1,0 +1,80 @@
+"""`trimtab export RUN --to merged|gguf|ollama`: parse, call, print."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.errors import RequestError
+
+
+class Kind(StrEnum):
+    merged = "merged"
+    gguf = "gguf"
+    ollama = "ollama"
+
+
+class NumberFormat(StrEnum):
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
+    q8_0 = "q8_0"
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(help="The run folder that `trimtab train` made.", show_default=False)
+    ],
+    to: Annotated[
+        Kind, typer.Option(help="A transformers folder, one GGUF file, or a GGUF with a Modelfile.")
+    ],
+    dtype: Annotated[
+        NumberFormat | None,
+        typer.Option(help="Number format. Without it: f16 for GGUF, the base model's own for merged."),
+    ] = None,
+    adapter_only: Annotated[
+        bool,
+        typer.Option("--adapter-only", help="With --to gguf: the LoRA alone, to load over the base model."),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.  [default: RUN/export/KIND]")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the model, in the file and in Ollama.  [default: the run's name]"),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System text for the Modelfile.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Temperature for the Modelfile.", min=0.0)] = None,
+    num_ctx: Annotated[int | None, typer.Option(help="Context length for the Modelfile.", min=1)] = None,
+    create: Annotated[
+        bool, typer.Option(help="With --to ollama: run `ollama create` when ollama is installed.")
+    ] = True,
+) -> None:
+    """Write what a run made in the form that others use: merged weights, GGUF, or a model for Ollama."""
+    from trimtab.export import export_run
+
+    if adapter_only and to is not Kind.gguf:
+        raise RequestError.of(
+            f"--adapter-only with --to {to}", "only a GGUF file can hold the adapter alone", "use --to gguf"
+        )
+    if to is not Kind.ollama and (system is not None or temperature is not None or num_ctx is not None):
+        raise RequestError.of(
+            f"--system, --temperature or --num-ctx with --to {to}",
+            "they belong to a Modelfile",
+            "use --to ollama",
+        )
+    result = export_run(
+        run,
+        "adapter-gguf" if adapter_only else to.value,
+        dtype=dtype.value if dtype else None,
+        out=out,
+        name=name,
+        system=system,
+        temperature=temperature,
+        num_ctx=num_ctx,
+        create=create,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    for line in result.lines():
+        typer.echo(line)

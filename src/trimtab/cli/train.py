@@ -1,0 +1,124 @@
+"""`trimtab train`: the main job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trimtab.config import Config
+    from trimtab.recipes.planning import Planned
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file, then overrides such as device=cpu."
+        ),
+    ] = None,
+) -> None:
+    """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
+    from trimtab.cli.arguments import config_from
+    from trimtab.errors import RequestError
+    from trimtab.recipes.planning import plan_run
+    from trimtab.recipes.run_folder import default_folder, open_run_folder
+
+    config, origin = config_from(arguments or [])
+    planned = plan_run(config)
+    launcher = planned.hardware.launcher
+    main = launcher.rank == 0
+    if config.output_dir is None:
+        if launcher.multi_process:
+            raise RequestError.of(
+                f"output_dir is not set under {launcher.name}",
+                "every process must write to the same folder, and each would make up its own",
+                "set output_dir",
+            )
+        config.output_dir = default_folder(config)
+    if planned.plan.starts_launcher:
+        raise typer.Exit(_launch(arguments or [], config, planned))
+
+    if main:
+        _announce(config, origin, planned)
+        run = open_run_folder(config)
+    else:
+        from pathlib import Path
+
+        from trimtab.recipes.run_folder import RunFolder
+
+        run = RunFolder(Path(config.output_dir))
+    _quiet_libraries()
+    from trimtab.recipes.sft import run_sft
+
+    def say(text: str) -> None:
+        if main:
+            print(text, flush=True)
+
+    summary = run_sft(config, planned.plan, run, say)
+    if main:
+        _conclude(config, summary)
+    if summary["status"] != "finished":
+        raise typer.Exit(1)
+
+
+def _announce(config: Config, origin: str, planned: Planned) -> None:
+    from trimtab.cli.plan import plan_lines
+    from trimtab.config import config_warnings
+
+    print(f"trimtab train: {origin}, into {config.output_dir}")
+    for line in plan_lines(config, origin, planned):
+        print("  " + line)
+    for warning in config_warnings(config):
+        print(f"  ! {warning}")
+
+
+def _conclude(config: Config, summary: dict[str, Any]) -> None:
+    if summary["status"] == "interrupted":
+        print(
+            f"\nstopped at step {summary['steps']} of {summary['planned_steps']}; a checkpoint is saved. Go on with\n"
+            f"  trimtab train {config.output_dir}/config.yaml training.resume=true"
+        )
+        return
+    for sample in summary["samples"]:
+        print(f"\nasked   {sample['prompt']}\nbefore  {sample['before']}\nafter   {sample['after']}")
+    loss = summary["eval_loss"]
+    if loss["after"] is not None and loss["before"] is not None:
+        change = 100 * (loss["after"] - loss["before"]) / loss["before"]
+        print(f"\nheld-out loss {loss['before']:.3f} before, {loss['after']:.3f} after ({change:+.0f} %)")
+    kept = "adapter" if config.method == "lora" else "model"
+    print(
+        f"{summary['steps']} steps in {summary['train_seconds']:.0f} s on {summary['device']}; kept in "
+        f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json\n"
+        f"next: trimtab export {config.output_dir} --to ollama"
+    )
+
+
+def _launch(arguments: list[str], config: Config, planned: Planned) -> int:
+    """Start torchrun over this same command, one process per device."""
+    count = planned.plan.processes
+    env = dict(os.environ)
+    for name in planned.hardware.launcher.stale:
+        env.pop(name, None)
+    # torchrun would give each process one thread; on the CPU that wastes the others.
+    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command += ["-m", "trimtab", "train", *arguments]
+    if not any(a.startswith("output_dir=") for a in arguments):
+        command.append(f"output_dir={config.output_dir}")
+    print(f"starting {count} processes with torchrun: {planned.plan.reasons['strategy']}", flush=True)
+    return subprocess.run(command, env=env, check=False).returncode
+
+
+def _quiet_libraries() -> None:
+    """One progress display is enough: ours."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()

@@ -1,0 +1,17 @@
+"""Ask: what the user wants, as typed settings. Never looks at the hardware."""
+
+from trimtab.config.checks import config_warnings, keeps_best
+from trimtab.config.dump import config_schema, dump_config
+from trimtab.config.load import load_config
+from trimtab.config.problems import ConfigError
+from trimtab.config.schema import Config
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "config_schema",
+    "config_warnings",
+    "dump_config",
+    "keeps_best",
+    "load_config",
+]

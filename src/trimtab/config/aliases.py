@@ -1,0 +1,255 @@
+"""The names that people know from Hugging Face, TRL, PEFT, Axolotl and LLaMA-Factory, and what they mean here.
+
+Tables first, then the few conversions of values. Never reads files; `load.py` applies what is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Settings = dict[str, Any]
+
+
+class Refused(Exception):
+    """A known name with a value that has no counterpart here: why, and what to write instead."""
+
+    def __init__(self, reason: str, change: str) -> None:
+        super().__init__(reason)
+        self.reason, self.change = reason, change
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name for `key`. `convert` gives the settings that a value stands for, if not the value itself."""
+
+    key: str
+    convert: Callable[[Any], Settings] | None = None
+
+
+@dataclass(frozen=True)
+class Denial:
+    """What `false` says for a yes/no alias: not `value`; then `instead`, or whatever would hold without it."""
+
+    key: str
+    value: str
+    instead: str | None = None
+    contradicts: bool = True
+    """Whether it is an error next to `key: value` in the same place; not where false is just the usual default."""
+
+
+_SAME_VALUE = {
+    "model.name": "model_name_or_path base_model model_name model_id model_path pretrained_model_name_or_path",
+    "model.revision": "model_revision revision_of_model",
+    "model.trust_remote_code": "trust_remote_code",
+    "model.chat_template": "chat_template_path chat_template_jinja",
+    "model.attn_implementation": "attn_implementation",
+    "data.source": "dataset dataset_name dataset_path dataset_id data_path train_file train_data local_data",
+    "data.eval_source": "validation_file eval_file eval_dataset eval_data validation_data",
+    "data.subset": "dataset_config dataset_config_name",
+    "data.split": "dataset_train_split",
+    "data.max_length": "max_length max_seq_length max_seq_len cutoff_len sequence_len model_max_length",
+    "data.max_rows": "max_samples max_train_samples",
+    "data.packing": "packing sample_packing",
+    "lora.r": "lora_r lora_rank",
+    "lora.alpha": "lora_alpha",
+    "lora.dropout": "lora_dropout",
+    "training.epochs": "epochs num_train_epochs num_epochs",
+    "training.batch_size": "batch_size per_device_train_batch_size train_batch_size micro_batch_size",
+    "training.eval_batch_size": "eval_batch_size per_device_eval_batch_size",
+    "training.gradient_accumulation_steps": "gradient_accumulation_steps",
+    "training.learning_rate": "learning_rate lr",
+    "training.lr_scheduler": "lr_scheduler lr_scheduler_type",
+    "training.warmup_ratio": "warmup_ratio",
+    "training.weight_decay": "weight_decay",
+    "training.max_grad_norm": "max_grad_norm",
+    "training.optimizer": "optim optimizer",
+    "training.gradient_checkpointing": "gradient_checkpointing",
+    "training.group_by_length": "group_by_length",
+    "training.eval_steps": "eval_steps",
+    "training.save_steps": "save_steps",
+    "training.save_total_limit": "save_total_limit",
+    "training.keep_best": "keep_best load_best_model_at_end",
+    "training.logging_steps": "logging_steps",
+    "training.dataloader_workers": "dataloader_num_workers dataloader_workers",
+    "output_dir": "output_dir",
+    "overwrite": "overwrite overwrite_output_dir",
+    "seed": "seed",
+    "device": "device",
+    "precision": "precision",
+    "model_parallel": "model_parallel use_model_parallel",
+}
+
+
+def _share(value: Any) -> Settings:
+    if value is None:
+        return {}
+    if _is_number(value) and value >= 1:
+        raise Refused("is a number of rows; Trimtab holds out a share", "write a share below 1, e.g. 0.1")
+    return {"data.eval_fraction": value}
+
+
+def _percent(value: Any) -> Settings:
+    return _share(value / 100 if _is_number(value) else value)
+
+
+def _max_steps(value: Any) -> Settings:
+    return {"training.max_steps": None if value == -1 else value}
+
+
+def _warmup_steps(value: Any) -> Settings:
+    if isinstance(value, float) and 0 < value < 1:  # Hugging Face reads such a number of steps as a share
+        return {"training.warmup_ratio": value}
+    return {"training.warmup_steps": value}
+
+
+def _trackers(value: Any) -> Settings:
+    names = [value] if isinstance(value, str) else [] if value is None else value
+    if isinstance(names, list):
+        if "all" in names:
+            raise Refused("Trimtab reports only to trackers that are named", "name them, e.g. [tensorboard]")
+        names = [name for name in names if name != "none"]
+    return {"monitor.report_to": names}
+
+
+def _resume(value: Any) -> Settings:
+    return {"training.resume": False if value is None else value}
+
+
+def _targets(value: Any) -> Settings:
+    if value is None:
+        return {}
+    if value == "all":
+        value = "all-linear"
+    elif isinstance(value, str) and "," in value:
+        value = [name.strip() for name in value.split(",") if name.strip()]
+    return {"lora.targets": value}
+
+
+def _text_column(value: Any) -> Settings:
+    return {"data.columns.text": value}
+
+
+def _evaluation(value: Any) -> Settings:
+    if value in ("no", False):
+        raise Refused(
+            "here a run evaluates whenever it has rows to evaluate on", "write data.eval_fraction: 0"
+        )
+    return {} if value == "steps" else _epoch("training.eval_steps", value)
+
+
+def _saving(value: Any) -> Settings:
+    if value in ("no", False):
+        raise Refused("a run always keeps its newest checkpoint", "write training.save_total_limit: 1")
+    return {} if value == "steps" else _epoch("training.save_steps", value)
+
+
+def _epoch(key: str, value: Any) -> Settings:
+    if value is None:
+        return {}
+    if value != "epoch":
+        raise Refused("must be steps or epoch", f"write epoch, or {key}: N")
+    return {key: None}
+
+
+def _flag(key: str, value: Any) -> Callable[[Any], Settings]:
+    """A yes/no name: yes sets `key` to `value`; what no means stands in `DENIALS`."""
+
+    def convert(given: Any) -> Settings:
+        if given in (None, "auto"):
+            return {}
+        if not isinstance(given, bool):
+            raise Refused("must be true or false", f"write {key}: {value}")
+        return {key: value} if given else {}
+
+    return convert
+
+
+def _either(key: str, yes: str, no: str) -> Callable[[Any], Settings]:
+    def convert(given: Any) -> Settings:
+        if given is None:
+            return {}
+        if not isinstance(given, bool):
+            raise Refused("must be true or false", f"write {key}: {yes} or {key}: {no}")
+        return {key: yes if given else no}
+
+    return convert
+
+
+def _words(key: str, known: Mapping[Any, str]) -> Callable[[Any], Settings]:
+    def convert(given: Any) -> Settings:
+        word = given.removeprefix("torch.") if isinstance(given, str) else given
+        if not isinstance(word, str | bool | None) or word not in known:
+            options = " or ".join(dict.fromkeys(known.values()))
+            raise Refused("has no counterpart here", f"write {key}: {options}")
+        return {key: known[word]}
+
+    return convert
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
+_DTYPES |= {"float16": "fp16", "fp16": "fp16", "half": "fp16"}
+
+_SHARES = "val_size val_set_size val_split val_ratio test_size validation_split"
+
+ALIASES: dict[str, Alias] = {
+    **{name: Alias(key) for key, names in _SAME_VALUE.items() for name in names.split()},
+    **{name: Alias("data.eval_fraction", _share) for name in _SHARES.split()},
+    "validation_split_percentage": Alias("data.eval_fraction", _percent),
+    "dataset_text_field": Alias("data.columns", _text_column),
+    "train_on_inputs": Alias("data.train_on", _either("data.train_on", "all", "answers")),
+    "completion_only_loss": Alias("data.train_on", _either("data.train_on", "answers", "all")),
+    "assistant_only_loss": Alias("data.train_on", _flag("data.train_on", "answers")),
+    "lora_target_modules": Alias("lora.targets", _targets),
+    "target_modules": Alias("lora.targets", _targets),
+    "lora_target": Alias("lora.targets", _targets),
+    "lora_target_linear": Alias("lora.targets", _flag("lora.targets", "all-linear")),
+    "use_lora": Alias("method", _either("method", "lora", "full")),
+    "use_peft": Alias("method", _either("method", "lora", "full")),
+    "finetuning_type": Alias("method", _words("method", {"lora": "lora", "full": "full"})),
+    "adapter": Alias("method", _words("method", {"lora": "lora", None: "full"})),
+    "max_steps": Alias("training.max_steps", _max_steps),
+    "warmup_steps": Alias("training.warmup_steps", _warmup_steps),
+    "resume_from_checkpoint": Alias("training.resume", _resume),
+    "evaluation_strategy": Alias("training.eval_steps", _evaluation),
+    "eval_strategy": Alias("training.eval_steps", _evaluation),
+    "save_strategy": Alias("training.save_steps", _saving),
+    "train_sampling_strategy": Alias(
+        "training.group_by_length",
+        lambda value: {
+            "training.group_by_length": {"group_by_length": True, "random": False}.get(value, value)
+        },
+    ),
+    "report_to": Alias("monitor.report_to", _trackers),
+    "bf16": Alias("precision", _flag("precision", "bf16")),
+    "fp16": Alias("precision", _flag("precision", "fp16")),
+    "fp32": Alias("precision", _flag("precision", "fp32")),
+    "dtype": Alias("precision", _words("precision", _DTYPES)),
+    "torch_dtype": Alias("precision", _words("precision", _DTYPES)),
+    "mixed_precision": Alias("precision", _words("precision", _DTYPES | {"no": "fp32", False: "fp32"})),
+    "use_cpu": Alias("device", _flag("device", "cpu")),
+    "no_cuda": Alias("device", _flag("device", "cpu")),
+    "use_mps_device": Alias("device", _flag("device", "mps")),
+}
+
+SECTION_ALIASES: dict[str, dict[str, str]] = {
+    "model": {"path": "model.name", "id": "model.name", "name_or_path": "model.name"},
+    "data": {"path": "data.source", "file": "data.source", "name": "data.source", "train": "data.source"},
+    "lora": {"rank": "lora.r"},
+}
+"""Names that are clear only inside their section."""
+
+DENIALS: dict[str, Denial] = {
+    # `auto` may choose bf16, so a no to bf16 has to say what then; it never chooses fp16 by itself.
+    "bf16": Denial("precision", "bf16", instead="fp32"),
+    "fp16": Denial("precision", "fp16"),
+    "fp32": Denial("precision", "fp32"),
+    "use_cpu": Denial("device", "cpu", contradicts=False),
+    "no_cuda": Denial("device", "cpu", contradicts=False),
+    "use_mps_device": Denial("device", "mps", contradicts=False),
+}

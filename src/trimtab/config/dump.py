@@ -1,0 +1,49 @@
+"""The settings going out: a resolved config as YAML that loads back to the same, and the JSON schema for editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from trimtab.config.checks import is_given, run_checks
+from trimtab.config.keys import SECTIONS, SHORTHANDS
+from trimtab.config.read import Dumper
+from trimtab.config.schema import Config
+
+
+def dump_config(config: Config) -> str:
+    """Every setting of the run as YAML; `load_config` reads it back to an equal `Config`.
+
+    A default that would read as a conflict once written down (`epochs` next to `max_steps`) stays out, and a
+    comment names it.
+    """
+    tree = config.model_dump()
+    left_out = _silent_defaults(config)
+    for key in left_out:
+        section, _, leaf = key.rpartition(".")
+        del (tree[section] if section else tree)[leaf]
+    header = "# Every setting of this run.\n"
+    if left_out:
+        header += f"# At their defaults, and without effect here: {', '.join(left_out)}\n"
+    return header + yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _silent_defaults(config: Config) -> list[str]:
+    all_written = Config.model_validate(config.model_dump())
+    before = {finding for finding, _ in run_checks(config)}
+    blamed = [finding.key for finding, _ in run_checks(all_written) if finding not in before]
+    return [key for key in dict.fromkeys(blamed) if not is_given(config, key)]
+
+
+def config_schema() -> dict[str, Any]:
+    """The settings as JSON schema, with a description for each; sections that have a short form also take text."""
+    schema = Config.model_json_schema()
+    for name in SECTIONS:
+        reference = {"$ref": f"#/$defs/{SECTIONS[name].__name__}"}
+        described = {"description": schema["$defs"][SECTIONS[name].__name__]["description"]}
+        if name in SHORTHANDS:
+            schema["properties"][name] = {"anyOf": [{"type": "string"}, reference], **described}
+        else:
+            schema["properties"][name] = {**reference, **described}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Trimtab config"}

@@ -1,0 +1,120 @@
+"""Which settings there are, what each takes, and which one a wrong name probably meant.
+
+All of it is read off the schema, so that a new setting needs no entry here. Never looks at values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from trimtab.config.schema import Config
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+
+SHORTHANDS = {"model": "model.name", "data": "data.source"}
+"""Sections that may be written as plain text, and the setting that the text then fills."""
+
+KIND_WORDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "array": "a list such as [a, b]",
+    "object": "a mapping such as {a: b}",
+    "null": "null",
+}
+_LIMITS = {
+    "minimum": "of at least {:g}",
+    "exclusiveMinimum": "above {:g}",
+    "maximum": "of at most {:g}",
+    "exclusiveMaximum": "below {:g}",
+}
+_CLOSE_ENOUGH = 0.72
+_BONUS = 0.1
+
+
+@cache
+def settings() -> dict[str, dict[str, Any]]:
+    """Every setting by its dotted key, with its JSON schema."""
+    schema = Config.model_json_schema()
+    found: dict[str, dict[str, Any]] = {}
+    for name, form in schema["properties"].items():
+        if name not in SECTIONS:
+            found[name] = form
+            continue
+        section = schema["$defs"][SECTIONS[name].__name__]
+        found.update({f"{name}.{leaf}": leaf_form for leaf, leaf_form in section["properties"].items()})
+    return found
+
+
+def setting_of(key: str) -> str | None:
+    """The setting that a key belongs to: itself, or for `data.columns.text` the mapping `data.columns`."""
+    if key in settings():
+        return key
+    parent = key.rpartition(".")[0]
+    return parent if "object" in kinds(parent) else None
+
+
+def kinds(key: str) -> set[str]:
+    """The JSON types that a setting takes: integer, number, string, boolean, array, object, null."""
+    form = settings().get(key, {})
+    return {str(choice["type"]) for choice in form.get("anyOf", [form]) if "type" in choice}
+
+
+def choices(key: str) -> list[str]:
+    """The words that a setting takes, where it takes only some."""
+    return [str(choice) for choice in settings().get(key, {}).get("enum", [])]
+
+
+def describe(key: str) -> str:
+    """What a setting takes, in words: `a whole number, 1 or more, or null`."""
+    if key == "device":
+        return "auto, cpu, mps, cuda or cuda:N"
+    form = settings()[key]
+    return " or ".join(_describe(choice) for choice in form.get("anyOf", [form]))
+
+
+def _describe(form: Mapping[str, Any]) -> str:
+    if "enum" in form:
+        return "one of " + ", ".join(str(choice) for choice in form["enum"])
+    limits = [text.format(form[bound]) for bound, text in _LIMITS.items() if bound in form]
+    return " ".join([KIND_WORDS[form["type"]], " and ".join(limits)]).strip()
+
+
+def default_of(key: str) -> Any:
+    """The value that a setting has when nobody sets it."""
+    section, _, leaf = key.rpartition(".")
+    fields = SECTIONS[section].model_fields if section else Config.model_fields
+    return fields[leaf].get_default(call_default_factory=True)
+
+
+def suggest(path: tuple[str, ...], aliases: Mapping[str, str], section_wanted: bool = False) -> str | None:
+    """The whole key that a wrong one probably meant; `aliases` maps other known names to keys."""
+    candidates = {(name, name) for name in SECTIONS} if len(path) == 1 else set()
+    if not section_wanted:
+        candidates |= {(key.rpartition(".")[2], key) for key in settings()} | set(aliases.items())
+    wanted, section = _squash(path[-1]), path[0] if len(path) > 1 else ""
+
+    def score(candidate: tuple[str, str]) -> tuple[float, str]:
+        name, key = _squash(candidate[0]), candidate[1]
+        bonus = _BONUS if section and key.startswith(f"{section}.") else 0.0
+        bonus += _BONUS if len(wanted) > 3 and name.startswith(wanted) else 0.0
+        return (SequenceMatcher(None, wanted, name).ratio() + bonus, key)
+
+    closest = max(candidates, key=score, default=("", ""))
+    return closest[1] if score(closest)[0] >= _CLOSE_ENOUGH else None
+
+
+def _squash(name: str) -> str:
+    """`Batch-Size`, `batch_size` and `batchsize` are one name to somebody who types from memory."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,151 @@
+"""The way in: a YAML file, then `key=value` overrides, become one `Config`; every mistake goes into one report.
+
+Reads (`read.py`), gives each setting its own name (here, by `aliases.py`), validates and checks (`validate.py`,
+`checks.py`). There is no other source of settings: no environment variable, no hidden file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trimtab.config.aliases import ALIASES, DENIALS, SECTION_ALIASES, Alias, Refused
+from trimtab.config.elsewhere import ELSEWHERE
+from trimtab.config.keys import SECTIONS, SHORTHANDS, kinds, setting_of, settings, suggest
+from trimtab.config.problems import ConfigError, Problem, show
+from trimtab.config.read import Given, read_file, read_overrides
+from trimtab.config.schema import Config
+from trimtab.config.validate import Setting, build
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The settings in `path`, with `overrides` over them. Raises `ConfigError` with every problem at once."""
+    problems: list[Problem] = []
+    from_file = read_file(path, problems) if path else []
+    from_command_line = read_overrides(overrides, problems)
+    if from_file is None:  # without it, what the rest means cannot be told
+        raise ConfigError(problems)
+    found, wrong = _resolve([*from_file, *from_command_line], problems)
+    config = build(found, wrong, problems)
+    if config is None:
+        raise ConfigError(problems)
+    return config
+
+
+def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str, Setting], set[str]]:
+    """Settings by their own key, and the keys that are wrong already. The command line wins over the file."""
+    latest = {item.path: item for item in given}
+    meant: dict[str, list[Setting]] = {}
+    wrong = {problem.key for problem in problems}
+    for item in latest.values():
+        try:
+            for setting in _settings_of(item):
+                meant.setdefault(setting.key, []).append(setting)
+        except Refused as refusal:
+            alias = _alias_of(item.path)
+            wrong.add(alias.key if alias else item.name)
+            value = show(item.value, item.name)
+            problems.append(Problem(item.name, value, refusal.reason, refusal.change, item.origin))
+    found: dict[str, Setting] = {}
+    for key, candidates in meant.items():
+        layer = max(candidate.given.origin.layer for candidate in candidates)
+        first, *others = (c for c in candidates if c.given.origin.layer == layer)
+        found[key] = first
+        for other in others:
+            if other.value != first.value:
+                problems.append(_contradiction(first.given, other.given, key))
+                wrong.add(key)
+    for item in latest.values():
+        _deny(item, found, wrong, problems)
+        _check_strategy(item, found, wrong, problems)
+    return found, wrong
+
+
+def _settings_of(item: Given) -> list[Setting]:
+    """What one written setting sets. Raises `Refused` where it is not a setting of ours, or has no such value."""
+    path, key, value = item.path, item.name, item.value
+    if key in SECTIONS:
+        if key in SHORTHANDS and isinstance(value, str | int | float) and not isinstance(value, bool):
+            return [Setting(SHORTHANDS[key], value, item)]
+        also = f"text (short for {SHORTHANDS[key]}) or " if key in SHORTHANDS else ""
+        example = SHORTHANDS.get(key) or next(name for name in settings() if name.startswith(f"{key}."))
+        raise Refused(f"must be {also}a section with settings under it", f"write e.g. {example}: VALUE")
+    alias = _alias_of(path)
+    if alias and (alias.key == key or key not in settings()):
+        if alias.convert:
+            return [Setting(target, converted, item) for target, converted in alias.convert(value).items()]
+        unset = value is None and alias.key != key and "null" not in kinds(alias.key)
+        return [] if unset else [Setting(alias.key, value, item)]
+    if setting_of(key):
+        return [Setting(key, value, item)]
+    return _unknown(item)
+
+
+def _alias_of(path: tuple[str, ...]) -> Alias | None:
+    """An alias counts at the top, in the section of its setting, and in `training`, where Hugging Face has them all."""
+    name, section = path[-1], path[0]
+    alias = ALIASES.get(name)
+    if len(path) == 1:
+        return alias
+    if len(path) > 2 or section not in SECTIONS:
+        return None
+    if name in SECTION_ALIASES.get(section, {}):
+        return Alias(SECTION_ALIASES[section][name])
+    return alias if alias and (section == "training" or alias.key.startswith(f"{section}.")) else None
+
+
+def _unknown(item: Given) -> list[Setting]:
+    known_elsewhere = ELSEWHERE.get(item.path[-1])
+    if known_elsewhere and (len(item.path) == 1 or item.path[0] in SECTIONS):
+        if item.value in known_elsewhere.harmless:
+            return []
+        raise Refused("is not a Trimtab setting", known_elsewhere.change)
+    names = {name: alias.key for name, alias in ALIASES.items()} | SECTION_ALIASES.get(item.path[0], {})
+    nested = isinstance(item.value, dict)
+    closest = suggest(item.path, names, section_wanted=nested) or suggest(item.path, names)
+    hint = f"did you mean {closest}?" if closest else "remove it; `trimtab config-schema` lists every setting"
+    raise Refused("is not a setting", hint)
+
+
+def _contradiction(one: Given, other: Given, key: str) -> Problem:
+    reason = f"contradicts {one.name} = {show(one.value, one.name)} ({one.origin}): both set {key}"
+    return Problem(other.name, show(other.value, other.name), reason, "keep one of the two", other.origin)
+
+
+def _deny(item: Given, found: dict[str, Setting], wrong: set[str], problems: list[Problem]) -> None:
+    """Applies `bf16: false` and its like, which rule a value out and do not choose one."""
+    denial = DENIALS.get(item.path[-1])
+    if denial is None or item.value is not False or _alias_of(item.path) is None:
+        return
+    chosen = found.get(denial.key)
+    if chosen is None:
+        if denial.instead:
+            found[denial.key] = Setting(denial.key, denial.instead, item)
+    elif chosen.value == denial.value and chosen.given.origin.layer < item.origin.layer:
+        del found[denial.key]
+        if denial.instead:
+            found[denial.key] = Setting(denial.key, denial.instead, item)
+    elif (
+        chosen.value == denial.value and chosen.given.origin.layer == item.origin.layer and denial.contradicts
+    ):
+        problems.append(_contradiction(chosen.given, item, denial.key))
+        wrong.add(denial.key)
+
+
+def _check_strategy(item: Given, found: dict[str, Setting], wrong: set[str], problems: list[Problem]) -> None:
+    """`steps` says nothing without a number, and we make none up; `epoch` must be what then happens."""
+    alias = _alias_of(item.path)
+    if item.path[-1] not in {"eval_strategy", "evaluation_strategy", "save_strategy"} or alias is None:
+        return
+    steps = found.get("training.eval_steps")
+    if item.value == "steps" and alias.key not in found and alias.key not in wrong:
+        reason, change = "does not say how often", f"add {alias.key}: N, or write epoch"
+    elif item.value == "epoch" and item.path[-1] == "save_strategy" and steps and steps.value is not None:
+        reason = (
+            "cannot go with training.eval_steps: without training.save_steps a run saves when it evaluates"
+        )
+        change = f"write training.save_steps: {show(steps.value)}"
+    else:
+        return
+    problems.append(Problem(item.name, show(item.value), reason, change, item.origin))
+    wrong.add(alias.key)

@@ -1,0 +1,109 @@
+"""What is wrong with a request, told all at once: each problem with its key, value, reason and way out.
+
+Never shows a value that may be a secret, and never keeps one: problems hold the text to print, not the value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab.errors import RequestError
+
+COMMAND_LINE = "command line"
+_LONGEST_VALUE = 60
+_SECRET_NAME = re.compile(r"token(?!s|iz)|secret|passw|credential|key", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|AKIA|ASIA)[A-Za-z0-9_-]{12,}")
+_URL_LOGIN = re.compile(r"://[^/@\s]+@")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value was written; `layer` 1 (command line) wins over 0 (file)."""
+
+    place: str
+    line: int
+    layer: int
+
+    def __str__(self) -> str:
+        return self.place if self.layer else f"{self.place}:{self.line}"
+
+    @property
+    def phrase(self) -> str:
+        return f"on the {self}" if self.layer else f"at {self}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.layer, self.line)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to put right. `value` is the text to show, with secrets already taken out."""
+
+    key: str
+    value: str | None
+    reason: str
+    change: str
+    origin: Origin | None = None
+    note: str = ""
+    """More about the origin: the alias that was written, the other settings that take part."""
+
+    def lines(self, number: int) -> list[str]:
+        """The problem as indented lines of the report."""
+        label = f"{number:>3}. "
+        head = self.key if self.value is None else f"{self.key} = {self.value}"
+        place = "; ".join(part for part in (str(self.origin) if self.origin else "", self.note) if part)
+        first = f"{label}{head}   ({place})" if place else f"{label}{head}"
+        indent = " " * len(label)
+        return [first, f"{indent}{self.reason}", f"{indent}change: {self.change}"]
+
+
+class ConfigError(RequestError):
+    """The settings cannot be used. `problems` holds every fault that was found, in the order of the file."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda p: p.origin.order if p.origin else (2, 0))
+        super().__init__("\n".join([_headline(self.problems), *self._body()]))
+
+    def _body(self) -> list[str]:
+        return [line for number, problem in enumerate(self.problems, 1) for line in problem.lines(number)]
+
+
+def _headline(problems: Sequence[Problem]) -> str:
+    count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+    places = dict.fromkeys(problem.origin.place for problem in problems if problem.origin)
+    where = [f"on the {place}" if place == COMMAND_LINE else f"in {place}" for place in places]
+    return " ".join([count, " and ".join(where)]) if where else f"{count} in the settings"
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting's name says that its value should not be shown."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def show(value: Any, name: str = "") -> str:
+    """A value as it would be written in YAML, short, on one line, without secrets."""
+    if is_secret(name):
+        return "(not shown)"
+    text = _plain(value)
+    if len(text) > _LONGEST_VALUE:
+        text = text[: _LONGEST_VALUE - 1] + "…"
+    return text
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        hidden = _SECRET_VALUE.sub("(not shown)", _URL_LOGIN.sub("://(not shown)@", value))
+        return json.dumps(hidden, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        # Only the keys: a secret may sit anywhere in a section that we do not know.
+        return "{" + ", ".join(f"{key}: …" for key in value) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join("[…]" if isinstance(item, list) else _plain(item) for item in value) + "]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)

@@ -1,0 +1,244 @@
+"""The settings of a run, documented where they are declared.
+
+This file only declares: reading YAML, overrides, aliases and error reports live in `load.py`.
+Importing it never imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, docstrings under fields become their description."""
+
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_assignment=True, allow_inf_nan=False
+    )
+
+
+class ModelSettings(Section):
+    """Which model is tuned. `model: NAME` is short for `model: {name: NAME}`."""
+
+    name: Annotated[str, Field(min_length=1)] = "smollm2"
+    """The built-in `smollm2`, a folder with safetensors, or a hub id such as `Qwen/Qwen3-0.6B`."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+
+    trust_remote_code: bool = False
+    """Run Python code that the model repository ships. Off unless you ask for it by this name."""
+
+    chat_template: str | None = None
+    """A `.jinja` file (or the template text) to use in place of the model's own chat template."""
+
+    attn_implementation: str | None = None
+    """Attention kernel (`sdpa`, `eager`, `flash_attention_2`); null leaves the choice to transformers."""
+
+
+class DataSettings(Section):
+    """What the model is tuned on. `data: PATH` is short for `data: {source: PATH}`."""
+
+    source: Annotated[str, Field(min_length=1)] = "device-errors"
+    """The built-in `device-errors`, a file or folder (JSON, JSONL, Parquet, CSV), `s3://bucket/key`, or a hub id."""
+
+    eval_source: str | None = None
+    """A separate source for evaluation, read like `source`. Without it a part of `source` is held out."""
+
+    format: Literal["auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text"] = "auto"
+    """How rows are laid out; `auto` detects it from the columns and says what it found."""
+
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Maps a column that the format expects to the column that the file has: `{instruction: question}`."""
+
+    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of rows held out for evaluation when there is no `eval_source`; 0 holds out nothing."""
+
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Read at most this many rows."""
+
+    max_length: Annotated[int, Field(ge=8)] = 1024
+    """Longest sequence in tokens; what is longer is cut (see `too_long`)."""
+
+    too_long: Literal["truncate", "drop"] = "truncate"
+    """What happens to a row over `max_length`. A row left without any answer token is always dropped and counted."""
+
+    packing: bool = False
+    """Put several short rows into one sequence of `max_length` tokens; rows do not see each other."""
+
+    train_on: Literal["answers", "all"] = "answers"
+    """Which tokens the loss is computed on: the assistant's answers, or everything."""
+
+    bad_rows: Literal["drop", "error"] = "drop"
+    """Rows that cannot be trained on (empty answer, null): drop and count them, or stop at the first."""
+
+    keep_duplicates: bool = False
+    """Keep rows that repeat an earlier row exactly. Otherwise they are dropped and counted."""
+
+    split: str = "train"
+    """Which split of a hub data set to read."""
+
+    subset: str | None = None
+    """Which configuration of a hub data set to read."""
+
+    endpoint_url: str | None = None
+    """Endpoint of an S3-compatible store (R2, MinIO); without it AWS_ENDPOINT_URL or AWS itself."""
+
+
+class LoraSettings(Section):
+    """The low-rank adapter; used with `method: lora`."""
+
+    r: Annotated[int, Field(ge=1)] = 16
+    """Rank of the update."""
+
+    alpha: Annotated[int, Field(ge=1)] = 32
+    """Scale of the update: it is multiplied by alpha / r."""
+
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout on the adapter's input while training."""
+
+    targets: str | list[str] = "all-linear"
+    """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear`, or module names such as `q_proj`."""
+
+
+class TrainingSettings(Section):
+    """How long, how fast, how often."""
+
+    epochs: Annotated[float, Field(gt=0)] = 3.0
+    """Passes over the training rows; `max_steps` wins when set."""
+
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """Stop after this many optimizer steps."""
+
+    batch_size: Annotated[int, Field(ge=1)] = 4
+    """Rows per device in one forward pass."""
+
+    eval_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows per device in evaluation; null takes `batch_size`."""
+
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    """Forward passes gathered into one optimizer step."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    """Peak learning rate."""
+
+    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+
+    warmup_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.03
+    """Share of the steps over which the learning rate rises; `warmup_steps` wins when set."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """Number of steps over which the learning rate rises."""
+
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """AdamW's weight decay."""
+
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    """Gradients are clipped to this norm."""
+
+    optimizer: str = "adamw_torch"
+    """Optimizer, by the name that transformers gives it."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time. Always non-re-entrant."""
+
+    group_by_length: bool = False
+    """Batch rows of similar length together, to compute less padding."""
+
+    eval_steps: Annotated[int, Field(ge=1)] | None = None
+    """Evaluate every so many steps; null evaluates once an epoch."""
+
+    save_steps: Annotated[int, Field(ge=1)] | None = None
+    """Save a checkpoint every so many steps; null saves when it evaluates."""
+
+    save_total_limit: Annotated[int, Field(ge=1)] | None = 2
+    """Keep at most this many checkpoints; null keeps all."""
+
+    keep_best: bool = True
+    """End with the checkpoint of the lowest held-out loss, not the last one."""
+
+    logging_steps: Annotated[int, Field(ge=1)] = 1
+    """Write a line of metrics every so many steps."""
+
+    dataloader_workers: Annotated[int, Field(ge=0)] = 0
+    """Worker processes that prepare batches; they stay on the CPU."""
+
+    resume: bool | str = False
+    """`true` goes on from the newest checkpoint in `output_dir`; a path goes on from that checkpoint."""
+
+
+class MonitorSettings(Section):
+    """What is shown and watched while the run goes."""
+
+    progress: Literal["auto", "bar", "plain", "none"] = "auto"
+    """A bar on a terminal, plain lines elsewhere; or choose one."""
+
+    slow_after_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Without a finished step for this long, say that the run is slow and where it is."""
+
+    stuck_after_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Without a finished step for this long and without processor time used, say that it is stuck, with every stack."""
+
+    stop_on_nonfinite: bool = True
+    """Stop loudly at a NaN or infinite loss or gradient."""
+
+    report_to: list[str] = Field(default_factory=list)
+    """Trackers that also get the metrics: tensorboard, trackio, wandb, mlflow."""
+
+
+class SampleSettings(Section):
+    """Prompts answered before and after training, to see the difference with one's own eyes."""
+
+    prompts: list[str] = Field(default_factory=list)
+    """User messages to answer."""
+
+    max_new_tokens: Annotated[int, Field(ge=1)] = 80
+    """Longest answer in tokens."""
+
+
+class Config(Section):
+    """One run, whole. Nothing outside this decides how a run goes, but for the machine it runs on."""
+
+    recipe: Literal["sft"] = "sft"
+    """What kind of training this is."""
+
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    data: DataSettings = Field(default_factory=DataSettings)
+
+    method: Literal["lora", "full"] = "lora"
+    """Tune a low-rank adapter, or all weights."""
+
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+
+    device: Device = "auto"
+    """auto, cpu, cuda, cuda:N or mps. A device that is not there is an error, never a silent fall-back."""
+
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Number format of the computation; `auto`: bf16 on GPUs that have it, fp16 on older ones, else fp32."""
+
+    model_parallel: bool | None = None
+    """Split one model over several GPUs in one process: true demands it, false forbids it, null decides."""
+
+    sharding: bool | None = None
+    """Shard weights and optimizer over the processes (FSDP2): true demands it, false forbids it, null decides."""
+
+    processes: Annotated[int, Field(ge=1)] | None = None
+    """Processes on this machine, one per GPU; null decides. Under a launcher the launcher decides."""
+
+    monitor: MonitorSettings = Field(default_factory=MonitorSettings)
+    samples: SampleSettings = Field(default_factory=SampleSettings)
+
+    output_dir: Annotated[str, Field(min_length=1)] | None = None
+    """Where the run is kept; null makes a new folder under `runs/`."""
+
+    overwrite: bool = False
+    """Replace what an earlier run left in `output_dir`."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of the split, the order, the adapter's start and dropout."""

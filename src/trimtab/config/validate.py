@@ -1,0 +1,204 @@
+"""From settings by key to a `Config`, or to every problem that stands in the way.
+
+Says what pydantic and the checks found in the user's own terms. Never raises on a wrong value, and never repeats
+pydantic's texts, which quote the values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from trimtab.config.checks import Finding, run_checks
+from trimtab.config.keys import (
+    KIND_WORDS,
+    SECTIONS,
+    choices,
+    default_of,
+    describe,
+    kinds,
+    setting_of,
+    settings,
+)
+from trimtab.config.problems import Problem, show
+from trimtab.config.read import Given
+from trimtab.config.schema import Config
+
+_WORD_FOR = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
+_KNOWN_WRONG = {"gpu": "cuda", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+
+_BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting by its own key, and what somebody wrote to set it."""
+
+    key: str
+    value: Any
+    given: Given
+
+    @property
+    def note(self) -> str:
+        """The alias that was written, with its value where that was converted."""
+        if self.given.name in (self.key, self.key.partition(".")[0]):
+            return ""
+        if self.given.value == self.value:
+            return f"written as {self.given.name}"
+        return f"from {self.given.name} = {show(self.given.value, self.given.name)}"
+
+    def problem(self, reason: str, change: str) -> Problem:
+        value = show(self.value, "" if self.key in settings() else self.key)
+        return Problem(self.key, value, reason, change, self.given.origin, self.note)
+
+
+def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]) -> Config | None:
+    """The config, or None with the reasons added to `problems`. Keys in `wrong` are known to be so already."""
+    usable = {key: _as_text(setting) for key, setting in found.items() if key not in wrong}
+    for key, setting in list(usable.items()):
+        problem = _before_pydantic(setting)
+        if problem:
+            problems.append(problem)
+            wrong.add(key)
+            del usable[key]
+    try:
+        config = Config.model_validate(_nested(usable))
+    except ValidationError as error:
+        faults = _by_setting(error.errors(include_url=False, include_context=True))
+        for key, details in faults.items():
+            problems.append(_translate(usable, key, details))
+            wrong.add(key)
+        # Again without the wrong ones, so that conflicts among the right ones are in the same report.
+        left = {key: setting for key, setting in usable.items() if setting_of(key) not in faults}
+        config = Config.model_validate(_nested(left))
+    for finding, keys in run_checks(config, {setting_of(key) or key for key in wrong}):
+        if not finding.warning:
+            problems.append(_conflict(config, usable, finding, keys))
+    return None if problems else config
+
+
+def _nested(found: Mapping[str, Setting]) -> dict[str, Any]:
+    """Settings as pydantic takes them. What the command line says of one column is laid over the file's mapping."""
+    tree: dict[str, Any] = {}
+    ordered = sorted(found.values(), key=lambda s: (s.given.origin.layer, s.key.count(".")))
+    for setting in ordered:
+        *parents, leaf = setting.key.split(".")
+        branch = tree
+        for depth, parent in enumerate(parents):
+            inner = branch.get(parent, {})
+            if depth and not isinstance(inner, dict):
+                break  # `data.columns` is no mapping: pydantic will say so
+            branch[parent] = dict(inner)
+            branch = branch[parent]
+        else:
+            branch[leaf] = setting.value
+    return tree
+
+
+def _as_text(setting: Setting) -> Setting:
+    """`model.revision=1234567` on the command line means the text: the shell has eaten any quotes."""
+    key, text = setting_of(setting.key) or setting.key, setting.given.text
+    number = isinstance(setting.value, int | float) and not isinstance(setting.value, bool)
+    takes = kinds(key)
+    if text is None or not number or takes & {"integer", "number"} or not takes & {"string", "object"}:
+        return setting
+    return Setting(setting.key, text, setting.given)
+
+
+def _before_pydantic(setting: Setting) -> Problem | None:
+    """What pydantic would let through: true as the number 1, and numbers that are not finite."""
+    takes = kinds(setting.key)
+    value = setting.value
+    if not takes & {"integer", "number"}:
+        return None
+    if isinstance(value, bool):
+        return setting.problem("must be a number, not true or false", _way_out(setting.key))
+    if isinstance(value, float) and not math.isfinite(value):
+        return setting.problem("must be a finite number", _way_out(setting.key))
+    return None
+
+
+def _by_setting(errors: list[ErrorDetails]) -> dict[str, list[ErrorDetails]]:
+    """One group for each setting: a union of types gives an error for each of its branches."""
+    groups: dict[str, list[ErrorDetails]] = {}
+    for error in errors:
+        first, *rest = (str(part) for part in error["loc"])
+        key = f"{first}.{rest[0]}" if first in SECTIONS and rest else first
+        groups.setdefault(key, []).append(error)
+    return groups
+
+
+def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails]) -> Problem:
+    rest = errors[0]["loc"][key.count(".") + 1 :]
+    inside = f"{key}.{rest[0]}" if rest else key
+    setting = found.get(inside) or found.get(key)
+    if setting is None:
+        # Only single columns were given: the one at fault is not named where the mapping as a whole is.
+        setting = next(candidate for name, candidate in found.items() if setting_of(name) == key)
+    value, kind, context = setting.value, errors[0]["type"], errors[0].get("ctx", {})
+    words = choices(key) or (["auto", "cpu", "mps", "cuda"] if key == "device" else [])
+    if words and isinstance(value, str):
+        near = get_close_matches(value, words, n=1, cutoff=0.7)
+        meant = _KNOWN_WRONG.get(value.lower()) or (near[0] if near else None)
+        change = f"did you mean {meant}?" if meant in words else _way_out(key)
+        return setting.problem(f"must be {describe(key)}", change)
+    if kind in _BOUNDS:
+        bound, text = _BOUNDS[kind]
+        return setting.problem(f"must be {text} {context[bound]:g}", _way_out(key))
+    if kind == "int_from_float":
+        return setting.problem("must be a whole number", _way_out(key))
+    if isinstance(value, list) and "array" in kinds(key):
+        return setting.problem(
+            "must be a list of texts, each in quotes where it looks like a number", _way_out(key)
+        )
+    if setting.key == inside != key or isinstance(value, dict):
+        return setting.problem(
+            f"{key} maps texts to texts", "write a name, in quotes where it looks like a number"
+        )
+    return setting.problem(
+        f"must be {_kind_words(key)}, not {_WORD_FOR.get(type(value), 'null')}", _way_out(key)
+    )
+
+
+def _kind_words(key: str) -> str:
+    form = settings()[key]
+    return " or ".join(KIND_WORDS[choice["type"]] for choice in form.get("anyOf", [form]))
+
+
+def _way_out(key: str) -> str:
+    key = setting_of(key) or key
+    free_text = kinds(key) <= {"string", "null"} and not choices(key) and key != "device"
+    quotes = ", in quotes where it looks like something else" if free_text else ""
+    return f"write {describe(key)}{quotes}; the default is {show(default_of(key))}"
+
+
+def _conflict(
+    config: Config, found: Mapping[str, Setting], finding: Finding, keys: tuple[str, ...]
+) -> Problem:
+    own = found.get(finding.key)
+    others = [found[key] for key in keys if key in found and key != finding.key]
+    parts = [own.note if own else "the default"]
+    parts += [f"{other.key} {other.given.origin.phrase}" for other in others]
+    origins = [setting.given.origin for setting in ([own] if own else others)]
+    section, _, leaf = finding.key.rpartition(".")
+    value = getattr(getattr(config, section) if section else config, leaf)
+    note = "; ".join(part for part in parts if part)
+    return Problem(finding.key, show(value), finding.reason, finding.change, next(iter(origins), None), note)

@@ -1,0 +1,69 @@
+"""What is wrong with rows, kept as counts: nulls, non-text, empty answers, duplicates, rows that are too long.
+
+A row is never repaired by guessing. What is changed (CRLF, numbers) and what is dropped is counted by reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from trimtab.errors import RequestError
+
+
+class BadRow(Exception):
+    """This row cannot be trained on; the text is the reason, without the place."""
+
+
+@dataclass
+class Tally:
+    """Counts of what happened to rows. `strict` (data.bad_rows=error) stops at the first bad row instead."""
+
+    strict: bool = False
+    dropped: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    changed: Counter[str] = field(default_factory=Counter)
+
+    def bad(self, reason: str, where: str) -> None:
+        """A row that cannot be trained on."""
+        if self.strict:
+            raise RequestError.of(
+                f"{where}: {reason}",
+                "data.bad_rows=error stops at the first row that cannot be trained on",
+                "repair or remove the row, or set data.bad_rows=drop to drop such rows and count them",
+            )
+        self.drop(reason, where)
+
+    def drop(self, reason: str, where: str) -> None:
+        """A row that is dropped whatever `bad_rows` says: duplicates, and what `max_length` cuts away."""
+        self.dropped[reason] += 1
+        self.first.setdefault(reason, where)
+
+    def reasons(self) -> list[str]:
+        """One phrase per reason, most frequent first: `3 empty answer (first: x.jsonl, line 7)`."""
+        return [f"{n:,} {reason} (first: {self.first[reason]})" for reason, n in self.dropped.most_common()]
+
+
+def text_of(value: Any, name: str, tally: Tally) -> str:
+    """The value as text, or "" for a null. Numbers are written as text and counted; other kinds are bad rows."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        tally.changed[f"number in `{name}` written as text"] += 1
+        return str(value)
+    if not isinstance(value, str):
+        raise BadRow(f"`{name}` is a {type(value).__name__}, not text")
+    if "\r\n" in value:
+        tally.changed["CRLF line ends inside a text turned into LF"] += 1
+        return value.replace("\r\n", "\n")
+    return value
+
+
+def needed(value: Any, name: str, tally: Tally) -> str:
+    """Text that must not be null, empty or blank."""
+    text = text_of(value, name, tally)
+    if not text.strip():
+        raise BadRow(f"`{name}` is {'null' if value is None else 'empty'}")
+    return text

@@ -1,0 +1,219 @@
+"""Reads one file of rows: JSON, JSON lines, Parquet, CSV or TSV. Each row remembers where it stood.
+
+Knows nothing about formats or training, and never skips a broken line: it names the file and the line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trimtab.errors import RequestError
+
+READERS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv")
+
+# A JSON object with one of these keys is a row by itself, not a wrapper around a list of rows.
+_ROW_KEYS = {"messages", "conversations", "instruction", "prompt", "text"}
+
+# Python's csv module refuses fields over 128 KiB unless told otherwise; long documents are longer.
+_LONGEST_FIELD = 2**31 - 1
+
+
+class Row(NamedTuple):
+    """One record of a file. `unit` and `number` say where it stood: line 7 of a JSONL file, row 7 of a JSON list."""
+
+    values: dict[str, Any]
+    file: str
+    number: int
+    unit: str = "row"
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}, {self.unit} {self.number}"
+
+
+def read_file(path: Path, shown: str | None = None) -> list[Row]:
+    """All rows of a file, by its suffix. `shown` is the name that errors use (an `s3://` address, say)."""
+    shown = shown or str(path)
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _read_parquet(path, shown)
+    if suffix not in READERS:
+        raise RequestError.of(
+            f"{shown}: a file of kind `{suffix or 'no suffix'}`",
+            f"Trimtab reads rows from {', '.join(READERS)}",
+            "convert the file, or give it the suffix of what it holds",
+        )
+    text = _decode(path.read_bytes(), shown)
+    if suffix in (".csv", ".tsv"):
+        return _read_csv(text, shown, "\t" if suffix == ".tsv" else None)
+    if suffix == ".json":
+        return _read_json(text, shown)
+    return _read_jsonl(text, shown)
+
+
+def _decode(raw: bytes, shown: str) -> str:
+    """UTF-8 with or without a byte order mark; UTF-16 when its mark says so (Windows tools write it)."""
+    utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return raw.decode("utf-16" if utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise RequestError.of(
+            f"{shown}, line {line}: byte 0x{raw[error.start]:02x} is not {'UTF-16' if utf16 else 'UTF-8'}",
+            "text is read as UTF-8 (or UTF-16 with a byte order mark), and nothing is guessed",
+            "save the file as UTF-8, e.g. `iconv -f latin1 -t utf-8 FILE`",
+        ) from None
+
+
+def _read_json(text: str, shown: str) -> list[Row]:
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and _first_line_is_object(text):
+            return _read_jsonl(text, shown)  # JSON lines under a .json name, as many sets come
+        raise _broken(shown, error.lineno, error) from None
+    if isinstance(whole, dict):
+        whole = _list_inside(whole, shown)
+    if not isinstance(whole, list):
+        raise RequestError.of(
+            f"{shown}: holds a {_kind(whole)}",
+            "rows are a list of objects",
+            "write `[{...}, {...}]` or JSON lines",
+        )
+    rows = []
+    for number, item in enumerate(whole, 1):
+        if not isinstance(item, dict):
+            raise _not_an_object(f"{shown}, row {number}", item)
+        rows.append(Row(item, shown, number))
+    return rows
+
+
+def _list_inside(whole: dict[str, Any], shown: str) -> list[Any]:
+    if whole.keys() & _ROW_KEYS:
+        return [whole]
+    lists = [key for key, value in whole.items() if isinstance(value, list)]
+    if len(lists) == 1:
+        inside: list[Any] = whole[lists[0]]
+        return inside
+    if not lists:
+        return [whole]
+    raise RequestError.of(
+        f"{shown}: a JSON object with several lists inside ({', '.join(lists)})",
+        "it is not clear which of them holds the rows",
+        "keep one list in the file, or write one file per list and name it in data.source",
+    )
+
+
+def _first_line_is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text.lstrip().split("\n", 1)[0]), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def _read_jsonl(text: str, shown: str) -> list[Row]:
+    rows = []
+    # split("\n"), not splitlines(): U+2028 and the like may stand unescaped inside a JSON string.
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip(" \t\r")
+        if not line:
+            continue
+        try:
+            item = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise _broken(shown, number, error) from None
+        if not isinstance(item, dict):
+            raise _not_an_object(f"{shown}, line {number}", item)
+        rows.append(Row(item, shown, number, "line"))
+    return rows
+
+
+def _read_csv(text: str, shown: str, delimiter: str | None) -> list[Row]:
+    header = text.split("\n", 1)[0]
+    if delimiter is None:
+        delimiter = max(
+            ",;\t", key=header.count
+        )  # the first of them wins a tie, so a lone column stays a comma
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        return _csv_rows(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), shown)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _csv_rows(reader: Any, shown: str) -> list[Row]:
+    rows: list[Row] = []
+    columns: list[str] = []
+    while True:
+        line = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise RequestError.of(
+                f"{shown}, line {line}: not valid CSV ({error})",
+                "a row that cannot be read must not be guessed at",
+                "repair the line; a quote inside a quoted field is written twice",
+            ) from None
+        if fields is None:
+            return rows
+        if not fields:
+            continue
+        if not columns:
+            columns = [name.strip() for name in fields]
+            if len(set(columns)) < len(columns):
+                raise RequestError.of(
+                    f"{shown}: the header names a column twice ({', '.join(columns)})",
+                    "one value would hide the other",
+                    "rename or remove one of the columns",
+                )
+            continue
+        if len(fields) > len(columns):
+            raise RequestError.of(
+                f"{shown}, line {line}: {len(fields)} fields under {len(columns)} columns ({', '.join(columns)})",
+                "the delimiter probably stands unquoted inside a text",
+                "put double quotes around fields that hold the delimiter",
+            )
+        padded = fields + [None] * (len(columns) - len(fields))
+        rows.append(Row(dict(zip(columns, padded, strict=True)), shown, line, "line"))
+
+
+def _read_parquet(path: Path, shown: str) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        items = pq.read_table(path).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise RequestError.of(
+            f"{shown}: not a readable Parquet file",
+            str(error).splitlines()[0],
+            "write or download the file again",
+        ) from None
+    return [Row(item, shown, number) for number, item in enumerate(items, 1)]
+
+
+def _broken(shown: str, line: int, error: json.JSONDecodeError) -> RequestError:
+    return RequestError.of(
+        f"{shown}, line {line}: not valid JSON ({error.msg}, column {error.colno})",
+        "a row that cannot be read must not be guessed at",
+        "repair or remove that line",
+    )
+
+
+def _not_an_object(where: str, item: Any) -> RequestError:
+    return RequestError.of(
+        f"{where}: a {_kind(item)}",
+        "each row is an object with named columns",
+        'write it as `{"column": value, ...}`',
+    )
+
+
+def _kind(value: Any) -> str:
+    return {"str": "text", "list": "list", "dict": "object", "NoneType": "null"}.get(
+        type(value).__name__, type(value).__name__
+    )

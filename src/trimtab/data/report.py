@@ -1,0 +1,95 @@
+"""What was done to the data, for people (`lines`) and for JSON (`as_dict`). Only keeps and prints numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Token counts of the rows as they are, before anything is cut."""
+
+    min: int
+    median: int
+    p95: int
+    max: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Lengths:
+        ordered = sorted(lengths)
+        last = len(ordered) - 1
+        return cls(ordered[0], ordered[last // 2], ordered[round(last * 0.95)], ordered[-1])
+
+
+@dataclass
+class SourceReport:
+    """One source: where its rows came from, what they were taken for, and what became of them."""
+
+    source: str
+    files: list[str]
+    cache: str | None
+    format: str
+    format_reason: str
+    rows_read: int
+    rows_kept: int
+    dropped: dict[str, int]
+    first_dropped: dict[str, str]
+    changed: dict[str, int]
+    unused_columns: list[str]
+    lengths: Lengths
+    cut: int
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self, label: str) -> list[str]:
+        where = f"; {self.cache}" if self.cache else ""
+        count = f", {len(self.files)} files" if len(self.files) > 1 else ""
+        lines = [f"{label}: {self.source}{count}{where}", f"  format: {self.format} ({self.format_reason})"]
+        if self.unused_columns:
+            lines.append(f"  columns not used: {', '.join(self.unused_columns)}")
+        lines.append(f"  rows: {self.rows_read:,} read, {self.rows_kept:,} kept")
+        for reason, number in self.dropped.items():
+            lines.append(f"    dropped {number:,}: {reason} (first: {self.first_dropped[reason]})")
+        for change, number in self.changed.items():
+            lines.append(f"    {number:,} × {change}")
+        size = self.lengths
+        lines.append(f"  tokens a row: {size.min} to {size.max}, median {size.median}, 95 % up to {size.p95}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return lines
+
+
+@dataclass
+class DataReport:
+    """The whole: the source, the evaluation source if there is one, and the rows that training gets."""
+
+    train: SourceReport
+    eval: SourceReport | None
+    rows_train: int
+    rows_eval: int
+    split: str
+    tokens: int
+    trained_tokens: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def trained_share(self) -> float:
+        """Share of the training tokens that the loss is computed on."""
+        return self.trained_tokens / self.tokens if self.tokens else 0.0
+
+    def lines(self) -> list[str]:
+        """The report, to print."""
+        lines = self.train.lines("data")
+        if self.eval is not None:
+            lines += self.eval.lines("evaluation data")
+        lines.append(
+            f"split: {self.rows_train:,} rows to train on, {self.rows_eval:,} held out ({self.split})"
+        )
+        lines.append(
+            f"loss on {self.trained_tokens:,} of {self.tokens:,} training tokens ({self.trained_share:.0%})"
+        )
+        return lines + [f"note: {note}" for note in self.notes]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report, for JSON."""
+        return {**asdict(self), "trained_share": round(self.trained_share, 4)}

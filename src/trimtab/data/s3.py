@@ -1,0 +1,310 @@
+"""Fetches files from an S3-compatible store (AWS, R2, MinIO) into a cache that is keyed by etag.
+
+Credentials come from the environment or the usual AWS chain, and only when a source is remote. No message or log
+line of this module ever holds one: errors carry the store's error code, never its text or the request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from trimtab.errors import RequestError
+
+T = TypeVar("T")
+
+# Enough for a slow link; an address that nobody answers on should not hold a user for minutes.
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 60
+_ATTEMPTS = 2
+
+_KEY_CODES = {
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "InvalidClientTokenId",
+    "ExpiredToken",
+    "InvalidToken",
+}
+_DENIED_CODES = {
+    "AccessDenied",
+    "Forbidden",
+    "403",
+    "AllAccessDisabled",
+    "AccountProblem",
+    "Unauthorized",
+    "401",
+}
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """An object in the store, and the file that holds its bytes here."""
+
+    address: str
+    path: Path
+    from_cache: bool
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What every error names: the setting, the address and the endpoint; never a credential."""
+
+    setting: str
+    address: str
+    endpoint: str | None
+
+    @property
+    def bucket(self) -> str:
+        return self.address.removeprefix("s3://").partition("/")[0]
+
+    @property
+    def store(self) -> str:
+        return self.endpoint or "AWS S3"
+
+    def error(self, found: str, why: str, change: str) -> RequestError:
+        return RequestError.of(f"{self.setting}={self.address} at {self.store}: {found}", why, change)
+
+
+def fetch(
+    address: str,
+    *,
+    endpoint_url: str | None,
+    cache: Path,
+    choose: Callable[[list[str]], list[str]],
+    setting: str = "data.source",
+) -> list[RemoteFile]:
+    """Download `s3://bucket/key`, or what `choose` picks of the keys under `s3://bucket/prefix`.
+
+    A file whose etag is already in the cache is not downloaded again.
+    """
+    endpoint = (
+        endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+    )
+    _refuse_embedded_credentials(address, endpoint, setting)
+    place = _Place(setting, address, endpoint)
+    path = address.removeprefix("s3://").strip("/")
+    if not path or address.startswith("s3:///"):
+        raise place.error("no bucket", "an address is `s3://bucket/key`", f"name the bucket in {setting}")
+    fs = _connect(place)
+    entries = _list(fs, path, place)
+    if list(entries) != [path]:
+        chosen = choose(list(entries))
+        entries = {name: entries[name] for name in chosen}
+    return [_download(fs, name, info, cache, place) for name, info in entries.items()]
+
+
+def _refuse_embedded_credentials(address: str, endpoint: str | None, setting: str) -> None:
+    """`user:secret@host` would end up in saved configs and in the libraries' debug logs."""
+    for name, url in ((setting, address), ("data.endpoint_url or AWS_ENDPOINT_URL", endpoint or "")):
+        if "@" in urlsplit(url).netloc:
+            raise RequestError.of(
+                f"{name}: the address has credentials in it (a part before `@`)",
+                "addresses are logged and saved with the run",
+                "remove that part, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+            )
+
+
+def _connect(place: _Place) -> Any:
+    try:
+        import s3fs
+    except ImportError:
+        raise place.error(
+            "the package s3fs is not installed",
+            "reading from S3-compatible stores needs it",
+            "run `pip install trimtab[s3]`",
+        ) from None
+    client: dict[str, Any] = {}
+    config: dict[str, Any] = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "read_timeout": _READ_SECONDS,
+        "retries": {"max_attempts": _ATTEMPTS},
+    }
+    if place.endpoint:
+        # Stores on one's own host rarely answer on bucket.host; the region is signed but ignored by them.
+        config["s3"] = {"addressing_style": "path"}
+        client["endpoint_url"] = place.endpoint
+        if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+            client["region_name"] = "us-east-1"
+    try:
+        # A cached instance would keep the credentials of an earlier call.
+        fs = s3fs.S3FileSystem(client_kwargs=client, config_kwargs=config, skip_instance_cache=True)
+        fs.retries = _ATTEMPTS
+        fs.connect()
+    except ValueError:
+        raise place.error(
+            "the endpoint is not a valid URL",
+            "an endpoint is a full address such as https://ACCOUNT.r2.cloudflarestorage.com",
+            "correct data.endpoint_url or AWS_ENDPOINT_URL",
+        ) from None
+    return fs
+
+
+def _list(fs: Any, path: str, place: _Place) -> dict[str, dict[str, Any]]:
+    """The object itself, or all objects below it, by `bucket/key`."""
+    try:
+        info = _ask(lambda: fs.info(path, refresh=True), place)
+        if info["type"] == "file":
+            return {path: info}
+        below = _ask(lambda: fs.find(path, detail=True), place)
+    except PermissionError:
+        # HEAD says only "403"; listing answers with a body that holds the code.
+        bucket, _, key = path.partition("/")
+        with contextlib.suppress(PermissionError):
+            _ask(lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1), place)
+        raise _denied("403", place) from None
+    except FileNotFoundError:
+        raise _missing(fs, path, place) from None
+    files = {name: info for name, info in below.items() if info["type"] == "file" and info["size"]}
+    if not files:
+        raise _missing(fs, path, place)
+    return files
+
+
+def _missing(fs: Any, path: str, place: _Place) -> RequestError:
+    bucket, _, key = path.partition("/")
+    try:
+        page = _ask(
+            lambda: fs.call_s3(
+                "list_objects_v2", Bucket=bucket, Prefix=key.rpartition("/")[0], MaxKeys=1000, Delimiter=""
+            ),
+            place,
+        )
+    except FileNotFoundError:
+        return place.error(
+            f"there is no bucket `{bucket}`",
+            "the store answered, and does not know it",
+            "check the bucket's name, the endpoint (data.endpoint_url) and the account of the credentials",
+        )
+    except PermissionError:
+        return _denied("AccessDenied", place)
+    keys = [item["Key"] for item in page.get("Contents", [])]
+    near = get_close_matches(key, keys, n=3, cutoff=0.5) or keys[:3]
+    return place.error(
+        f"bucket `{bucket}` holds nothing at `{key}`",
+        "neither an object nor a prefix of that name is there",
+        f"near it: {', '.join(f's3://{bucket}/{name}' for name in near)}" if near else "check the key",
+    )
+
+
+def _download(fs: Any, name: str, info: dict[str, Any], cache: Path, place: _Place) -> RemoteFile:
+    """Bring one object into the cache; written beside its place and renamed, so it is whole or not there."""
+    address = f"s3://{name}"
+    # A store without etags still changes the time or the size when it changes the bytes.
+    version = str(info.get("ETag") or f"{info.get('LastModified')}-{info.get('size')}")
+    key = hashlib.sha256(f"{place.endpoint or ''}\n{name}\n{version}".encode()).hexdigest()[:32]
+    path = cache / key / re.sub(r"[^\w.-]", "_", name.rpartition("/")[2])
+    if path.is_file():
+        return RemoteFile(address, path, from_cache=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+    os.close(handle)
+    try:
+        try:
+            _ask(lambda: fs.get_file(name, scratch), place)
+        except PermissionError:
+            raise _denied("AccessDenied", place) from None
+        except FileNotFoundError:
+            raise place.error(
+                f"{address} went away while it was read", "it was listed a moment ago", "try again"
+            ) from None
+        size = os.path.getsize(scratch)
+        if size != info["size"]:
+            raise place.error(
+                f"{address} came as {size} bytes, and the store says {info['size']}",
+                "the download broke off or the object changed meanwhile",
+                "try again",
+            )
+        os.replace(scratch, path)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+    return RemoteFile(address, path, from_cache=False)
+
+
+def _ask(call: Callable[[], T], place: _Place) -> T:
+    """Run a call to the store. PermissionError and FileNotFoundError pass; the rest becomes a clear error.
+
+    `from None` everywhere: botocore's texts may quote the request, and with it a key id or a signed URL.
+    """
+    from botocore import exceptions as boto
+
+    try:
+        return call()
+    except PermissionError as error:
+        code = _code(error)
+        if code in _KEY_CODES:
+            raise _denied(code, place) from None
+        raise PermissionError(code) from None
+    except FileNotFoundError as error:
+        raise FileNotFoundError(_code(error)) from None
+    except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
+        raise place.error(
+            "no credentials found",
+            "the source is remote, and neither the environment nor the AWS configuration holds a key pair",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN for temporary ones)",
+        ) from None
+    except boto.ParamValidationError:
+        raise place.error(
+            f"`{place.bucket}` is not a valid bucket name",
+            "names have 3 to 63 letters, digits, dots and hyphens",
+            f"correct {place.setting}",
+        ) from None
+    except (boto.ProfileNotFound, boto.ConfigParseError):
+        raise place.error(
+            "the AWS configuration cannot be used",
+            "AWS_PROFILE names a profile that is not there, or ~/.aws/config cannot be parsed",
+            "correct AWS_PROFILE or the file",
+        ) from None
+    except (boto.HTTPClientError, boto.ConnectionError, ConnectionError, TimeoutError) as error:
+        raise place.error(
+            "the store cannot be reached",
+            f"the connection failed ({type(error).__name__})",
+            "check data.endpoint_url (or AWS_ENDPOINT_URL), the network and the proxy settings",
+        ) from None
+    except (boto.BotoCoreError, boto.ClientError, OSError) as error:
+        code = _code(error)
+        if code in _KEY_CODES:
+            raise _denied(code, place) from None
+        if code in _DENIED_CODES:
+            raise PermissionError(code) from None
+        if code in {"NoSuchBucket", "NoSuchKey", "404"}:
+            raise FileNotFoundError(code) from None
+        raise place.error(
+            f"the store refused the request ({code})",
+            "it answered with an error that is neither about the credentials nor about a missing object",
+            "check the bucket's name, its region (AWS_REGION) and data.endpoint_url",
+        ) from None
+
+
+def _code(error: BaseException) -> str:
+    """The store's error code, from the botocore error at the bottom of the chain; else the error's kind."""
+    seen: BaseException | None = error
+    while seen is not None:
+        response = getattr(seen, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code") or type(seen).__name__)
+        seen = seen.__cause__ or seen.__context__
+    return type(error).__name__
+
+
+def _denied(code: str, place: _Place) -> RequestError:
+    if code in _KEY_CODES:
+        return place.error(
+            f"the credentials were refused ({code})",
+            "the store does not know this key, the secret does not belong to it, or it has expired",
+            "correct AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; they must be for this store",
+        )
+    return place.error(
+        f"access was denied ({code})",
+        "the credentials may be wrong, or may not read this bucket",
+        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they allow GetObject and ListBucket on "
+        f"`{place.bucket}`",
+    )

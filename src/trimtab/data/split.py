@@ -1,0 +1,38 @@
+"""Holds rows out for evaluation, by seed. Never touches tokens, and never uses a random generator.
+
+Rows are ordered by a hash of the seed and their content, so the split is the same on every platform and Python
+version, does not depend on the order of the file, and keeps identical rows on one side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from trimtab.errors import RequestError
+
+
+def held_out(keys: Sequence[str], fraction: float, seed: int) -> set[str]:
+    """The keys to hold out: as near to `fraction` of the rows as whole rows allow, at least one, never all.
+
+    `keys` has one entry per row; equal keys are identical rows.
+    """
+    unique = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
+    if len(unique) < 2:
+        raise RequestError.of(
+            f"data.eval_fraction={fraction}: only {len(unique)} different row to split",
+            "one part is trained on and another held out, and both need a row",
+            "set data.eval_fraction=0, name a data.eval_source, or give more rows",
+        )
+    wanted = max(1, int(len(keys) * fraction + 0.5))
+    count = {key: 0 for key in unique}
+    for key in keys:
+        count[key] += 1
+    chosen: set[str] = set()
+    taken = 0
+    for key in unique[:-1]:
+        if taken >= wanted:
+            break
+        chosen.add(key)
+        taken += count[key]
+    return chosen

@@ -1,0 +1,31 @@
+"""The errors that Trimtab raises on purpose. Each carries the exit code that its verb ends with.
+
+An error text has three parts: what was asked or found, why it cannot work, what to change.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class TrimtabError(Exception):
+    """The work failed: exit code 1."""
+
+    exit_code = 1
+
+
+class RequestError(TrimtabError):
+    """The request itself cannot be met (a setting, a path, a missing column): exit code 2."""
+
+    exit_code = 2
+
+    @classmethod
+    def of(cls, found: str, why: str, change: str) -> Self:
+        """Compose the usual three-part message."""
+        return cls(f"{found}\n  why: {why}\n  change: {change}")
+
+
+class UnknownOutcome(TrimtabError):
+    """Could not tell whether the thing asked about holds: exit code 3."""
+
+    exit_code = 3

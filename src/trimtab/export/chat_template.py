@@ -1,0 +1,300 @@
+"""Turns a model's Jinja chat template into an Ollama TEMPLATE, and proves on conversations that they agree.
+
+The Jinja template is probed with marked messages: what it writes before, between and after them is all that is
+learnt of it. A template that cannot be expressed is an error that shows the conversation that differs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from trimtab.errors import RequestError
+from trimtab.export import gotemplate
+from trimtab.export.gguf_vocab import adds_bos
+
+Message = dict[str, str]
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
+OPENINGS = ([USER], [SYSTEM, USER])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OllamaChat:
+    """What a Modelfile says about conversations."""
+
+    template: str
+    stops: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaps:
+    """What the Jinja template writes around contents, without a BOS that llama.cpp adds by itself."""
+
+    before: dict[str, str]
+    """First role -> text before the first content."""
+    between: dict[tuple[str, str], str]
+    """Two neighbouring roles -> text between their contents."""
+    after: dict[str, str]
+    """Last role -> text after the last content."""
+    prompt: dict[str, str]
+    """Last role -> text after the last content when an answer is asked for."""
+
+
+def ollama_chat(tokenizer: Any) -> OllamaChat:
+    """Derive TEMPLATE and stop strings from the tokenizer's chat template, checked against it."""
+    jinja = _Jinja(tokenizer)
+    gaps = _probe(jinja)
+    candidates = [_by_role(gaps, tool=True), _by_role(gaps, tool=False), _by_gap(gaps)]
+    difference = system_note = ""
+    for openings in (OPENINGS, OPENINGS[:1]):
+        for template in filter(None, candidates):
+            differs = _difference(jinja, template, gaps, openings)
+            if not differs:
+                notes = [system_note, *_notes(jinja, template, gaps)]
+                return OllamaChat(
+                    template=template, stops=_stops(tokenizer, gaps), notes=[note for note in notes if note]
+                )
+            difference = differs
+        system_note = f"with a system message prompts differ from training:\n{difference}"
+    raise RequestError.of(
+        "the model's chat template cannot be written as an Ollama TEMPLATE",
+        f"prompts would differ from those of training:\n{difference}",
+        "use --to gguf (the file carries the Jinja template for llama.cpp), or set a simpler model.chat_template",
+    )
+
+
+class _Jinja:
+    """The training template, as a function of messages; the BOS that llama.cpp adds is taken off."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.bos = tokenizer.bos_token if adds_bos(tokenizer) else ""
+        self.takes_system = True
+        probe = conversation(SYSTEM, USER)
+        self.takes_system = self.refusal(probe) is None and probe[0]["content"] in self(probe, ask=False)
+
+    def __call__(self, messages: Sequence[Message], *, ask: bool) -> str:
+        if not self.takes_system and messages[0]["role"] == SYSTEM:
+            # As training data is prepared: a system text that has no place goes before the first user text.
+            first = {"role": USER, "content": messages[0]["content"] + "\n\n" + messages[1]["content"]}
+            messages = [first, *messages[2:]]
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
+        return str(text).removeprefix(self.bos)
+
+    def knows_tools(self) -> bool:
+        """Whether the template writes descriptions of tools that it is given."""
+        tool = {"type": "function", "function": {"name": "probe_tool", "description": "", "parameters": {}}}
+        return "probe_tool" in self.tokenizer.apply_chat_template(
+            conversation(USER), tools=[tool], tokenize=False
+        )
+
+    def refusal(self, messages: Sequence[Message]) -> str | None:
+        """Why the template does not take such a conversation (templates refuse roles by raising); None if it does."""
+        import jinja2
+
+        try:
+            self(messages, ask=False)
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            return str(error) or type(error).__name__
+        return None
+
+
+def conversation(*roles: str, mark: str = "") -> list[Message]:
+    """A conversation of these roles with contents that occur nowhere else."""
+    return [{"role": role, "content": f"{mark}{role}{i}{mark}"} for i, role in enumerate(roles)]
+
+
+def _probe(jinja: _Jinja) -> Gaps:
+    mark = f"⟦{os.urandom(4).hex()}⟧"
+    found = Gaps(before={}, between={}, after={}, prompt={})
+    if refusal := jinja.refusal(conversation(USER, ASSISTANT, USER)):
+        raise RequestError.of(
+            "the model's chat template refuses a plain user-assistant-user conversation",
+            refusal,
+            "set model.chat_template to one that takes user and assistant turns",
+        )
+    for opening in OPENINGS:
+        roles = [*opening, ASSISTANT, USER]
+        _record(jinja, found, roles, mark)
+        _record(jinja, found, roles[:-1], mark)
+        _record(jinja, found, roles[:-2], mark)
+    roles = [USER, ASSISTANT, TOOL, ASSISTANT]
+    if jinja.refusal(conversation(*roles)) is None:
+        _record(jinja, found, roles[:-1], mark)
+        _record(jinja, found, roles, mark)
+    return found
+
+
+def _record(jinja: _Jinja, found: Gaps, roles: Sequence[str], mark: str) -> None:
+    """Render one marked conversation and note its gaps; an earlier observation is kept."""
+    messages = conversation(*roles, mark=mark)
+    for ask, tail in ((False, found.after), (True, found.prompt)):
+        rest, gaps = jinja(messages, ask=ask), []
+        for message in messages:
+            gap, marked, rest = rest.partition(message["content"])
+            if not marked:
+                return  # content left out or rewritten, as tool answers are in some templates
+            gaps.append(gap)
+        if not ask:
+            found.before.setdefault(roles[0], gaps[0])
+            for pair, gap in zip(pairwise(roles), gaps[1:], strict=True):
+                found.between.setdefault(pair, gap)
+        tail.setdefault(roles[-1], rest)
+
+
+def _by_role(gaps: Gaps, *, tool: bool) -> str | None:
+    """A TEMPLATE in which each role has its own text before and after; None when the gaps do not factor so."""
+    if (SYSTEM, USER) not in gaps.between:
+        return None
+    answer_end, user_end = gaps.after[ASSISTANT], gaps.after[USER]
+    user_start = _minus_prefix(gaps.between[ASSISTANT, USER], answer_end)
+    answer_start = _minus_prefix(gaps.between[USER, ASSISTANT], user_end)
+    ask = _minus_prefix(gaps.prompt[USER], user_end)
+    if user_start is None or answer_start is None or ask is None:
+        return None
+    default = _minus_suffix(gaps.before[USER], user_start)
+    if default is None:
+        return None
+    system_end = _minus_suffix(gaps.between[SYSTEM, USER], user_start)
+    if system_end is None:
+        return None
+    branches = [(SYSTEM, gaps.before[SYSTEM], system_end)]
+    branches.append((USER, user_start, user_end))
+    if tool:
+        tool_start = _minus_prefix(gaps.between.get((ASSISTANT, TOOL), ""), answer_end)
+        if not tool_start or gaps.prompt.get(TOOL) != gaps.after[TOOL] + ask:
+            return None
+        branches.append((TOOL, tool_start, gaps.after[TOOL]))
+
+    text = gotemplate.literal
+    parts = ["{{ range $i, $_ := .Messages }}", "{{ $last := eq (len (slice $.Messages $i)) 1 }}"]
+    if default:
+        parts.append('{{ if and (eq $i 0) (ne .Role "system") }}' + text(default) + "{{ end }}")
+    for i, (role, start, end) in enumerate(branches):
+        parts.append(f'{{{{ {"else " if i else ""}if eq .Role "{role}" }}}}')
+        parts.append(text(start) + "{{ .Content }}" + text(end))
+    # An answer that stands last is being continued: it has no end yet.
+    parts.append('{{ else if eq .Role "assistant" }}' + text(answer_start) + "{{ .Content }}")
+    parts.append("{{ if not $last }}" + text(answer_end) + "{{ end }}{{ end }}")
+    parts.append('{{ if and $last (ne .Role "assistant") }}' + text(ask) + "{{ end }}{{ end }}")
+    return "".join(parts)
+
+
+def _by_gap(gaps: Gaps) -> str | None:
+    """A TEMPLATE for templates that weave turns together (a system text inside the first user turn).
+
+    It holds for conversations that alternate, as such templates demand.
+    """
+    if (SYSTEM, USER) not in gaps.between:
+        return None
+    text = gotemplate.literal
+    start = text(gaps.before[USER])
+    if gaps.before[SYSTEM] != gaps.before[USER]:
+        start = '{{ if eq .Role "system" }}' + text(gaps.before[SYSTEM]) + "{{ else }}" + start + "{{ end }}"
+    after_user = text(gaps.between[USER, ASSISTANT])
+    if gaps.prompt[USER] != gaps.between[USER, ASSISTANT]:
+        after_user = "{{ if $last }}" + text(gaps.prompt[USER]) + "{{ else }}" + after_user + "{{ end }}"
+    parts = [
+        "{{ range $i, $_ := .Messages }}{{ $last := eq (len (slice $.Messages $i)) 1 }}",
+        "{{ if eq $i 0 }}" + start + "{{ end }}{{ .Content }}",
+        '{{ if eq .Role "user" }}' + after_user,
+        '{{ else if eq .Role "system" }}' + text(gaps.between[SYSTEM, USER]),
+        "{{ else if not $last }}" + text(gaps.between[ASSISTANT, USER]) + "{{ end }}{{ end }}",
+    ]
+    return "".join(parts)
+
+
+def _difference(jinja: _Jinja, template: str, gaps: Gaps, openings: Sequence[list[str]]) -> str:
+    """Compare both templates on conversations; the first difference as text, empty when there is none."""
+    turns = [[*opening, *[ASSISTANT, USER] * count] for opening in openings for count in range(4)]
+    if f'"{TOOL}"' in template:
+        turns += [
+            [USER, ASSISTANT, TOOL],
+            [USER, ASSISTANT, TOOL, TOOL],
+            [USER, ASSISTANT, TOOL, ASSISTANT, USER],
+        ]
+    for roles in turns:
+        for messages in (conversation(*roles), _awkward(roles)):
+            wanted, got = jinja(messages, ask=True), gotemplate.render(template, messages)
+            if wanted != got:
+                return _show(roles, wanted, got)
+            answered = [*messages, {"role": ASSISTANT, "content": "An answer."}]
+            # Training text is prompt, answer, end; a continued answer stops before the end.
+            trained, continued = jinja(answered, ask=False), gotemplate.render(template, answered)
+            if not trained.startswith(wanted) or not trained.endswith("An answer." + gaps.after[ASSISTANT]):
+                return _show([*roles, ASSISTANT], trained, wanted + "An answer." + gaps.after[ASSISTANT])
+            if continued + gaps.after[ASSISTANT] != trained and wanted + "An answer." != continued:
+                return _show([*roles, ASSISTANT], trained, continued + gaps.after[ASSISTANT])
+    return ""
+
+
+def _awkward(roles: Sequence[str]) -> list[Message]:
+    """Contents that trip template engines: braces, quotes, newlines inside, other scripts."""
+    contents = [
+        '{{ .Role }} {% raw %} "quoted" \\n',
+        "two\n\nlines\tand a tab",
+        "Größe: 3 € — 東京 🙂",
+        "<b>&amp;</b>",
+    ]
+    return [{"role": role, "content": contents[i % len(contents)]} for i, role in enumerate(roles)]
+
+
+def _show(roles: Sequence[str], wanted: str, got: str) -> str:
+    lines = difflib.ndiff([repr(wanted)], [repr(got)])
+    return f"    conversation: {', '.join(roles)}\n" + "\n".join(f"    {line.rstrip()}" for line in lines)
+
+
+def _stops(tokenizer: Any, gaps: Gaps) -> list[str]:
+    """Strings that end an answer: the end of an answer in training, EOS, and for plain-text templates the next turn."""
+    end = gaps.after[ASSISTANT].strip()
+    specials = [str(token) for token in tokenizer.get_added_vocab()]
+    ending = max((s for s in specials if end.startswith(s)), key=len, default="")
+    stops = [ending or end, tokenizer.eos_token or ""]
+    start = gaps.between[ASSISTANT, USER].removeprefix(gaps.after[ASSISTANT]).strip()
+    if start and not any(special in start for special in specials):
+        stops.append(start.splitlines()[0])
+    return [stop for stop in dict.fromkeys(stops) if stop]
+
+
+def _notes(jinja: _Jinja, template: str, gaps: Gaps) -> list[str]:
+    """What the training template does beyond turns, and a TEMPLATE cannot."""
+    notes = []
+    asked = conversation(USER)
+    answered = [*asked, {"role": ASSISTANT, "content": "An answer."}]
+    opening = jinja(answered, ask=False).removeprefix(jinja(asked, ask=True)).partition("An answer.")[0]
+    if opening.strip():
+        notes.append(f"in training every answer began with {opening!r}: the model writes it itself")
+    spaced = [{"role": USER, "content": "  spaced  "}]
+    if jinja(spaced, ask=True) != gotemplate.render(template, spaced):
+        notes.append("the training template trims white space around messages; Ollama passes it on")
+    thought = [
+        {"role": USER, "content": "a"},
+        {"role": ASSISTANT, "content": "<think>\nb\n</think>\n\nc"},
+        {"role": USER, "content": "d"},
+    ]
+    if jinja(thought, ask=True) != gotemplate.render(template, thought):
+        notes.append("the training template drops <think>…</think> from earlier answers; Ollama passes it on")
+    if "strftime_now" in (jinja.tokenizer.chat_template or ""):
+        notes.append("the training template writes today's date; TEMPLATE keeps the date of this export")
+    if TOOL in gaps.after and f'"{TOOL}"' not in template:
+        notes.append(
+            "TEMPLATE leaves tool answers out: the training template writes several at once in a way of its own"
+        )
+    if jinja.knows_tools():
+        notes.append(
+            "TEMPLATE passes no tool descriptions and no tool calls on, as the training template does"
+        )
+    return notes
+
+
+def _minus_prefix(text: str, prefix: str) -> str | None:
+    return text[len(prefix) :] if text.startswith(prefix) else None
+
+
+def _minus_suffix(text: str, suffix: str) -> str | None:
+    return text[: len(text) - len(suffix)] if text.endswith(suffix) else None

@@ -1,0 +1,117 @@
+"""The LoRA alone as a GGUF adapter, to be loaded over the base model's own GGUF file.
+
+It never merges: what is written is A and B as trained.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from trimtab.errors import RequestError
+from trimtab.export.gguf_model import gguf_name, heads_to_interleave, interleave, shape_of
+from trimtab.export.tensors import FILE_TYPES, Entry, check_format, write_gguf
+from trimtab.export.weights import folder_entries
+
+LORA_NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+
+
+def write_adapter(
+    target: Path,
+    adapter: Path,
+    config: Any,
+    *,
+    dtype: str,
+    name: str,
+    base_model: str | None = None,
+    progress: bool = False,
+) -> list[str]:
+    """Write a PEFT LoRA folder as a GGUF adapter for a model of `config`'s architecture. Returns notes."""
+    check_format(dtype)
+    shape = shape_of(config)
+    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    _check_plain_lora(settings, adapter)
+    alpha = float(settings["lora_alpha"])
+
+    writer = gguf.GGUFWriter(None, shape.arch)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_name(name)
+    if base_model:
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, base_model)
+    writer.add_file_type(FILE_TYPES[dtype])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+
+    tensors = []
+    for entry in folder_entries(adapter):
+        match = LORA_NAME.fullmatch(entry.name)
+        if match is None:
+            raise RequestError.of(
+                f"{adapter}: tensor {entry.name} is not a LoRA matrix of a linear layer",
+                "a GGUF adapter holds pairs A and B only",
+                "merge it: --to gguf without --adapter-only",
+            )
+        module, side = match.groups()
+        base_name = gguf_name(f"{module}.weight")
+        if base_name == "token_embd.weight" or (base_name == "output.weight" and shape.tied):
+            raise RequestError.of(
+                f"{adapter}: an adapter on {module}",
+                "llama.cpp cannot load it",
+                "--to gguf without --adapter-only",
+            )
+        heads = heads_to_interleave(base_name, shape) if side == "B" else 0
+        # llama.cpp scales by alpha / rank; whatever else PEFT multiplies by goes into B.
+        factor = _scale(settings, module, alpha) if side == "B" else 1.0
+        tensors.append(
+            Entry(
+                name=f"{base_name}.lora_{side.lower()}", shape=entry.shape, load=_loader(entry, heads, factor)
+            )
+        )
+    fell_back = write_gguf(target, writer, tensors, dtype, progress=progress)
+    return [f"{len(fell_back)} of {len(tensors)} adapter matrices are f16, not q8_0"] if fell_back else []
+
+
+def _loader(entry: Entry, heads: int, factor: float) -> Any:
+    def load() -> Any:
+        tensor = entry.load().float() * factor
+        return interleave(tensor, heads) if heads else tensor
+
+    return load
+
+
+def _scale(settings: dict[str, Any], module: str, alpha: float) -> float:
+    """PEFT's scale of this module, relative to the alpha / rank that llama.cpp will apply."""
+    own_alpha = float(_by_pattern(settings.get("alpha_pattern"), module, settings["lora_alpha"]))
+    rank = int(_by_pattern(settings.get("rank_pattern"), module, settings["r"]))
+    wanted = own_alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return wanted * rank / alpha
+
+
+def _by_pattern(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _check_plain_lora(settings: dict[str, Any], adapter: Path) -> None:
+    unusual = [
+        key for key in ("use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias") if settings.get(key)
+    ]
+    if settings.get("peft_type") != "LORA":
+        unusual.append(f"peft_type={settings.get('peft_type')}")
+    if settings.get("bias", "none") != "none":
+        unusual.append(f"bias={settings['bias']}")
+    if unusual:
+        raise RequestError.of(
+            f"{adapter / 'adapter_config.json'}: {', '.join(unusual)}",
+            "a GGUF adapter holds plain LoRA matrices only",
+            "merge it: --to gguf without --adapter-only",
+        )

@@ -1,0 +1,257 @@
+"""Renders the part of Go's text/template that our Modelfiles use, to check them without Ollama.
+
+Known: text, trim markers, comments, `if`/`else if`/`else`, `range`, variables, fields, parentheses, and the
+functions and, or, not, eq, ne, len, slice, index. Anything else is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ACTION = re.compile(
+    r"\{\{(-\s)?(?P<body>(?:\s*/\*.*?\*/\s*|\"(?:\\.|[^\"\\])*\"|`[^`]*`|(?!-?\}\})[^\"`])*?)(\s-)?\}\}", re.S
+)
+TOKEN = re.compile(
+    r"""\s*(?:(?P<string>"(?:\\.|[^"\\])*"|`[^`]*`)|(?P<number>-?\d+)|(?P<assign>:=|=)|(?P<punct>[(),|])
+    |(?P<path>\$\w*(?:\.\w+)*|(?:\.\w+)+|\.)|(?P<word>[A-Za-z_]\w*))""",
+    re.X,
+)
+SPACE = " \t\r\n"
+
+
+class GoTemplateError(ValueError):
+    """The template is not valid, or uses what this renderer does not know."""
+
+
+@dataclass(frozen=True)
+class Token:
+    kind: str
+    text: str
+
+
+@dataclass
+class Node:
+    """A piece of the template: `text`, `print`, `set`, `if` or `range`."""
+
+    kind: str
+    text: str = ""
+    names: list[str] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    body: list[Node] = field(default_factory=list)
+    other: list[Node] = field(default_factory=list)
+
+
+def render(template: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """The prompt that Ollama makes of a conversation ({role, content} each) with this TEMPLATE."""
+    system, collated = collate(messages)
+    data = {"System": system, "Messages": [{"Role": m["role"], "Content": m["content"]} for m in collated]}
+    return execute(template, data)
+
+
+def collate(messages: Sequence[Mapping[str, str]]) -> tuple[str, list[dict[str, str]]]:
+    """What Ollama does first: neighbours of one role become one message; all system texts are gathered."""
+    out: list[dict[str, str]] = []
+    for message in messages:
+        if out and out[-1]["role"] == message["role"] != "tool":
+            out[-1]["content"] += "\n\n" + message["content"]
+        else:
+            out.append({"role": message["role"], "content": message["content"]})
+    return "\n\n".join(m["content"] for m in messages if m["role"] == "system"), out
+
+
+def execute(template: str, data: Any) -> str:
+    """Render with `data` as the dot and as `$`."""
+    pieces: list[str] = []
+    _run(parse(template), data, {"$": data}, pieces)
+    return "".join(pieces)
+
+
+def literal(text: str) -> str:
+    """Template source that renders as exactly this text."""
+    return text.replace("{{", '{{ "{{" }}')
+
+
+def parse(template: str) -> list[Node]:
+    """The template as a tree."""
+    root: list[Node] = []
+    # Each frame: the list that is being filled, and the open `if`/`range` node (None at the root).
+    frames: list[tuple[list[Node], Node | None]] = [(root, None)]
+    position, trim_next = 0, False
+    for match in ACTION.finditer(template):
+        _add_text(frames[-1][0], template[position : match.start()], trim_next, bool(match.group(1)))
+        position, trim_next = match.end(), bool(match.group(3))
+        body = match.group("body").strip()
+        if not body.startswith("/*"):
+            _add_action(frames, body)
+    _add_text(frames[-1][0], template[position:], trim_next, False)
+    if len(frames) > 1:
+        raise GoTemplateError("unexpected end of template: an {{ if }} or {{ range }} is not closed")
+    return root
+
+
+def _add_text(into: list[Node], text: str, trim_left: bool, trim_right: bool) -> None:
+    if "{{" in text:
+        raise GoTemplateError(f"unclosed action in {text!r}")
+    text = text.lstrip(SPACE) if trim_left else text
+    text = text.rstrip(SPACE) if trim_right else text
+    if text:
+        into.append(Node("text", text=text))
+
+
+def _add_action(frames: list[tuple[list[Node], Node | None]], body: str) -> None:
+    tokens = _lex(body)
+    word = tokens[0].text if tokens and tokens[0].kind == "word" else ""
+    into, opened = frames[-1]
+    if word in ("if", "range"):
+        names, rest = _assignment(tokens[1:])
+        node = Node(word, names=names, tokens=rest)
+        into.append(node)
+        frames.append((node.body, node))
+    elif word == "else":
+        if opened is None or into is opened.other:
+            raise GoTemplateError("{{ else }} without {{ if }}")
+        frames[-1] = (opened.other, opened)
+        if len(tokens) > 1:
+            if tokens[1].text != "if":
+                raise GoTemplateError(f"unknown action {body!r}")
+            chained = Node("if", tokens=tokens[2:])
+            opened.other.append(chained)
+            # The one {{ end }} closes the whole chain, so the inner `if` takes the frame's place.
+            frames[-1] = (chained.body, chained)
+    elif word == "end":
+        if opened is None:
+            raise GoTemplateError("{{ end }} without {{ if }} or {{ range }}")
+        frames.pop()
+    else:
+        names, rest = _assignment(tokens)
+        into.append(Node("set" if names else "print", names=names, tokens=rest))
+
+
+def _lex(body: str) -> list[Token]:
+    tokens, position = [], 0
+    while position < len(body.rstrip()):
+        match = TOKEN.match(body, position)
+        if match is None or match.lastgroup is None:
+            raise GoTemplateError(f"cannot read {body[position:]!r}")
+        tokens.append(Token(match.lastgroup, match.group(match.lastgroup)))
+        position = match.end()
+    return tokens
+
+
+def _assignment(tokens: list[Token]) -> tuple[list[str], list[Token]]:
+    """Split `$i, $x := pipeline` into its names and the pipeline."""
+    for i, token in enumerate(tokens):
+        if token.kind == "assign":
+            if token.text != ":=":
+                raise GoTemplateError("assignment to an existing variable is not supported here")
+            return [t.text for t in tokens[:i] if t.kind == "path"], tokens[i + 1 :]
+    return [], tokens
+
+
+def _run(nodes: list[Node], dot: Any, variables: dict[str, Any], out: list[str]) -> None:
+    scope = dict(variables)
+    for node in nodes:
+        if node.kind == "text":
+            out.append(node.text)
+            continue
+        value = _evaluate(node.tokens, dot, scope)
+        if node.kind == "print":
+            out.append(_printed(value))
+        elif node.kind == "set":
+            scope[node.names[0]] = value
+        elif node.kind == "if":
+            inner = {**scope, node.names[0]: value} if node.names else scope
+            _run(node.body if _true(value) else node.other, dot, inner, out)
+        else:
+            for i, item in enumerate(value):
+                bound = dict(zip(node.names, (i, item) if len(node.names) == 2 else (item,), strict=False))
+                _run(node.body, item, {**scope, **bound}, out)
+            if not value:
+                _run(node.other, dot, scope, out)
+
+
+def _evaluate(tokens: list[Token], dot: Any, scope: dict[str, Any]) -> Any:
+    value, rest = _command(tokens, dot, scope)
+    if rest:
+        raise GoTemplateError(f"unexpected {rest[0].text!r}")
+    return value
+
+
+def _command(tokens: list[Token], dot: Any, scope: dict[str, Any]) -> tuple[Any, list[Token]]:
+    if not tokens:
+        raise GoTemplateError("missing value")
+    if tokens[0].kind != "word" or tokens[0].text in ("true", "false", "nil"):
+        return _operand(tokens, dot, scope)
+    name, rest = tokens[0].text, tokens[1:]
+    arguments = []
+    while rest and rest[0].text != ")":
+        value, rest = _operand(rest, dot, scope)
+        arguments.append(value)
+    return _call(name, arguments), rest
+
+
+def _operand(tokens: list[Token], dot: Any, scope: dict[str, Any]) -> tuple[Any, list[Token]]:
+    token, rest = tokens[0], tokens[1:]
+    if token.kind == "string":
+        return (token.text[1:-1] if token.text[0] == "`" else json.loads(token.text)), rest
+    if token.kind == "number":
+        return int(token.text), rest
+    if token.kind == "path":
+        return _field(token.text, dot, scope), rest
+    if token.text == "(":
+        value, rest = _command(rest, dot, scope)
+        if not rest or rest[0].text != ")":
+            raise GoTemplateError("missing )")
+        return value, rest[1:]
+    if token.text in ("true", "false", "nil"):
+        return {"true": True, "false": False, "nil": None}[token.text], rest
+    raise GoTemplateError(f"unexpected {token.text!r}")
+
+
+def _field(path: str, dot: Any, scope: dict[str, Any]) -> Any:
+    head, *names = path.split(".")
+    if head and head not in scope:
+        raise GoTemplateError(f"undefined variable {head}")
+    value = scope[head] if head else dot
+    for name in filter(None, names):
+        if not isinstance(value, Mapping) or name not in value:
+            raise GoTemplateError(f"no field {name} in {path}")
+        value = value[name]
+    return value
+
+
+def _call(name: str, arguments: list[Any]) -> Any:
+    match name, arguments:
+        case "and", [*_, last]:
+            return next((a for a in arguments if not _true(a)), last)
+        case "or", [*_, last]:
+            return next((a for a in arguments if _true(a)), last)
+        case "not", [value]:
+            return not _true(value)
+        case "eq", [first, second, *more]:
+            return any(first == other for other in (second, *more))
+        case "ne", [first, second]:
+            return first != second
+        case "len", [value]:
+            return len(value)
+        case "slice", [value, start]:
+            return value[start:]
+        case "index", [value, where]:
+            return value[where]
+    raise GoTemplateError(f"unknown call {name} with {len(arguments)} arguments")
+
+
+def _true(value: Any) -> bool:
+    return bool(value)
+
+
+def _printed(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise GoTemplateError(f"cannot print a {type(value).__name__}")

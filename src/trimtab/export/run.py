@@ -1,0 +1,307 @@
+"""`export_run`: what a finished run made, in the form that others use. Never changes the run itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trimtab.errors import RequestError
+from trimtab.export.files import readable_size
+
+if TYPE_CHECKING:
+    from trimtab.config import Config
+
+KINDS = ("merged", "gguf", "adapter-gguf", "ollama")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """A run folder whose training has ended."""
+
+    folder: Path
+    config: Config
+    weights: Path
+    """`adapter/` for method lora, `model/` for method full."""
+
+    @property
+    def lora(self) -> bool:
+        return self.config.method == "lora"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """What was written, and what the user should know of it."""
+
+    kind: str
+    folder: Path
+    files: list[Path]
+    notes: list[str] = field(default_factory=list)
+    command: str | None = None
+    """The `ollama create` command, for kind ollama."""
+    created: bool = False
+    """Whether that command was run."""
+
+    def lines(self) -> list[str]:
+        """Text to print."""
+        out = [f"{file}  {readable_size(file.stat().st_size)}" for file in self.files]
+        out += [f"note: {note}" for note in self.notes]
+        if self.command:
+            out.append(
+                f"made with: {self.command}"
+                if self.created
+                else f"ollama is not here; to make the model: {self.command}"
+            )
+        return out
+
+
+def read_run(run_dir: Path) -> FinishedRun:
+    """Open a run folder, or raise RequestError that names everything that is missing."""
+    if not run_dir.is_dir():
+        raise RequestError.of(
+            f"{run_dir}: no such run folder",
+            "an export reads what a training run kept",
+            "give the run's output_dir",
+        )
+    if not (run_dir / "config.yaml").is_file():
+        raise RequestError.of(
+            f"{run_dir}: no config.yaml",
+            "a run keeps its settings there, so this is no run folder",
+            "give the folder that `trimtab train` printed",
+        )
+    config = _load_config(run_dir / "config.yaml")
+    if config.method == "lora":
+        weights = run_dir / "adapter"
+        needed = [weights / "adapter_config.json", weights / "adapter_model.safetensors"]
+    else:
+        weights = run_dir / "model"
+        needed = [weights / "config.json"]
+    missing = [file for file in [*needed, run_dir / "summary.json"] if not file.is_file()]
+    if config.method == "full" and not any(weights.glob("*.safetensors")):
+        missing.append(weights / "*.safetensors")
+    if missing:
+        raise RequestError.of(
+            f"{run_dir}: missing {', '.join(str(file.relative_to(run_dir)) for file in missing)}",
+            "these are written when training ends, so the run is not finished",
+            "finish it: the same `trimtab train` command with training.resume=true",
+        )
+    return FinishedRun(folder=run_dir, config=config, weights=weights)
+
+
+def export_run(
+    run_dir: Path,
+    to: str,
+    *,
+    dtype: str | None = None,
+    out: Path | None = None,
+    name: str | None = None,
+    system: str | None = None,
+    temperature: float | None = None,
+    num_ctx: int | None = None,
+    create: bool = True,
+    say: Say | None = None,
+) -> ExportResult:
+    """Export a finished run.
+
+    `to` is `merged` (a transformers folder), `gguf` (one file), `adapter-gguf` (the LoRA alone) or `ollama` (file and
+    Modelfile). `dtype` is f32, f16, bf16 or q8_0; without it a GGUF is f16 and a merged model keeps its base's.
+    """
+    if to not in KINDS:
+        raise RequestError.of(f"--to {to}", "there is no such export", f"take one of {', '.join(KINDS)}")
+    run = read_run(Path(run_dir))
+    folder = Path(out) if out is not None else run.folder / "export" / to
+    say = say or _silent
+    if to == "merged":
+        return _merged(run, folder, dtype, say)
+    if to == "adapter-gguf":
+        return _adapter(run, folder, dtype or "f16", name, say)
+    if to == "gguf":
+        return _gguf(run, folder, f"model-{dtype or 'f16'}.gguf", dtype or "f16", name, say)
+    return _ollama(
+        run,
+        folder,
+        dtype or "f16",
+        name,
+        say,
+        system=system,
+        temperature=temperature,
+        num_ctx=num_ctx,
+        create=create,
+    )
+
+
+def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> ExportResult:
+    from trimtab.export import weights
+
+    weights.check_merged_dtype(dtype)
+    if run.lora:
+        say("merging the adapter into the base model (fp32, on the CPU)")
+        model, stored = weights.merged_model(run.config, run.weights, progress=say is not _silent)
+        weights.save_merged(folder, model, run_tokenizer(run), dtype=dtype, stored=stored)
+    elif dtype is None:
+        say("copying the tuned model")
+        weights.copy_model(folder, run.weights)
+    else:
+        say(f"converting the tuned model to {dtype}")
+        model, stored = weights.full_model(run.weights)
+        weights.save_merged(folder, model, run_tokenizer(run), dtype=dtype, stored=stored)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return ExportResult(kind="merged", folder=folder, files=files)
+
+
+def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | None, say: Say) -> ExportResult:
+    from trimtab.export import weights
+    from trimtab.export.gguf_model import shape_of, write_model
+    from trimtab.export.gguf_vocab import read_vocab
+    from trimtab.export.tensors import check_format
+
+    # Everything that can be refused is refused before weights are read.
+    check_format(dtype)
+    config = model_config(run)
+    shape_of(config)
+    vocab = read_vocab(run_tokenizer(run))
+    if run.lora:
+        say("merging the adapter into the base model (fp32, on the CPU)")
+        model, _ = weights.merged_model(run.config, run.weights, progress=say is not _silent)
+        entries = weights.model_entries(model)
+    else:
+        entries = weights.folder_entries(run.weights)
+    target = folder / file
+    say(f"writing {target} ({len(entries)} tensors, {dtype})")
+    notes = write_model(
+        target,
+        config,
+        entries,
+        vocab,
+        dtype=dtype,
+        name=name or run.folder.resolve().name,
+        base_model=base_name(run),
+        license_name=license_of(run),
+        progress=say is not _silent,
+    )
+    return ExportResult(kind="gguf", folder=folder, files=[target], notes=vocab.notes + notes)
+
+
+def _adapter(run: FinishedRun, folder: Path, dtype: str, name: str | None, say: Say) -> ExportResult:
+    from trimtab.export.gguf_adapter import write_adapter
+
+    if not run.lora:
+        raise RequestError.of(
+            f"{run.folder}: method full has no adapter", "all weights were tuned", "leave --adapter-only out"
+        )
+    target = folder / f"adapter-{dtype}.gguf"
+    say(f"writing {target}")
+    notes = write_adapter(
+        target,
+        run.weights,
+        model_config(run),
+        dtype=dtype,
+        name=name or run.folder.resolve().name,
+        base_model=base_name(run),
+        progress=say is not _silent,
+    )
+    notes.append(
+        f"load it over a GGUF of the base model, {base_name(run)}: `llama-server -m BASE.gguf --lora {target.name}`"
+    )
+    return ExportResult(kind="adapter-gguf", folder=folder, files=[target], notes=notes)
+
+
+def _ollama(
+    run: FinishedRun,
+    folder: Path,
+    dtype: str,
+    name: str | None,
+    say: Say,
+    *,
+    system: str | None,
+    temperature: float | None,
+    num_ctx: int | None,
+    create: bool,
+) -> ExportResult:
+    from trimtab.export import ollama
+    from trimtab.export.chat_template import ollama_chat
+
+    name = name or ollama.model_name(run.folder.resolve().name)
+    ollama.check_name(name)
+    chat = ollama_chat(run_tokenizer(run))
+    longest = model_config(run).max_position_embeddings
+    if num_ctx is not None and not 0 < num_ctx <= longest:
+        raise RequestError.of(
+            f"num_ctx {num_ctx}", f"the model was made for 1 to {longest} tokens", "choose within"
+        )
+    text = ollama.modelfile(
+        "model.gguf",
+        chat,
+        num_ctx=num_ctx or min(longest, ollama.DEFAULT_CONTEXT),
+        temperature=temperature,
+        system=system,
+        license_name=license_of(run),
+    )
+    made = _gguf(run, folder, "model.gguf", dtype, name, say)
+    written = ollama.write_modelfile(folder, text)
+    if create:
+        say(f"ollama create {name}")
+    created = create and ollama.create(folder, name)
+    return ExportResult(
+        kind="ollama",
+        folder=folder,
+        files=[*made.files, written],
+        notes=made.notes + chat.notes,
+        command=shlex.join(ollama.create_command(folder, name)),
+        created=created,
+    )
+
+
+def run_tokenizer(run: FinishedRun) -> Any:
+    """The tokenizer that training used: the one kept with the weights, chat template and all."""
+    from transformers import AutoTokenizer
+
+    from trimtab.models import load_tokenizer
+
+    if not (run.weights / "tokenizer_config.json").is_file():
+        return load_tokenizer(run.config.model)
+    return AutoTokenizer.from_pretrained(run.weights, trust_remote_code=run.config.model.trust_remote_code)
+
+
+def model_config(run: FinishedRun) -> Any:
+    """The architecture's config, read without weights."""
+    from trimtab.export.weights import read_config
+    from trimtab.models import model_source
+
+    model = run.config.model
+    source = model_source(model) if run.lora else str(run.weights)
+    return read_config(source, model.revision if run.lora else None, model.trust_remote_code)
+
+
+def base_name(run: FinishedRun) -> str:
+    """The base model's name for metadata; of a folder only its last part."""
+    name = run.config.model.name
+    return Path(name).name if Path(name).is_dir() else name
+
+
+def license_of(run: FinishedRun) -> str | None:
+    """The base model's licence where it is known: from its model card, or the built-in model's own."""
+    from trimtab.models import builtin, model_source
+
+    if run.config.model.name == builtin.NAME:
+        return "apache-2.0"
+    card = Path(model_source(run.config.model)) / "README.md"
+    if not card.is_file():
+        return None
+    from huggingface_hub import ModelCard
+
+    found = ModelCard.load(card, ignore_metadata_errors=True).data.license
+    return found if isinstance(found, str) and found != "other" else None
+
+
+def _load_config(path: Path) -> Config:
+    from trimtab.config import load_config
+
+    return load_config(path, [])
+
+
+def _silent(text: str) -> None:
+    del text

@@ -1,0 +1,141 @@
+"""Where exported weights come from: a safetensors folder, or the base model with its LoRA merged in.
+
+Everything stays on the CPU; nothing here writes GGUF.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from trimtab.config import Config
+from trimtab.errors import RequestError
+from trimtab.export.files import whole_folder
+from trimtab.export.tensors import Entry
+
+TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+TIED_PARTS = ("lm_head", "embed_tokens")
+
+
+def folder_entries(folder: Path) -> list[Entry]:
+    """Every tensor of a folder's safetensors files; values are read only when asked for."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise RequestError.of(
+            f"{folder}: no safetensors file", "there are no weights to export", "check the folder"
+        )
+    entries = []
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                shape = tuple(tensors.get_slice(name).get_shape())
+                entries.append(Entry(name=name, shape=shape, load=_reader(file, name)))
+    return entries
+
+
+def _reader(file: Path, name: str) -> Any:
+    def load() -> torch.Tensor:
+        with safe_open(file, framework="pt") as tensors:
+            tensor: torch.Tensor = tensors.get_tensor(name)
+            return tensor
+
+    return load
+
+
+def model_entries(model: Any) -> list[Entry]:
+    """Every tensor of a model in memory."""
+    return [
+        Entry(name=name, shape=tuple(tensor.shape), load=lambda tensor=tensor: tensor)  # type: ignore[misc]
+        for name, tensor in model.state_dict().items()
+    ]
+
+
+def merged_model(config: Config, adapter: Path, *, progress: bool = False) -> tuple[Any, torch.dtype]:
+    """The base model in fp32 on the CPU with the adapter added in; and the number format the base is stored in."""
+    from peft import PeftModel
+
+    from trimtab.models import model_source
+
+    base, stored = _load(model_source(config.model), config.model.revision, config.model.trust_remote_code)
+    _check_tied(base, adapter)
+    tuned = PeftModel.from_pretrained(base, str(adapter), torch_device="cpu")
+    model = tuned.merge_and_unload(progressbar=progress and sys.stderr.isatty(), safe_merge=True)
+    model.config.use_cache = True
+    return model, stored
+
+
+def full_model(folder: Path) -> tuple[Any, torch.dtype]:
+    """A fully tuned model in fp32 on the CPU; and the number format it is stored in."""
+    return _load(str(folder), None, False)
+
+
+def read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """A model's transformers config; RequestError when the model is not there any more."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source, **_options(revision, trust_remote_code))
+    except OSError as error:
+        raise RequestError.of(
+            f"the base model {source} could not be read",
+            (str(error).strip() or type(error).__name__).splitlines()[0],
+            "an adapter is exported with the model it was trained on: put it back, or download it again",
+        ) from error
+
+
+def _options(revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    return {**options, "revision": revision} if revision else options
+
+
+def _load(source: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, torch.dtype]:
+    from transformers import AutoModelForCausalLM
+
+    stored = read_config(source, revision, trust_remote_code).dtype or torch.float32
+    # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, use_safetensors=True, **_options(revision, trust_remote_code)
+    )
+    return model.eval(), stored
+
+
+def _check_tied(model: Any, adapter: Path) -> None:
+    """A LoRA on one end of tied embeddings cannot be merged without changing the other end."""
+    if not model.config.tie_word_embeddings:
+        return
+    names = [entry.name for entry in folder_entries(adapter)]
+    found = [part for part in TIED_PARTS if any(f".{part}." in name for name in names)]
+    if found:
+        raise RequestError.of(
+            f"{adapter}: the adapter changes {' and '.join(found)} of a model with tied embeddings",
+            "merged, it would change both ends, which training did not",
+            "train with lora.targets=all-linear (it leaves the head alone)",
+        )
+
+
+def save_merged(target: Path, model: Any, tokenizer: Any, *, dtype: str | None, stored: torch.dtype) -> None:
+    """Save a model and its tokenizer; in `dtype`, else in the number format the base was stored in."""
+    with whole_folder(target) as scratch:
+        model.to(TORCH_DTYPES[dtype] if dtype else stored).save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+
+
+def copy_model(target: Path, folder: Path) -> None:
+    """Copy a fully tuned model's folder as it is."""
+    with whole_folder(target) as scratch:
+        shutil.copytree(folder, scratch, dirs_exist_ok=True)
+
+
+def check_merged_dtype(dtype: str | None) -> None:
+    """Raise RequestError for a number format that safetensors export does not write."""
+    if dtype is not None and dtype not in TORCH_DTYPES:
+        raise RequestError.of(
+            f"--dtype {dtype} with --to merged: not a number format of a transformers model",
+            "quantised formats belong to GGUF files",
+            f"take one of {', '.join(TORCH_DTYPES)}, or leave --dtype out to keep the base model's",
+        )

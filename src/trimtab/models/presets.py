@@ -1,0 +1,76 @@
+"""Architectures of well-known models, so that `plan` works for them without a network and without weights.
+
+Only shapes: no weights, no tokenizer. A preset is checked by its published parameter count in the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LLAMA_3 = {"model_type": "llama", "vocab_size": 128256, "max_position_embeddings": 131072}
+_QWEN_2 = {"model_type": "qwen2", "vocab_size": 151936, "max_position_embeddings": 32768}
+_QWEN_3 = {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
+
+
+def _shape(
+    family: dict[str, Any],
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    tied: bool,
+    **more: Any,
+) -> dict[str, Any]:
+    return {
+        **family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "tie_word_embeddings": tied,
+        **more,
+    }
+
+
+_TINYLLAMA = _shape(
+    {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 2048},
+    2048,
+    22,
+    32,
+    4,
+    5632,
+    False,
+)
+PRESETS: dict[str, dict[str, Any]] = {
+    "smollm2": _shape(
+        {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192},
+        576,
+        30,
+        9,
+        3,
+        1536,
+        True,
+    ),
+    "tinyllama/tinyllama-1.1b-chat-v1.0": _TINYLLAMA,
+    "tinyllama/tinyllama-1.1b-intermediate-step-1431k-3t": _TINYLLAMA,
+    "qwen/qwen3-0.6b": _shape(_QWEN_3, 1024, 28, 16, 8, 3072, True),
+    "qwen/qwen3-1.7b": _shape(_QWEN_3, 2048, 28, 16, 8, 6144, True),
+    "qwen/qwen3-4b": _shape(_QWEN_3, 2560, 36, 32, 8, 9728, True),
+    "qwen/qwen3-8b": _shape(_QWEN_3, 4096, 36, 32, 8, 12288, False),
+    "qwen/qwen2.5-0.5b-instruct": _shape(_QWEN_2, 896, 24, 14, 2, 4864, True),
+    "qwen/qwen2.5-1.5b-instruct": _shape(_QWEN_2, 1536, 28, 12, 2, 8960, True),
+    "qwen/qwen2.5-7b-instruct": _shape(_QWEN_2, 3584, 28, 28, 4, 18944, False, vocab_size=152064),
+    "meta-llama/llama-3.2-1b-instruct": _shape(_LLAMA_3, 2048, 16, 32, 8, 8192, True, head_dim=64),
+    "meta-llama/llama-3.2-3b-instruct": _shape(_LLAMA_3, 3072, 28, 24, 8, 8192, True, head_dim=128),
+    "meta-llama/llama-3.1-8b-instruct": _shape(_LLAMA_3, 4096, 32, 32, 8, 14336, False),
+}
+
+
+def preset_config(name: str) -> Any | None:
+    """The transformers config of a known model (by hub id, any case), or None."""
+    from transformers import AutoConfig
+
+    shape = PRESETS.get(name.lower())
+    return AutoConfig.for_model(**shape) if shape else None

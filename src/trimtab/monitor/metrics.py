@@ -1,0 +1,127 @@
+"""`metrics.jsonl`: what a run measured, one JSON object a line, flushed line by line.
+
+Every line has `step`, `time` (Unix seconds) and `phase`; the measured values stand beside them:
+
+    {"step": 12, "time": 1767225600.25, "phase": "train", "loss": 1.31, "learning_rate": 0.0002, ...}
+
+Phases: `train` and `eval` (what the trainer logged), `save`, `resume`, `nonfinite`, `summary`.
+NaN and infinities have no JSON number, so they are the strings "nan", "inf" and "-inf".
+
+The file only grows, with one exception. A run that goes on from the checkpoint of step N makes the steps after N
+again, so the lines of the abandoned ones are cut, as is a line that a kill left half-written; a `resume` line says
+how many. A run that starts at step 0 starts a new file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+_OWN_KEYS = ("step", "time", "phase")
+
+
+def plain_value(value: Any) -> Any:
+    """The value as JSON can hold it; array scalars become numbers, non-finite numbers become strings."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(entry) for entry in value]
+    return value
+
+
+def phase_of(values: Mapping[str, Any]) -> str:
+    """Which phase a dictionary logged by a Hugging Face trainer belongs to."""
+    if "train_loss" in values:
+        return "summary"
+    return "eval" if any(key.startswith("eval_") for key in values) else "train"
+
+
+class MetricsFile:
+    """One run's metrics. The file is opened at the first write, so that looking on leaves no trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: TextIO | None = None
+        # How much of the file was there before this object wrote to it.
+        self._inherited = path.stat().st_size if path.exists() else 0
+
+    def write(self, step: int, phase: str, values: Mapping[str, Any]) -> None:
+        """Append one line and flush it."""
+        taken = [key for key in values if key in _OWN_KEYS]
+        if taken:
+            raise ValueError(f"a metric cannot be named {taken[0]!r}: every line already has {_OWN_KEYS}")
+        line = {"step": step, "time": round(time.time(), 3), "phase": phase}
+        line.update((key, plain_value(value)) for key, value in values.items())
+        file = self._opened()
+        file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        file.flush()
+
+    def begin(self, step: int) -> int:
+        """Make the file fit a training that begins after `step` (0: afresh); say how many lines were cut."""
+        if not self.path.exists():
+            return 0
+        self.close()
+        raw = self.path.read_bytes()
+        kept: list[bytes] = []
+        seen: set[tuple[Any, ...]] = set()
+        cut = position = 0
+        for line in raw.splitlines(keepends=True):
+            position += len(line)
+            entry = _parse(line)
+            # What this process measured before training (the held-out loss of the untouched model) belongs to it.
+            inherited = position <= self._inherited
+            key = () if entry is None else (entry["step"], entry["phase"], *sorted(entry))
+            if entry is None or entry["step"] > step or (step == 0 and inherited) or key in seen:
+                cut += 1
+                continue
+            if entry["phase"] != "resume":
+                seen.add(key)
+            kept.append(line)
+        if cut:
+            replacement = self.path.with_name(self.path.name + ".tmp")
+            replacement.write_bytes(b"".join(kept))
+            os.replace(replacement, self.path)
+            self._inherited = 0 if step == 0 else self.path.stat().st_size
+        if step:
+            self.write(step, "resume", {"cut_lines": cut})
+        return cut
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> TextIO:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            before = self.path.read_bytes() if self.path.exists() else b""
+            self._file = self.path.open("a", encoding="utf-8")
+            if before and not before.endswith(b"\n"):
+                self._file.write("\n")
+        return self._file
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics file; a half-written last line is left out."""
+    entries = (_parse(line) for line in path.read_bytes().splitlines(keepends=True))
+    return [entry for entry in entries if entry is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The line's object, or None for one that a kill cut short."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and all(key in entry for key in _OWN_KEYS) else None

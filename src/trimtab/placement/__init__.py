@@ -1,0 +1,46 @@
+"""Decide: the plan. Resolve it once, apply it, move batches by it, verify it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trimtab.placement.apply import bind_arguments, move, place, prepare_process, trainer_options
+from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
+from trimtab.placement.profile import ModelProfile, Workload, profile_model
+from trimtab.placement.resolve import check_request, resolve
+from trimtab.placement.sizing import PlacementError
+from trimtab.placement.verify import Check, PlacementFault, verify, verify_gradients
+
+if TYPE_CHECKING:
+    from trimtab.placement.guard import PlacementGuard
+
+__all__ = [
+    "Check",
+    "MemoryShare",
+    "ModelProfile",
+    "PlacementError",
+    "PlacementFault",
+    "PlacementGuard",
+    "PlacementPlan",
+    "PlacementRequest",
+    "Workload",
+    "bind_arguments",
+    "check_request",
+    "move",
+    "place",
+    "prepare_process",
+    "profile_model",
+    "resolve",
+    "trainer_options",
+    "verify",
+    "verify_gradients",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The guard derives from a transformers class; importing that takes seconds that `trimtab plan` need not spend.
+    if name == "PlacementGuard":
+        from trimtab.placement.guard import PlacementGuard
+
+        return PlacementGuard
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,66 @@
+"""Spreads a model's layers over several GPUs so that each is about equally full.
+
+Embeddings, final norm and head stay on the primary device, always: inputs, labels and loss meet there, and tied
+weights stay one tensor. Layers follow one another in order, so activations cross from GPU to GPU as seldom as
+possible. It never refuses: a share that is too large says so itself (`MemoryShare.fits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trimtab.placement.plan import MemoryShare, Precision
+from trimtab.placement.profile import CUDA_CONTEXT_BYTES, ModelProfile, Workload
+
+
+def balanced_map(
+    profile: ModelProfile,
+    primary: str,
+    capacities: Mapping[str, int],
+    weights: Precision,
+    compute: Precision,
+    work: Workload,
+) -> tuple[dict[str, str], dict[str, MemoryShare]]:
+    """Module name to device, and what each device then holds."""
+    devices = [primary, *(d for d in capacities if d != primary)]
+    layers, others = profile.layers, [p for p in profile.parts if not p.is_layer]
+
+    def share(device: str, start: int, end: int) -> MemoryShare:
+        """A device that holds the layers from `start` up to `end`, and the rest too if it is the primary one."""
+        return profile.share(
+            [*(others if device == primary else ()), *layers[start:end]],
+            weights,
+            compute,
+            work,
+            capacity=capacities[device],
+            overhead=CUDA_CONTEXT_BYTES,
+        )
+
+    def cost(device: str, start: int, end: int) -> tuple[int, float]:
+        """Bytes too many, before all; then how uneven: the sum of needed²/capacity is least at equal fill."""
+        held = share(device, start, end)
+        return max(0, held.needed - held.capacity), held.needed**2 / max(held.capacity, 1)
+
+    # best[end]: the least cost at which the devices so far hold the first `end` layers.
+    best: dict[int, tuple[int, float]] = {0: (0, 0.0)}
+    starts: list[dict[int, int]] = []
+    for device in devices:
+        options = {
+            end: min((_sum(best[start], cost(device, start, end)), start) for start in best if start <= end)
+            for end in range(len(layers) + 1)
+        }
+        best = {end: total for end, (total, _) in options.items()}
+        starts.append({end: start for end, (_, start) in options.items()})
+
+    bounds, end = [], len(layers)
+    for choices in reversed(starts):
+        bounds.append((choices[end], end))
+        end = choices[end]
+    spans = dict(zip(devices, reversed(bounds), strict=True))
+    where = {part.name: primary for part in others}
+    where |= {layers[i].name: device for device, (start, end) in spans.items() for i in range(start, end)}
+    return {p.name: where[p.name] for p in profile.parts}, {d: share(d, *span) for d, span in spans.items()}
+
+
+def _sum(one: tuple[int, float], other: tuple[int, float]) -> tuple[int, float]:
+    return one[0] + other[0], one[1] + other[1]

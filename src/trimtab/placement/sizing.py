@@ -1,0 +1,128 @@
+"""Answers whether a model fits on the devices there are, with the figures behind the answer. Estimates, all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trimtab.errors import RequestError
+from trimtab.hardware import Hardware
+from trimtab.placement.balance import balanced_map
+from trimtab.placement.plan import MemoryShare, Precision
+from trimtab.placement.profile import CUDA_CONTEXT_BYTES, ModelProfile, Workload
+
+GIB = 2**30
+SMALLER = "lower training.batch_size or data.max_length, set training.gradient_checkpointing=true, or use method=lora"
+
+
+class PlacementError(RequestError):
+    """A placement that was asked for cannot be had on this machine."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """One model and its work, held against the hardware. Without a profile everything is taken to fit."""
+
+    profile: ModelProfile | None
+    work: Workload
+    weights: Precision
+    compute: Precision
+    hardware: Hardware
+
+    def share(self, device: str, shards: int = 1) -> MemoryShare:
+        """What the whole model, or one of its shards, needs on a device."""
+        assert self.profile is not None
+        found = self.hardware.get(device) or self.hardware.cpu
+        return self.profile.share(
+            self.profile.parts,
+            self.weights,
+            self.compute,
+            self.work,
+            capacity=found.free_bytes,
+            overhead=CUDA_CONTEXT_BYTES if device.startswith("cuda") else 0,
+            shards=shards,
+        )
+
+    def fits(self, device: str) -> bool:
+        return self.profile is None or self.share(device).fits
+
+    def fits_when_empty(self) -> bool:
+        """Whether each GPU would be large enough if nothing else used it.
+
+        The processes of one launch decide each for itself; free memory differs from one to the next, size does not.
+        """
+        if self.profile is None:
+            return True
+        needed = self.share(self.hardware.gpus[0].name).needed
+        return all(needed <= gpu.total_bytes for gpu in self.hardware.gpus)
+
+    def shares(self, devices: Iterable[str], shards: int = 1) -> dict[str, MemoryShare]:
+        """The share of each device; an error when a GPU is too small for its own."""
+        if self.profile is None:
+            return {}
+        memory = {device: self.share(device, shards) for device in devices}
+        for device, share in memory.items():
+            if device.startswith("cuda") and not share.fits:
+                raise self.too_large(device, share)
+        return memory
+
+    def split(self, primary: str) -> tuple[dict[str, str], dict[str, MemoryShare]]:
+        """The device map over all GPUs and what each then holds."""
+        gpus = self.hardware.gpus
+        if self.profile is None or not self.profile.layers:
+            raise PlacementError.of(
+                "model_parallel=true for a model without a known stack of layers",
+                "a split gives whole layers to each GPU, and none were found"
+                if self.profile
+                else "a split is made from the model's profile, and none was given",
+                "set model_parallel=false"
+                if self.profile
+                else "pass profile=profile_model(model) to resolve",
+            )
+        device_map, memory = balanced_map(
+            self.profile,
+            primary,
+            {gpu.name: gpu.free_bytes for gpu in gpus},
+            self.weights,
+            self.compute,
+            self.work,
+        )
+        crowded = {device: share for device, share in memory.items() if not share.fits}
+        if crowded:
+            device, share = max(crowded.items(), key=lambda item: item[1].needed - item[1].capacity)
+            raise PlacementError.of(
+                f"the model does not fit even when split over {len(gpus)} GPUs",
+                f"{_figures(device, share)}; embeddings, final norm and head stay together on {primary}",
+                f"{SMALLER}; or use sharding=true, or more or larger GPUs",
+            )
+        if len(set(device_map.values())) < 2:
+            raise PlacementError.of(
+                f"model_parallel=true, but only {primary} would hold anything",
+                "the other GPUs have no room for a single layer",
+                "free memory on them, or set model_parallel=false",
+            )
+        return device_map, memory
+
+    def misfit(self, device: str) -> str:
+        return "one GPU is too small: " + _figures(device, self.share(device))
+
+    def too_large(self, device: str, share: MemoryShare | None = None) -> PlacementError:
+        return PlacementError.of(
+            f"the model does not fit on {device}",
+            _figures(device, share or self.share(device)),
+            f"{SMALLER}; or use more or larger GPUs (device=cuda takes all that are visible when model_parallel, "
+            "sharding and processes are left out)",
+        )
+
+    def tight_note(self, device: str) -> str | None:
+        """CPU and Apple GPU can borrow memory from the disk, so there a lack is told, not refused."""
+        if device.startswith("cuda") or self.fits(device):
+            return None
+        return f"{_figures(device, self.share(device))}: it may swap, or be ended by the system; {SMALLER}"
+
+
+def _figures(device: str, share: MemoryShare) -> str:
+    return (
+        f"{device} would need about {share.needed / GIB:.1f} GiB (estimate) and has "
+        f"{share.capacity / GIB:.1f} GiB free"
+    )

@@ -1,0 +1,167 @@
+"""Proves that model, optimizer and gradients are where and what the plan says. It repairs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trimtab.errors import TrimtabError
+from trimtab.placement.plan import PlacementPlan
+from trimtab.placement.profile import bare_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NAMED_AT_MOST = 5
+
+
+class PlacementFault(TrimtabError):
+    """Something is not where the plan says, or will not train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def verify(model: nn.Module, plan: PlacementPlan, optimizer: Any | None = None) -> list[Check]:
+    """Check placement before the first step; raises PlacementFault when a check fails.
+
+    A model that is to be sharded is checked before FSDP takes it over, where it was loaded: on the CPU.
+    """
+    # The device map knows the model's own names, not those of a wrapper around it.
+    named = bare_model(model) if plan.device_map else model
+    checks = [
+        _placed("parameters", named.named_parameters(), plan),
+        _placed("buffers", named.named_buffers(), plan),
+        _trainable(model),
+        _trainable_format(model, plan),
+    ]
+    if optimizer is not None:
+        checks.append(_in_optimizer(model, optimizer))
+    return passed(checks)
+
+
+def verify_gradients(model: nn.Module, *, finite: bool = True) -> list[Check]:
+    """Check after the first backward pass that every trainable parameter has a gradient, and a finite one.
+
+    `finite=False` is for scaled fp16 gradients, which may overflow in the first steps by design.
+    """
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    missing = [n for n, p in trained if p.grad is None]
+    checks = [
+        Check(
+            name="gradients arrive",
+            ok=not missing,
+            detail=f"all {len(trained)} trainable tensors have one"
+            if not missing
+            else f"{len(missing)} of {len(trained)} trainable tensors got none: {_some(missing)}; they are "
+            "not in the graph of the loss (a detached input, an unused branch, re-entrant checkpointing)",
+        )
+    ]
+    if finite:
+        checks.append(finite_check([n for n, p in trained if p.grad is not None and not is_finite(p.grad)]))
+    return passed(checks)
+
+
+def finite_check(broken: list[str]) -> Check:
+    return Check(
+        name="gradients finite",
+        ok=not broken,
+        detail=f"NaN or infinity in {len(broken)}: {_some(broken)}" if broken else "no NaN or infinity",
+    )
+
+
+def is_finite(gradient: Any) -> bool:
+    # Of a sharded gradient each process looks at its own part.
+    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return bool(local.isfinite().all())
+
+
+def same_device(device: Any, planned: Any) -> bool:
+    """`cpu` and `cpu:0` are one device, as are `mps` and `mps:0`; `cuda:0` and `cuda:1` are not."""
+    import torch
+
+    one, other = torch.device(device), torch.device(planned)
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def passed(checks: list[Check]) -> list[Check]:
+    """The checks, if all of them passed; otherwise a PlacementFault that names all that failed."""
+    failed = [c for c in checks if not c.ok]
+    if failed:
+        raise PlacementFault(
+            "the run is not as planned\n" + "\n".join(f"  {c.name}: {c.detail}" for c in failed)
+        )
+    return checks
+
+
+def _placed(what: str, tensors: Iterable[tuple[str, Any]], plan: PlacementPlan) -> Check:
+    count, astray, seen = 0, [], set()
+    for name, tensor in tensors:
+        count += 1
+        planned = plan.device_of(name) if plan.device_map else plan.load_device
+        seen.add(planned)
+        if not same_device(tensor.device, planned):
+            astray.append(f"{name} on {tensor.device}, planned on {planned}")
+    return Check(
+        name=what,
+        ok=not astray,
+        detail=f"{count} on {', '.join(sorted(seen))}"
+        if not astray
+        else f"{len(astray)} astray: {_some(astray)}",
+    )
+
+
+def _trainable(model: nn.Module) -> Check:
+    total = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if not trained:
+        return Check(
+            name="trainable", ok=False, detail="no parameter requires a gradient: nothing would be trained"
+        )
+    return Check(
+        name="trainable",
+        ok=True,
+        detail=f"{trained:,} of {total:,} parameters ({100 * trained / total:.2f} %)",
+    )
+
+
+def _trainable_format(model: nn.Module, plan: PlacementPlan) -> Check:
+    import torch
+
+    formats = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    found = {n: formats.get(p.dtype, str(p.dtype)) for n, p in model.named_parameters() if p.requires_grad}
+    low = [n for n, name in found.items() if name in ("bf16", "fp16") and name != plan.trainable_precision]
+    return Check(
+        name="trainable format",
+        ok=not low,
+        detail=", ".join(sorted(set(found.values())))
+        if not low
+        else f"{len(low)} trainable tensors in {found[low[0]]}, planned in {plan.trainable_precision}: {_some(low)}; "
+        "small updates are lost in 16 bits, and a gradient scaler refuses fp16",
+    )
+
+
+def _in_optimizer(model: nn.Module, optimizer: Any) -> Check:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    missing = [n for n, p in trained if id(p) not in held]
+    return Check(
+        name="optimizer",
+        ok=not missing,
+        detail=f"holds all {len(trained)} trainable tensors"
+        if not missing
+        else f"lacks {len(missing)} trainable tensors: {_some(missing)}; it was made before them, or they were "
+        "replaced since",
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED_AT_MOST
+    return ", ".join(names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Run: each recipe reads top to bottom: load, adapt, verify, train, keep. Recipes never detect a device."""

@@ -1,0 +1,58 @@
+"""Writes the model card that goes with an adapter: what it is, what it was made from, what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trimtab
+from trimtab.config.schema import Config
+from trimtab.models import builtin
+from trimtab.placement import PlacementPlan
+
+
+def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> str:
+    """The card as Markdown with the front matter that model hubs read."""
+    base = "HuggingFaceTB/SmolLM2-135M-Instruct" if config.model.name == builtin.NAME else config.model.name
+    kind = "LoRA adapter" if config.method == "lora" else "model"
+    lines = [
+        "---",
+        f"base_model: {base}",
+        f"library_name: {'peft' if config.method == 'lora' else 'transformers'}",
+        "pipeline_tag: text-generation",
+        "tags: [trimtab, sft]",
+        "---",
+        "",
+        f"# {base.split('/')[-1]}: {kind} by supervised fine-tuning",
+        "",
+        f"Made with Trimtab {trimtab.__version__}; `config.yaml` and `plan.json` beside this folder tell the rest.",
+        "",
+    ]
+    if config.model.name == builtin.NAME:
+        lines += [
+            "The base weights are a dequantised copy of a 4-bit (Q4_1) file, not the original checkpoint: use this "
+            "adapter with that copy (`model.name: smollm2` in Trimtab).",
+            "",
+        ]
+    lines += ["| | |", "|---|---|", f"| data | {config.data.source} |"]
+    lines += [f"| rows | {summary['train_rows']:,} trained, {summary['eval_rows']:,} held out |"]
+    if config.method == "lora":
+        lines += [f"| LoRA | r {config.lora.r}, alpha {config.lora.alpha}, targets {config.lora.targets} |"]
+    training = config.training
+    lines += [
+        f"| steps | {summary['steps']:,} of batch {training.batch_size} × {training.gradient_accumulation_steps} "
+        f"× {plan.processes} processes |",
+        f"| learning rate | {training.learning_rate:g}, {training.lr_scheduler} |",
+        f"| placement | {plan.strategy} on {', '.join(plan.devices)}, {plan.precision} |",
+    ]
+    loss = summary.get("eval_loss") or {}
+    if loss.get("before") is not None and loss.get("after") is not None:
+        lines += [f"| held-out loss | {loss['before']:.4f} before, {loss['after']:.4f} after |"]
+    for sample in summary.get("samples", []):
+        lines += [
+            "",
+            f"**{sample['prompt']}**",
+            "",
+            f"- before: {sample['before']}",
+            f"- after: {sample['after']}",
+        ]
+    return "\n".join(lines) + "\n"

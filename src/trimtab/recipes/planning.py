@@ -1,0 +1,64 @@
+"""From a config to its placement plan, with no weights loaded: the walk that `plan` and `train` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trimtab.config.schema import Config
+from trimtab.hardware import Hardware, probe
+from trimtab.placement import (
+    ModelProfile,
+    PlacementPlan,
+    PlacementRequest,
+    Workload,
+    check_request,
+    profile_model,
+    resolve,
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with what it was made from."""
+
+    hardware: Hardware
+    profile: ModelProfile
+    architecture: str
+    targets: tuple[str, ...]
+    """Names of the layers that get an adapter; empty when all weights are tuned."""
+    plan: PlacementPlan
+
+
+def placement_request(config: Config) -> PlacementRequest:
+    return PlacementRequest(
+        device=config.device,
+        precision=config.precision,
+        model_parallel=config.model_parallel,
+        sharding=config.sharding,
+        processes=config.processes,
+    )
+
+
+def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
+    """Resolve the plan. What the machine cannot give is refused before anything slow is imported."""
+    hardware = hardware or probe()
+    request = placement_request(config)
+    check_request(request, hardware)
+
+    from trimtab.models import load_skeleton
+    from trimtab.models.adapters import adapter_targets, add_lora
+
+    model = load_skeleton(config.model)
+    architecture = type(model).__name__
+    targets: tuple[str, ...] = ()
+    if config.method == "lora":
+        targets = tuple(adapter_targets(model, config.lora.targets))
+        model = add_lora(model, config.lora)
+    profile = profile_model(model)
+    work = Workload(
+        batch_size=config.training.batch_size,
+        max_length=config.data.max_length,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+    )
+    plan = resolve(request, hardware, profile, work, full_tuning=config.method == "full")
+    return Planned(hardware, profile, architecture, targets, plan)

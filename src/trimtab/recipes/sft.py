@@ -1,0 +1,208 @@
+"""Supervised fine-tuning with TRL's SFTTrainer: load, adapt, verify, train, keep.
+
+The device in force is the plan's: in the model, in the trainer's arguments and in the batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PrinterCallback, set_seed
+from trl import SFTConfig, SFTTrainer
+
+from trimtab.config import Config, dump_config, keeps_best
+from trimtab.data import PreparedData, prepare_data
+from trimtab.models import load_model, load_tokenizer
+from trimtab.models.adapters import add_lora
+from trimtab.models.sample import answer
+from trimtab.monitor import MonitorCallback
+from trimtab.placement import (
+    PlacementGuard,
+    PlacementPlan,
+    bind_arguments,
+    prepare_process,
+    trainer_options,
+    verify,
+)
+from trimtab.recipes.card import model_card
+from trimtab.recipes.interrupt import GracefulStop
+from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
+
+Say = Callable[[str], None]
+
+
+def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = print) -> dict[str, Any]:
+    """Train as the config says where the plan says; returns the summary that is also kept in the run's folder."""
+    prepare_process(plan)
+    set_seed(config.seed)
+    checkpoint = checkpoint_to_resume(config, run)
+
+    tokenizer = load_tokenizer(config.model)
+    data = prepare_data(config.data, tokenizer, config.seed)
+    for line in data.report.lines():
+        say(line)
+
+    model = load_model(config.model, plan)
+    say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
+    if config.method == "lora":
+        model = add_lora(model, config.lora)
+    verify(model, plan)
+
+    arguments = sft_arguments(config, plan, run, data)
+    bind_arguments(arguments, plan)
+    say(
+        f"✓ trainer device: {arguments.device}, precision {plan.precision}, scaler {'on' if plan.scaler else 'off'}"
+    )
+    main = arguments.process_index == 0
+    stop = GracefulStop(say)
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=data.train,
+        eval_dataset=data.eval,
+        processing_class=tokenizer,
+        callbacks=[
+            MonitorCallback(config.monitor, run.path, plan.device),
+            PlacementGuard(plan, say),
+            stop,
+        ],
+    )
+    trainer.remove_callback(PrinterCallback)
+
+    if main:
+        # Without `overwrite`, so that the kept config can resume this very run.
+        kept = config.model_copy(update={"overwrite": False})
+        (run.path / "config.yaml").write_text(dump_config(kept), encoding="utf-8")
+        plan.save(run.path / "plan.json")
+        run.write_json("data.json", data.report.as_dict())
+
+    baseline = _baseline(trainer, config, plan, run, resumed=checkpoint is not None)
+    started = time.perf_counter()
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        stop.restore()
+    summary: dict[str, Any] = {
+        "status": "interrupted" if stop.stopped else "finished",
+        "recipe": "sft",
+        "steps": trainer.state.global_step,
+        "planned_steps": trainer.state.max_steps,
+        "train_seconds": round(time.perf_counter() - started, 1),
+        "device": plan.device,
+        "precision": plan.precision,
+        "strategy": plan.strategy,
+        "train_rows": len(data.train),
+        "eval_rows": len(data.eval) if data.eval is not None else 0,
+    }
+    if not stop.stopped:
+        summary["eval_loss"] = {"before": baseline["eval_loss"], "after": _final_eval_loss(trainer)}
+        answers = _answers(trainer, config, plan)
+        summary["samples"] = [
+            {"prompt": prompt, "before": old, "after": new}
+            for prompt, old, new in zip(config.samples.prompts, baseline["answers"], answers, strict=True)
+        ]
+        _keep(trainer, config, plan, run, summary)
+    if main:
+        run.write_json("summary.json", summary)
+    return summary
+
+
+def sft_arguments(config: Config, plan: PlacementPlan, run: RunFolder, data: PreparedData) -> SFTConfig:
+    """TRL's settings from ours; device and precision come from the plan alone."""
+    training = config.training
+    evaluates = data.eval is not None
+    rhythm = "steps" if training.eval_steps else "epoch"
+    saves = "steps" if training.save_steps or training.eval_steps else "epoch"
+    keep_best = keeps_best(config) and evaluates
+    return SFTConfig(
+        output_dir=str(run.checkpoints),
+        num_train_epochs=training.epochs,
+        max_steps=training.max_steps or -1,
+        per_device_train_batch_size=training.batch_size,
+        per_device_eval_batch_size=training.eval_batch_size or training.batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        gradient_checkpointing=training.gradient_checkpointing,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler,
+        warmup_steps=training.warmup_ratio if training.warmup_steps is None else training.warmup_steps,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        optim=training.optimizer,
+        train_sampling_strategy="group_by_length" if training.group_by_length else "random",
+        eval_strategy=rhythm if evaluates else "no",
+        eval_steps=training.eval_steps,
+        save_strategy=saves,
+        save_steps=training.save_steps or training.eval_steps or 500,
+        save_total_limit=training.save_total_limit,
+        load_best_model_at_end=keep_best,
+        metric_for_best_model="eval_loss" if keep_best else None,
+        greater_is_better=False if keep_best else None,
+        logging_steps=training.logging_steps,
+        logging_first_step=True,
+        # A NaN loss must be seen, not replaced by the running mean.
+        logging_nan_inf_filter=False,
+        dataloader_num_workers=training.dataloader_workers,
+        max_length=config.data.max_length,
+        packing=config.data.packing,
+        eval_packing=False,
+        # Rows arrive with input_ids and labels; only packing still needs TRL's preparation.
+        dataset_kwargs=None if config.data.packing else {"skip_prepare_dataset": True},
+        report_to=config.monitor.report_to or "none",
+        disable_tqdm=True,
+        seed=config.seed,
+        data_seed=config.seed,
+        remove_unused_columns=True,
+        push_to_hub=False,
+        **trainer_options(plan),
+    )
+
+
+def _baseline(
+    trainer: SFTTrainer, config: Config, plan: PlacementPlan, run: RunFolder, *, resumed: bool
+) -> dict[str, Any]:
+    """Held-out loss and answers before the first step; a resumed run reads those of its first start."""
+    if resumed and (run.path / "baseline.json").is_file():
+        return run.read_json("baseline.json")
+    baseline = {"eval_loss": _eval_loss(trainer), "answers": _answers(trainer, config, plan)}
+    if trainer.args.process_index == 0:
+        run.write_json("baseline.json", baseline)
+    return baseline
+
+
+def _eval_loss(trainer: SFTTrainer) -> float | None:
+    return trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
+
+
+def _final_eval_loss(trainer: SFTTrainer) -> float | None:
+    """Held-out loss of the weights that are kept; evaluated again only where the trainer did not just do so."""
+    if trainer.args.load_best_model_at_end and trainer.state.best_metric is not None:
+        return trainer.state.best_metric
+    last = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), None)
+    if last is not None and last["step"] == trainer.state.global_step:
+        return last["eval_loss"]
+    return _eval_loss(trainer)
+
+
+def _answers(trainer: SFTTrainer, config: Config, plan: PlacementPlan) -> list[str]:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return answer(
+        model, trainer.processing_class, config.samples.prompts, plan, config.samples.max_new_tokens
+    )
+
+
+def _keep(
+    trainer: SFTTrainer, config: Config, plan: PlacementPlan, run: RunFolder, summary: dict[str, Any]
+) -> None:
+    """Write the adapter (or the whole model), the tokenizer and the card."""
+    target = run.adapter if config.method == "lora" else run.model
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    # Gathering a sharded model is collective: every process takes part, one writes.
+    weights = trainer.accelerator.get_state_dict(trainer.model) if plan.strategy == "sharded" else None
+    if trainer.args.process_index != 0:
+        return
+    model.config.use_cache = True
+    model.save_pretrained(target, state_dict=weights)
+    trainer.processing_class.save_pretrained(target)
+    (target / "README.md").write_text(model_card(config, plan, summary), encoding="utf-8")

@@ -1,0 +1,37 @@
+"""Memory of the device that is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trimtab.monitor.memory import MemoryMeter, MemoryUse, gpu_busy_share
+
+
+def test_cpu_memory_grows_with_what_is_allocated_and_the_peak_stays() -> None:
+    meter = MemoryMeter("cpu")
+    before = meter.read()
+    block = np.ones(100 * 2**20, dtype=np.uint8)
+    during = meter.read()
+    assert during.now - before.now > 80 * 2**20
+    assert during.peak >= during.now
+    del block
+    assert meter.read().peak >= during.peak
+
+
+def test_gpu_use_of_a_cpu_is_not_known() -> None:
+    assert gpu_busy_share("cpu") is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a CUDA device")
+def test_cuda_memory_is_the_allocators() -> None:
+    meter = MemoryMeter("cuda:0")
+    before = meter.read()
+    block = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda:0")
+    during = meter.read()
+    assert during.now - before.now >= 64 * 2**20
+    assert during.peak >= during.now
+    del block
+    assert meter.read() == MemoryUse(before.now, during.peak)
