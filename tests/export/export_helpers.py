@@ -109,14 +109,14 @@ def sentencepiece_tokenizer(prepend: str = "always", template: str | None = None
     return fast
 
 
-def tiny_model(config: Any, seed: int = 0) -> Any:
+def tiny_model(config: Any, seed: int = 0, scale: float = 0.2) -> Any:
     """A random model whose weights are large enough that its answers are not all alike."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
+                parameter.normal_(0, scale)
             elif "norm" in name:
                 parameter.uniform_(0.5, 1.5)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimtab.errors import RequestError
-from trimtab.hardware import accelerators, find_gpu, probe
+from trimtab.hardware import GpuModel, accelerators, find_gpu, probe
 from trimtab.hardware.catalogue import DEFAULT, MODELS
 
 GIB = 2**30
@@ -33,9 +33,9 @@ def test_loose_names(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.key)
-def test_every_model_answers_to_its_key_and_to_torchs_name(model: object) -> None:
-    assert find_gpu(model.key) is model  # type: ignore[attr-defined]
-    assert find_gpu(model.name) is model  # type: ignore[attr-defined]
+def test_every_model_answers_to_its_key_and_to_torchs_name(model: GpuModel) -> None:
+    assert find_gpu(model.key) is model
+    assert find_gpu(model.name) is model
 
 
 @pytest.mark.parametrize(

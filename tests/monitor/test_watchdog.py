@@ -52,8 +52,8 @@ def wait_for_a_batch_that_never_comes(event: threading.Event) -> bool:
     return event.wait(PATIENCE)
 
 
-def multiply_until(event: threading.Event) -> None:
-    number, give_up = 1, time.monotonic() + PATIENCE
+def multiply_until(event: threading.Event, seconds: float = PATIENCE) -> None:
+    number, give_up = 1, time.monotonic() + seconds
     while not event.is_set() and time.monotonic() < give_up:
         number = number * 3 % 1_000_003
 
@@ -131,13 +131,25 @@ def test_beats_keep_it_quiet_and_so_does_stop(watch: Callable[..., Watchdog]) ->
     assert ear.reports == []
 
 
-def test_it_gets_used_to_slow_steps(tmp_path: Path) -> None:
+def test_it_gets_used_to_slow_steps_but_the_stuck_time_stays(tmp_path: Path) -> None:
     dog = Watchdog(0.001, 100.0, lambda _: None, tmp_path / "stacks.txt")
-    assert dog._first_report() == 0.001
+    assert dog._expected() == (0.0, 0.001)
     for _ in range(3):
         threading.Event().wait(0.02)
         dog.beat("a slow step")
-    assert dog._first_report() >= 0.06
+        dog.beat("its log")
+    assert dog._expected()[1] >= 0.04
+    dog.stuck_after = 0.03
+    assert dog._expected()[1] == 0.03
+
+
+def test_a_busy_run_with_long_steps_is_left_in_peace(watch: Callable[..., Watchdog]) -> None:
+    ear = Ear("slow")
+    dog = watch(ear, slow=0.1, stuck=0.2)
+    dog._silences.append(PATIENCE)  # a step of a minute
+    dog.beat("step 8")
+    multiply_until(ear.heard, seconds=1.0)
+    assert ear.reports == []
 
 
 def test_processor_time_of_children_counts() -> None:

@@ -95,6 +95,12 @@ def test_a_gpu_without_room_gets_no_layer() -> None:
     assert all(share.fits for share in memory.values())
 
 
+def test_what_fits_comes_before_what_is_even() -> None:
+    device_map, memory = spread(stack(int(2.25 * GIB), int(2.3 * GIB)), 10, 5)
+    assert layers_on(device_map) == {"cuda:0": [0, 1]}, "4.6 GiB and its own needs are too much for cuda:1"
+    assert all(share.fits for share in memory.values())
+
+
 machines = st.lists(st.integers(2, 40), min_size=2, max_size=4)
 models = st.lists(st.integers(1, GIB), min_size=1, max_size=14)
 

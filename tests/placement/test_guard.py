@@ -64,12 +64,14 @@ HEALTHY = [
 def test_a_healthy_run_passes_and_is_told(plan: PlacementPlan | None, tmp_path: Path) -> None:
     said: list[str] = []
     guard = PlacementGuard(plan, said.append)
-    train(tiny_llama(), guard, tmp_path, max_steps=2)
+    model = tiny_llama()
+    train(model, guard, tmp_path, max_steps=2)
     assert [check.name for check in guard.checks] == HEALTHY
     assert all(check.ok for check in guard.checks)
     assert said[0] == "✓ trainer device: cpu"
     assert said[1] == "✓ batches: cpu"
     assert len(said) == len(HEALTHY), "only the first step is looked at"
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters()), "nothing is left on the model"
 
 
 def test_plan_options_and_guard_go_together(tmp_path: Path) -> None:
@@ -157,8 +159,6 @@ def test_the_batches_go_to_another_device_than_the_plan(tmp_path: Path) -> None:
     args = arguments(tmp_path)
     args.distributed_state.device = torch.device("meta")
     trainer = Trainer(model=tiny_llama(), args=args, train_dataset=ROWS, callbacks=[PlacementGuard(PLAN)])
-    trainer.place_model_on_device = False
-    trainer.accelerator.device_placement = False
     with pytest.raises(PlacementFault, match="batches: meta, the plan says cpu"):
         trainer.train()
 

@@ -502,6 +502,12 @@ def test_a_model_too_large_for_the_cpu_is_noted_not_refused() -> None:
     assert "cpu would need about 8.1 GiB (estimate) and has 2.0 GiB free" in plan.notes[0]
 
 
+def test_processes_on_the_cpu_share_its_memory() -> None:
+    assert plan_for(machine(), SMALL, processes=2).memory["cpu"].capacity == 32 * GIB
+    assert plan_for(machine(launcher=launched("torchrun", 4)), SMALL).memory["cpu"].capacity == 16 * GIB
+    assert "it may swap" in plan_for(machine(), SMALL, processes=16).notes[0]
+
+
 def test_memory_of_every_gpu_that_a_launch_uses() -> None:
     assert set(plan_for(MACHINES["4 gpus"], processes=2).memory) == {"cuda:0", "cuda:1"}
     assert set(plan_for(MACHINES["4 gpus"], model_parallel=True).memory) == {f"cuda:{i}" for i in range(4)}

@@ -181,8 +181,10 @@ def run_cli(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
 def test_two_ranks_equal_one(settings: list[str], tmp_path: Path) -> None:
     """processes=2 starts torchrun by itself; with the same global batch the losses are those of one process."""
     _, one = train(settings, f"output_dir={tmp_path / 'one'}", "training.keep_best=false")
+    (tmp_path / "plain.yaml").write_text("recipe: sft\n")
     done = run_cli(
         "train",
+        str(tmp_path / "plain.yaml"),
         *settings,
         f"output_dir={tmp_path / 'two'}",
         "processes=2",

@@ -17,7 +17,7 @@ from trimtab.config.schema import DataSettings
 from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
 from trimtab.errors import RequestError
-from trimtab.models.builtin import cache_root
+from trimtab.cache import cache_root
 
 BUILT_IN = {"device-errors": "device-errors.jsonl"}
 

@@ -34,6 +34,7 @@ FILE_TYPES = {
     "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
 }
 Q8_BLOCK = 32
+F16_LARGEST = 65504.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def encode(name: str, tensor: torch.Tensor, kind: gguf.GGMLQuantizationType) -> 
         return values
     if kind == gguf.GGMLQuantizationType.F16:
         largest = float(np.abs(values).max(initial=0.0))
-        if largest > np.finfo(np.float16).max:
+        if largest > F16_LARGEST:
             raise RequestError.of(
                 f"--dtype f16: tensor {name} holds {largest:.3g}",
                 "f16 ends at 65504, the value would become infinite",

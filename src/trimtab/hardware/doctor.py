@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from trimtab import __version__
+from trimtab.cache import cache_root
 from trimtab.errors import RequestError
 from trimtab.hardware.environment import check_environment
-from trimtab.hardware.findings import MARKS, Finding, scrub, shown_value
+from trimtab.hardware.findings import HIDDEN, MARKS, Finding, scrub, shown_value
 from trimtab.hardware.launcher import RANK_VARIABLES, Launcher, detect_launcher
 from trimtab.hardware.machine import (
     BUILTIN_PACKAGE,
@@ -100,7 +101,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """verdict: fine | bites. findings: level (ok | absent | note | bite), topic, found, change.
 
-        torch: version, cuda_build (null without CUDA), error (empty when it imports). packages: name, version (null
+        torch: version, cuda_build (null without CUDA), error (empty when it works). packages: name, version (null
         when absent), needs, required, purpose. cpu and accelerators: as `trimtab.hardware` has them, memory in
         bytes. nvidia_driver: version, gpus, error. launcher: name, ranks and stale variables. cache: path and
         bytes. tools: programs on the PATH. builtin_model: version of its package, or null. environment: variables
@@ -150,7 +151,7 @@ def examine(env: Mapping[str, str] | None = None) -> Report:
     launcher, launcher_finding = _launcher(env)
     hardware, torch_error, torch_warnings = _hardware(launcher)
     driver = find_driver()
-    cache = Path(env.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab")
+    cache = cache_root()
     torch_finding = _torch(hardware, torch_error)
     findings = [f for f in findings if f.topic != "torch" or f.level == "bite"]
     findings.insert(0, Finding("ok", "trimtab", __version__))
@@ -178,10 +179,7 @@ def _packages() -> tuple[list[Package], list[Finding]]:
         packages = known_packages()
         return packages, [check_python(), *check_packages(packages), *check_neighbours()]
     except importlib.metadata.PackageNotFoundError as error:
-        found, change = (
-            f"no metadata of {error.name or error}: versions were not compared",
-            "pip install -e .",
-        )
+        found, change = f"no metadata of {error.name}: versions were not compared", "pip install -e ."
     except ImportError as error:
         found, change = f"{error}: versions were not compared", f"pip install {error.name or 'packaging'}"
     return [], [Finding("bite", "packages", found, change)]
@@ -208,22 +206,21 @@ def _launcher(env: Mapping[str, str]) -> tuple[Launcher, Finding]:
 
 
 def _hardware(launcher: Launcher) -> tuple[Hardware, str, list[str]]:
-    """The machine, torch's import error, and what torch complained of while it looked around."""
-    cpu = _cpu_or_unknown()
+    """The machine, torch's failure if it fails, and what torch warned of while it looked around."""
+    hardware, error = Hardware(cpu=_cpu_or_unknown(), launcher=launcher), ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             _import_torch()
         except (ImportError, OSError, RuntimeError) as problem:
-            return Hardware(cpu=cpu, launcher=launcher), f"{type(problem).__name__}: {problem}", []
-        try:
-            hardware, failure = probe(launcher, cpu), []
-        except RuntimeError as problem:
-            version = installed_version("torch") or "?"
-            hardware = Hardware(cpu=cpu, launcher=launcher, torch_version=version, cuda_build="?")
-            failure = [str(problem)]
-    said = [str(w.message) for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning))]
-    return hardware, "", failure + said
+            error = f"does not import: {type(problem).__name__}: {problem}"
+        else:
+            try:
+                hardware = probe(launcher, hardware.cpu)
+            except RuntimeError as problem:
+                error = f"fails when it looks for GPUs: {problem}"
+    warned = [str(w.message) for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning))]
+    return hardware, error, warned
 
 
 def _import_torch() -> None:
@@ -239,7 +236,7 @@ def _cpu_or_unknown() -> Cpu:
     try:
         return probe_cpu()
     except ImportError:
-        # psutil is missing, which its own line reports.
+        # psutil is missing, which the processor's own line reports.
         return Cpu(
             model=platform.machine(), cores=os.cpu_count() or 1, total_bytes=0, free_bytes=0, bf16=False
         )
@@ -251,7 +248,7 @@ def _torch(hardware: Hardware, error: str) -> Finding | None:
         if version is None:
             # Its absence is already a finding among the packages.
             return None
-        return Finding("bite", "torch", f"{version} does not import: {error}", "reinstall torch")
+        return Finding("bite", "torch", f"{version} {error}", "reinstall torch, in a build for this machine")
     build = f"built for CUDA {hardware.cuda_build}" if hardware.cuda_build else "built without CUDA"
     return Finding("ok", "torch", f"{hardware.torch_version}, {build}")
 
@@ -266,7 +263,7 @@ def _network_interfaces() -> list[str]:
 
 def _shown_environment(env: Mapping[str, str]) -> dict[str, str]:
     names = sorted(name for name in env if name in RANK_VARIABLES or name.startswith(_SHOWN))
-    return {name: "(set, not shown)" if name in _HOSTS else shown_value(name, env[name]) for name in names}
+    return {name: HIDDEN if name in _HOSTS else shown_value(name, env[name]) for name in names}
 
 
 def _scrubbed(item: Any) -> Any:

@@ -76,7 +76,7 @@ def check_environment(
             yield Finding("note", name, f"has no effect: {why}", f"unset {name}")
 
 
-def hides_gpus(env: Mapping[str, str]) -> bool:
+def _hides_gpus(env: Mapping[str, str]) -> bool:
     """Whether CUDA_VISIBLE_DEVICES leaves nothing to see: empty, or its first entry is no device."""
     value = env.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -91,7 +91,7 @@ def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaD
         return
     value, seen = _value(env, name), len(hardware.gpus)
     named = len([part for part in env[name].split(",") if part.strip()])
-    if hides_gpus(env):
+    if _hides_gpus(env):
         if hardware.cuda_build is not None and driver.present:
             yield Finding("bite", name, f"{value!r} hides every GPU of this machine", f"unset {name}")
         else:

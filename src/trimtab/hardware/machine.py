@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trimtab.hardware.environment import hides_gpus
 from trimtab.hardware.findings import Finding
 from trimtab.hardware.nvidia import NvidiaDriver
 from trimtab.hardware.packages import installed_version
@@ -63,7 +62,7 @@ def check_gpus(
             "built without CUDA)",
             "install a CUDA build of torch: https://pytorch.org/get-started/locally",
         )
-    elif driver.present and not hides_gpus(env):
+    elif driver.present and (about_gpus or "CUDA_VISIBLE_DEVICES" not in env):
         yield Finding(
             "bite",
             "gpu",

@@ -63,7 +63,8 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     from peft import get_peft_model
 
     model.requires_grad_(False)
-    return get_peft_model(model, lora_config(model, settings))  # type: ignore[return-value]
+    adapted: PeftModel = get_peft_model(model, lora_config(model, settings))
+    return adapted
 
 
 def lora_config(model: nn.Module, settings: LoraSettings) -> Any:
@@ -84,7 +85,8 @@ def _linear_layers(model: nn.Module, *, with_head: bool = False) -> list[str]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    get_head: Any = getattr(model, "get_output_embeddings", None)
+    head = get_head() if get_head is not None else None
     return [
         n
         for n, m in model.named_modules()

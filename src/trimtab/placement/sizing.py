@@ -28,17 +28,19 @@ class Sizing:
     weights: Precision
     compute: Precision
     hardware: Hardware
+    local_processes: int = 1
+    """How many processes of the run share this machine's memory."""
 
     def share(self, device: str, shards: int = 1) -> MemoryShare:
         """What the whole model, or one of its shards, needs on a device."""
         assert self.profile is not None
-        found = self.hardware.get(device) or self.hardware.cpu
+        gpu = self.hardware.get(device)
         return self.profile.share(
             self.profile.parts,
             self.weights,
             self.compute,
             self.work,
-            capacity=found.free_bytes,
+            capacity=gpu.free_bytes if gpu else self.hardware.cpu.free_bytes // self.local_processes,
             overhead=CUDA_CONTEXT_BYTES if device.startswith("cuda") else 0,
             shards=shards,
         )

@@ -78,7 +78,7 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
         plan.save(run.path / "plan.json")
         run.write_json("data.json", data.report.as_dict())
 
-    baseline = _baseline(trainer, config, plan, run, resumed=checkpoint is not None)
+    answers_before = _first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
     started = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -97,11 +97,11 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
         "eval_rows": len(data.eval) if data.eval is not None else 0,
     }
     if not stop.stopped:
-        summary["eval_loss"] = {"before": baseline["eval_loss"], "after": _final_eval_loss(trainer)}
-        answers = _answers(trainer, config, plan)
+        summary["eval_loss"] = {"before": _first_eval_loss(trainer), "after": _final_eval_loss(trainer)}
+        answers_after = _answers(trainer, config, plan)
         summary["samples"] = [
             {"prompt": prompt, "before": old, "after": new}
-            for prompt, old, new in zip(config.samples.prompts, baseline["answers"], answers, strict=True)
+            for prompt, old, new in zip(config.samples.prompts, answers_before, answers_after, strict=True)
         ]
         _keep(trainer, config, plan, run, summary)
     if main:
@@ -131,6 +131,8 @@ def sft_arguments(config: Config, plan: PlacementPlan, run: RunFolder, data: Pre
         max_grad_norm=training.max_grad_norm,
         optim=training.optimizer,
         train_sampling_strategy="group_by_length" if training.group_by_length else "random",
+        # Inside train(): evaluate() before it would leave the model unwrapped, and ranks would never meet.
+        eval_on_start=evaluates,
         eval_strategy=rhythm if evaluates else "no",
         eval_steps=training.eval_steps,
         save_strategy=saves,
@@ -159,20 +161,23 @@ def sft_arguments(config: Config, plan: PlacementPlan, run: RunFolder, data: Pre
     )
 
 
-def _baseline(
+def _first_answers(
     trainer: SFTTrainer, config: Config, plan: PlacementPlan, run: RunFolder, *, resumed: bool
-) -> dict[str, Any]:
-    """Held-out loss and answers before the first step; a resumed run reads those of its first start."""
+) -> list[str]:
+    """Answers before the first step; a resumed run reads those of its first start."""
     if resumed and (run.path / "baseline.json").is_file():
-        return run.read_json("baseline.json")
-    baseline = {"eval_loss": _eval_loss(trainer), "answers": _answers(trainer, config, plan)}
+        return run.read_json("baseline.json")["answers"]
+    answers = _answers(trainer, config, plan)
     if trainer.args.process_index == 0:
-        run.write_json("baseline.json", baseline)
-    return baseline
+        run.write_json("baseline.json", {"answers": answers})
+    return answers
 
 
-def _eval_loss(trainer: SFTTrainer) -> float | None:
-    return trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
+def _first_eval_loss(trainer: SFTTrainer) -> float | None:
+    """Held-out loss before the first step. The trainer's history keeps it, also across a resume."""
+    return next(
+        (e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e and e["step"] == 0), None
+    )
 
 
 def _final_eval_loss(trainer: SFTTrainer) -> float | None:
@@ -182,7 +187,7 @@ def _final_eval_loss(trainer: SFTTrainer) -> float | None:
     last = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), None)
     if last is not None and last["step"] == trainer.state.global_step:
         return last["eval_loss"]
-    return _eval_loss(trainer)
+    return trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
 
 
 def _answers(trainer: SFTTrainer, config: Config, plan: PlacementPlan) -> list[str]:

@@ -1,0 +1,54 @@
+"""A preset has the published number of parameters; so it has the published shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimtab.config.schema import LoraSettings, ModelSettings
+from trimtab.models import load_skeleton
+from trimtab.models.adapters import add_lora
+from trimtab.models.presets import PRESETS, preset_config
+from trimtab.placement import profile_model
+
+PUBLISHED = {
+    "smollm2": 134_515_008,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T": 1_100_048_384,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+}
+
+
+def test_every_preset_is_published() -> None:
+    assert {name.lower() for name in PUBLISHED} == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters(name: str) -> None:
+    model = load_skeleton(ModelSettings(name=name))
+    assert all(p.device.type == "meta" for p in model.parameters())
+    profile = profile_model(model)
+    assert profile.parameters == sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
+    assert len(profile.layers) == model.config.num_hidden_layers
+
+
+def test_tinyllama_with_lora_on_attention() -> None:
+    model = add_lora(
+        load_skeleton(ModelSettings(name="TinyLlama/TinyLlama-1.1B-Chat-v1.0")),
+        LoraSettings(r=32, targets="attention"),
+    )
+    profile = profile_model(model)
+    assert profile.trainable == 9_011_200
+    assert f"{100 * profile.trainable / profile.parameters:.2f}" == "0.81"
+
+
+def test_a_name_that_is_no_preset() -> None:
+    assert preset_config("someone/some-model") is None
