@@ -53,7 +53,9 @@ def step_peak(name: str, method: str, batch: int, length: int, checkpointing: bo
     ids = torch.randint(0, 1000, (batch, length), device="cuda")
     for _ in range(2):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), fused_lm_head=True).loss
+            loss = model(
+                input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), fused_lm_head=True
+            ).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -68,7 +70,11 @@ def main() -> None:
         model = add_lora(skeleton, LoraSettings()) if method == "lora" else skeleton
         work = Workload(batch_size=batch, max_length=length, gradient_checkpointing=checkpointing)
         plan = resolve(
-            PlacementRequest(device="cuda:0"), probe(), profile_model(model), work, full_tuning=method == "full"
+            PlacementRequest(device="cuda:0"),
+            probe(),
+            profile_model(model),
+            work,
+            full_tuning=method == "full",
         )
         share = plan.memory["cuda:0"]
         estimate = share.needed - share.overhead

@@ -26,7 +26,7 @@ def stack(*layer_parameters: int, outside: int = 1000) -> ModelProfile:
         Part(name="norm", parameters=10, trainable=0, is_layer=False),
         Part(name="head", parameters=outside, trainable=0, is_layer=False),
     ]
-    return ModelProfile(parts=tuple(parts), hidden=16, intermediate=64, vocabulary=100)
+    return ModelProfile(parts=tuple(parts), hidden=16, intermediate=64, vocabulary=100, attention=48)
 
 
 def spread(

@@ -171,4 +171,4 @@ def test_a_device_without_layers_has_no_activations_of_layers() -> None:
     outside = [part for part in profile.parts if not part.is_layer]
     work = Workload(gradient_checkpointing=True)
     share = profile.share(outside, "bf16", "fp32", work, capacity=0)
-    assert share.activations == 3 * 4 * 1024 * 100
+    assert share.activations == 3 * 4 * 256 * 100

@@ -63,7 +63,7 @@ def model(gigabytes: float, layers: int = 16) -> ModelProfile:
         Part(name=f"model.layers.{i}", parameters=each, trainable=1000, is_layer=True) for i in range(layers)
     ]
     parts.append(Part(name="lm_head", parameters=1000, trainable=0, is_layer=False))
-    return ModelProfile(parts=tuple(parts), hidden=64, intermediate=256, vocabulary=1000)
+    return ModelProfile(parts=tuple(parts), hidden=64, intermediate=256, vocabulary=1000, attention=48)
 
 
 SMALL, LARGE, HUGE = model(4), model(36), model(200)
@@ -486,6 +486,7 @@ def test_a_model_without_layers_cannot_be_split() -> None:
         hidden=8,
         intermediate=32,
         vocabulary=0,
+        attention=24,
     )
     with pytest.raises(PlacementError, match="without a known stack of layers"):
         plan_for(MACHINES["2 gpus"], whole, model_parallel=True)

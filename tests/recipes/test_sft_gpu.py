@@ -21,7 +21,12 @@ pytestmark = [
 
 def losses_on(device: str, precision: str, model: Path, rows: Path, folder: Path) -> list[float]:
     settings = [f"model={model}", f"data={rows}", f"device={device}", f"precision={precision}", "processes=1"]
-    settings += [f"output_dir={folder}", "training.max_steps=4", "training.batch_size=8", "training.learning_rate=0.01"]
+    settings += [
+        f"output_dir={folder}",
+        "training.max_steps=4",
+        "training.batch_size=8",
+        "training.learning_rate=0.01",
+    ]
     config = load_config(None, [*settings, "monitor.progress=none"])
     plan = plan_run(config).plan
     run_sft(config, plan, open_run_folder(config), lambda line: None)
@@ -38,7 +43,9 @@ def test_fp32_on_the_gpu_agrees_with_the_cpu(tiny_model: Path, tiny_rows: Path, 
 
 
 @pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
-def test_low_precision_trains_on_the_gpu(tiny_model: Path, tiny_rows: Path, tmp_path: Path, precision: str) -> None:
+def test_low_precision_trains_on_the_gpu(
+    tiny_model: Path, tiny_rows: Path, tmp_path: Path, precision: str
+) -> None:
     cpu = losses_on("cpu", "fp32", tiny_model, tiny_rows, tmp_path / "cpu")
     low = losses_on("cuda", precision, tiny_model, tiny_rows, tmp_path / "low")
     assert low == pytest.approx(cpu, abs=0.1)

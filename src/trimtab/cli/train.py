@@ -110,6 +110,8 @@ def _launch(arguments: list[str], config: Config, planned: Planned) -> int:
     command += ["-m", "trimtab", "train", *arguments]
     if not any(a.startswith("output_dir=") for a in arguments):
         command.append(f"output_dir={config.output_dir}")
+    # Decided here once: the processes would each judge by the memory that is free when they look.
+    command.append(f"sharding={str(planned.plan.strategy == 'sharded').lower()}")
     print(f"starting {count} processes with torchrun: {planned.plan.reasons['strategy']}", flush=True)
     return subprocess.run(command, env=env, check=False).returncode
 

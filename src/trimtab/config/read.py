@@ -194,7 +194,7 @@ def _bracketed(path: tuple[str, ...], text: str, origin: Origin) -> list[Given]:
 
 def _plain_value(text: str) -> Any:
     loader = _Loader("")
-    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
     try:
         return loader.construct_document(yaml.ScalarNode(tag, text))
     except ValueError:  # an integer of thousands of digits

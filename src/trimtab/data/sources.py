@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from trimtab.cache import cache_root
 from trimtab.config.schema import DataSettings
 from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
 from trimtab.errors import RequestError
-from trimtab.cache import cache_root
 
 BUILT_IN = {"device-errors": "device-errors.jsonl"}
 

@@ -110,7 +110,7 @@ def heads_to_interleave(name: str, shape: Shape) -> int:
     if not shape.interleaved:
         return 0
     part = name.split(".")[2] if name.startswith("blk.") else ""
-    return {"attn_q": shape.heads, "attn_k": shape.heads}.get(part, 0)
+    return {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(part, 0)
 
 
 def named_entries(entries: Sequence[Entry], shape: Shape) -> list[Entry]:

@@ -77,9 +77,10 @@ def load_skeleton(settings: ModelSettings) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             load_model_config(settings), trust_remote_code=settings.trust_remote_code
         )
+    return model
 
 
 def load_model_config(settings: ModelSettings) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trimtab.placement import PlacementPlan
+from trimtab.placement import PlacementPlan, move
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 def answer(
-    model: PreTrainedModel,
+    model: Any,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
     plan: PlacementPlan,
@@ -26,12 +26,13 @@ def answer(
     autocast = torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32")
     with torch.no_grad(), autocast:
         for prompt in prompts:
-            ids = tokenizer.apply_chat_template(
+            ids: Any = tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}],
                 add_generation_prompt=True,
                 return_tensors="pt",
                 return_dict=True,
-            ).to(plan.device)
+            )
+            ids = move(ids, plan)
             out = model.generate(
                 **ids,
                 max_new_tokens=max_new_tokens,
@@ -39,8 +40,7 @@ def answer(
                 use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
             )
-            answers.append(
-                tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip()
-            )
+            new = out[0, ids["input_ids"].shape[1] :]
+            answers.append(str(tokenizer.decode(new, skip_special_tokens=True)).strip())
     model.train(was_training)
     return answers

@@ -116,7 +116,7 @@ class GradientCheck:
         self._forward_results: list[torch.Tensor] = []
         self._hooks: list[Any] = []
         for _, parameter in self._trainable:
-            hook = parameter.register_post_accumulate_grad_hook(self._queue_note)  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self._queue_note)
             self._hooks.append(hook)
         if watch_forward:
             self._hooks.append(model.register_forward_hook(self._note_forward))

@@ -18,7 +18,7 @@ BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 ADAM_BYTES = 8
 CUDA_CONTEXT_BYTES = 600 * 2**20
 """CUDA context, cuBLAS workspace and allocator slack on one GPU."""
-HEAD_CHUNK_TOKENS = 1024
+HEAD_CHUNK_TOKENS = 256
 """Logits are computed in tiles of about this many tokens, not for the whole batch."""
 
 
@@ -50,6 +50,8 @@ class ModelProfile:
     hidden: int
     intermediate: int
     vocabulary: int
+    attention: int
+    """Width of queries, keys and values together."""
 
     @property
     def parameters(self) -> int:
@@ -98,21 +100,20 @@ class ModelProfile:
 
     def _activations(self, layers: int, has_head: bool, compute: Precision, work: Workload) -> int:
         tokens, size = work.batch_size * work.max_length, BYTES[compute]
-        # Saved for backward in one decoder layer, per token: two norms (kept in fp32), attention's inputs and
-        # outputs (about 8 hidden sizes), the gated MLP (about 4 intermediate sizes).
-        layer = tokens * (2 * 4 * self.hidden + size * (8 * self.hidden + 4 * self.intermediate))
+        # Saved for backward in one decoder layer, per token: the norms' inputs and outputs in fp32, and multiples of
+        # the hidden, MLP and attention widths. Fitted to five models (benchmarks/plan_memory.py).
+        widths = 4.0 * self.hidden + 3.6 * self.intermediate + 3.65 * self.attention
+        layer = int(tokens * (4 * 4 * self.hidden + size * widths))
         boundary = tokens * self.hidden * size
-        if layers == 0:
-            body = 0
-        elif not work.training:
-            body = layer
-        elif work.gradient_checkpointing:
-            body = layers * boundary + layer
-        else:
-            body = layers * layer
         # Logits of one tile and their gradient in fp32, and the softmax between them.
         head = 3 * 4 * min(tokens, HEAD_CHUNK_TOKENS) * self.vocabulary if has_head else 0
-        return body + head
+        if layers == 0:
+            return head
+        if not work.training:
+            return max(layer, head)
+        if work.gradient_checkpointing:
+            return layers * boundary + layer + head
+        return layers * layer + head
 
 
 def profile_model(model: nn.Module) -> ModelProfile:
@@ -127,7 +128,16 @@ def profile_model(model: nn.Module) -> ModelProfile:
         hidden=hidden,
         intermediate=int(getattr(text, "intermediate_size", 0) or 4 * hidden),
         vocabulary=int(getattr(text, "vocab_size", 0) or 0),
+        attention=_attention_width(text, hidden),
     )
+
+
+def _attention_width(config: Any, hidden: int) -> int:
+    heads = int(getattr(config, "num_attention_heads", 0) or 0)
+    if not heads:
+        return 3 * hidden
+    width = int(getattr(config, "head_dim", 0) or hidden // heads)
+    return width * (heads + 2 * int(getattr(config, "num_key_value_heads", 0) or heads))
 
 
 def _parts(model: nn.Module, stack: str) -> tuple[Part, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Hardware, probe
@@ -48,7 +49,7 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     from trimtab.models import load_skeleton
     from trimtab.models.adapters import adapter_targets, add_lora
 
-    model = load_skeleton(config.model)
+    model: Any = load_skeleton(config.model)
     architecture = type(model).__name__
     targets: tuple[str, ...] = ()
     if config.method == "lora":

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import PrinterCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from trimtab.config import Config, dump_config, keeps_best
 from trimtab.data import PreparedData, prepare_data
+from trimtab.errors import TrimtabError
 from trimtab.models import load_model, load_tokenizer
 from trimtab.models.adapters import add_lora
 from trimtab.models.sample import answer
@@ -44,7 +46,7 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
     for line in data.report.lines():
         say(line)
 
-    model = load_model(config.model, plan)
+    model: Any = load_model(config.model, plan)
     say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
     if config.method == "lora":
         model = add_lora(model, config.lora)
@@ -56,18 +58,15 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
         f"✓ trainer device: {arguments.device}, precision {plan.precision}, scaler {'on' if plan.scaler else 'off'}"
     )
     main = arguments.process_index == 0
-    stop = GracefulStop(say)
+    monitor = MonitorCallback(config.monitor, run.path, plan.device)
+    stop = GracefulStop(monitor.say)
     trainer = SFTTrainer(
         model=model,
         args=arguments,
         train_dataset=data.train,
         eval_dataset=data.eval,
         processing_class=tokenizer,
-        callbacks=[
-            MonitorCallback(config.monitor, run.path, plan.device),
-            PlacementGuard(plan, say),
-            stop,
-        ],
+        callbacks=[monitor, PlacementGuard(plan, monitor.say if main else None), stop],
     )
     trainer.remove_callback(PrinterCallback)
 
@@ -82,8 +81,11 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
     started = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(config, plan) from error
     finally:
         stop.restore()
+        monitor.close()
     summary: dict[str, Any] = {
         "status": "interrupted" if stop.stopped else "finished",
         "recipe": "sft",
@@ -166,7 +168,8 @@ def _first_answers(
 ) -> list[str]:
     """Answers before the first step; a resumed run reads those of its first start."""
     if resumed and (run.path / "baseline.json").is_file():
-        return run.read_json("baseline.json")["answers"]
+        kept: list[str] = run.read_json("baseline.json")["answers"]
+        return kept
     answers = _answers(trainer, config, plan)
     if trainer.args.process_index == 0:
         run.write_json("baseline.json", {"answers": answers})
@@ -191,9 +194,21 @@ def _final_eval_loss(trainer: SFTTrainer) -> float | None:
 
 
 def _answers(trainer: SFTTrainer, config: Config, plan: PlacementPlan) -> list[str]:
+    if plan.strategy == "sharded":
+        # No process holds the whole model, so none can answer by itself.
+        return ["(not sampled: the model is sharded)"] * len(config.samples.prompts)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return answer(
-        model, trainer.processing_class, config.samples.prompts, plan, config.samples.max_new_tokens
+    tokenizer: Any = trainer.processing_class
+    return answer(model, tokenizer, config.samples.prompts, plan, config.samples.max_new_tokens)
+
+
+def _out_of_memory(config: Config, plan: PlacementPlan) -> TrimtabError:
+    return TrimtabError(
+        f"out of memory on {plan.device} with training.batch_size={config.training.batch_size}, "
+        f"data.max_length={config.data.max_length}\n"
+        "  why: weights, gradients, optimizer and activations did not fit (the plan's figure is an estimate)\n"
+        "  change: halve training.batch_size and double training.gradient_accumulation_steps, set "
+        "training.gradient_checkpointing=true, or lower data.max_length"
     )
 
 
@@ -209,5 +224,6 @@ def _keep(
         return
     model.config.use_cache = True
     model.save_pretrained(target, state_dict=weights)
-    trainer.processing_class.save_pretrained(target)
+    tokenizer: Any = trainer.processing_class
+    tokenizer.save_pretrained(target)
     (target / "README.md").write_text(model_card(config, plan, summary), encoding="utf-8")
