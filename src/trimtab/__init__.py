@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["PlacementGuard", "PlacementPlan", "PlacementRequest", "move", "place", "resolve", "verify"]
+__all__ = ["PlacementGuard", "PlacementPlan", "PlacementRequest", "move", "place", "probe", "resolve", "verify"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "probe":
+        import trimtab.hardware
+
+        return trimtab.hardware.probe
     if name in __all__:
         import trimtab.placement
 

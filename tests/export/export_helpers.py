@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 import urllib.request
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -82,6 +86,16 @@ def sentencepiece_tokenizer(prepend: str = "always", template: str | None = None
 
     `prepend` is `always`, `first`, `never`, or `normalizer` for the older layout with a Prepend normalizer.
     """
+    tokenizer = Tokenizer.from_str(_sentencepiece(prepend))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>"
+    )
+    fast.chat_template = template
+    return fast
+
+
+@cache
+def _sentencepiece(prepend: str) -> str:
     tokenizer = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     specials = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     if prepend == "normalizer":
@@ -102,11 +116,7 @@ def sentencepiece_tokenizer(prepend: str = "always", template: str | None = None
     spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] in ("<unk>", "<s>", "</s>")]
     tokenizer = Tokenizer.from_str(json.dumps(spec))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>"
-    )
-    fast.chat_template = template
-    return fast
+    return tokenizer.to_str()
 
 
 def tiny_model(config: Any, seed: int = 0, scale: float = 0.2) -> Any:
@@ -162,50 +172,73 @@ def _finish(folder: Path, config: Config) -> Path:
     return folder
 
 
+LLAMA_SERVER = """
+import os, sys, xllamacpp
+file, adapter = sys.argv[1:]
+params = xllamacpp.CommonParams()
+params.model.path = file
+params.n_ctx = 512
+params.n_parallel = 1
+params.warmup = False
+params.verbosity = 0
+params.cpuparams.n_threads = 1
+# llama.cpp rounds attention to f16 by itself; here only the file is under test.
+params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+if adapter:
+    params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(adapter, 1.0)]
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
 class LlamaCpp:
-    """A GGUF file in real llama.cpp, asked for tokens and first-token log-probabilities."""
+    """A GGUF file in real llama.cpp, asked for tokens and first-token log-probabilities.
+
+    It runs in a process of its own: were it to hang or crash, one test would fail and not the whole suite.
+    """
 
     def __init__(self, file: Path, adapter: Path | None = None) -> None:
-        import xllamacpp
-
-        params = xllamacpp.CommonParams()
-        params.model.path = str(file)
-        params.n_ctx = 512
-        params.n_parallel = 1
-        params.warmup = False
-        params.verbosity = 0
-        params.cpuparams.n_threads = 2
-        # llama.cpp rounds attention to f16 by itself; here only the file is under test.
-        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        if adapter is not None:
-            params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
-        self.server = xllamacpp.Server(params)
+        command = [sys.executable, "-c", LLAMA_SERVER, str(file), str(adapter or "")]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        weakref.finalize(self, _stop, self.process)
+        watchdog = threading.Timer(120, self.process.kill)
+        watchdog.start()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.address = self.process.stdout.readline().strip()
+        watchdog.cancel()
+        assert self.address, f"llama.cpp did not load {file.name}:\n{self.process.stderr.read()[-2000:]}"
         self.printable = self.tokens("a", add_special=False)[0]
 
-    def tokens(self, text: str, *, add_special: bool = True) -> list[int]:
-        body = json.dumps({"content": text, "add_special": add_special, "parse_special": True}).encode()
+    def _ask(self, path: str, **body: Any) -> Any:
         request = urllib.request.Request(
-            f"{self.server.listening_address}/tokenize", body, {"content-type": "application/json"}
+            self.address + path, json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request) as answer:
-            return json.load(answer)["tokens"]
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)
+
+    def tokens(self, text: str, *, add_special: bool = True) -> list[int]:
+        answer = self._ask("/tokenize", content=text, add_special=add_special, parse_special=True)
+        return list(answer["tokens"])
 
     def log_probs(self, ids: Sequence[int], count: int) -> dict[int, float]:
         """The `count` most likely next tokens and their log-probabilities."""
         # Probabilities are taken before the bias, which only makes the sampled token one that prints.
-        answer = self.server.handle_completions(
-            {
-                "prompt": list(ids),
-                "n_predict": 1,
-                "n_probs": count,
-                "temperature": 0.0,
-                "logit_bias": [[self.printable, 1000.0]],
-                "cache_prompt": False,
-            }
-        )
-        first = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        bias = [[self.printable, 1000.0]]
+        options = {"n_predict": 1, "n_probs": count, "temperature": 0.0, "cache_prompt": False}
+        answer = self._ask("/completion", prompt=list(ids), logit_bias=bias, **options)
+        first = answer["completion_probabilities"][0]["top_logprobs"]
         return {item["id"]: item["logprob"] for item in first}
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
 
 
 def reference_log_probs(model: Any, ids: Sequence[int]) -> torch.Tensor:

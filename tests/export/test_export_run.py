@@ -16,10 +16,10 @@ from export_helpers import (
     write_lora_run,
 )
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, TrimtabError
 from trimtab.export import export_run
 from trimtab.export.files import readable_size, whole_file
 
@@ -104,17 +104,29 @@ def test_exporting_again_replaces_and_leaves_nothing_beside(lora_run: Path) -> N
 def test_a_folder_with_other_files_is_not_replaced(full_run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(RequestError, match="holds other files"):
+    with pytest.raises(RequestError, match="something else is there"):
         export_run(full_run, "merged", out=tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
 def test_an_adapter_on_tied_embeddings_is_not_merged(full_run: Path, tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer("smollm")
     run = write_lora_run(tmp_path / "head", full_run / "model", tokenizer, targets=["lm_head", "q_proj"])
     with pytest.raises(RequestError, match="changes lm_head of a model with tied embeddings"):
         export_run(run, "merged")
     assert not (run / "export" / "merged").exists()
+
+
+def test_a_diverged_adapter_is_not_merged(lora_run: Path) -> None:
+    file = lora_run / "adapter" / "adapter_model.safetensors"
+    weights = load_file(file)
+    name = next(iter(weights))
+    weights[name][0, 0] = float("nan")
+    save_file(weights, file)
+    with pytest.raises(TrimtabError, match=f"{name} holds NaN"):
+        export_run(lora_run, "merged")
+    assert not (lora_run / "export" / "merged").exists()
 
 
 def test_an_unfinished_run_names_what_is_missing(lora_run: Path) -> None:

@@ -1,4 +1,4 @@
-"""The built-in model with a LoRA, exported and compared in real llama.cpp: the proof that issue readers ask for."""
+"""The built-in model with a LoRA, exported and compared with transformers in real llama.cpp."""
 
 from __future__ import annotations
 

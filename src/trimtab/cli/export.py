@@ -39,10 +39,10 @@ def export(
         bool,
         typer.Option("--adapter-only", help="With --to gguf: the LoRA alone, to load over the base model."),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to.  [default: RUN/export/KIND]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; RUN/export/KIND without it.")] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the model, in the file and in Ollama.  [default: the run's name]"),
+        typer.Option(help="Name of the model, in the file and in Ollama; the run's without it."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System text for the Modelfile.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Temperature for the Modelfile.", min=0.0)] = None,

@@ -33,12 +33,7 @@ def whole_file(target: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `target`; it takes `target`'s place when the block ends without an error."""
-    if target.exists() and not _replaceable(target):
-        raise RequestError.of(
-            f"--out {target}: the folder holds other files",
-            "an export of this kind replaces its folder as a whole, and nothing of yours is to be lost",
-            "give a new or an empty folder",
-        )
+    check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     old: Path | None = None
@@ -59,9 +54,16 @@ def whole_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _replaceable(folder: Path) -> bool:
-    """An empty folder, or a model folder: what an earlier export left."""
-    return folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())
+def check_replaceable(folder: Path) -> None:
+    """Raise RequestError unless the folder is new, empty, or a model folder as an earlier export left it."""
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.json").is_file()):
+        raise RequestError.of(
+            f"--out {folder}: something else is there",
+            "an export of this kind replaces its folder as a whole, and nothing of yours is to be lost",
+            "give a new or an empty folder",
+        )
 
 
 def readable_size(count: int) -> str:

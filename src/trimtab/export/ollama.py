@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 from trimtab.errors import RequestError, TrimtabError
@@ -89,11 +90,12 @@ def create_command(folder: Path, name: str) -> list[str]:
     return ["ollama", "create", name, "-f", str(folder / "Modelfile")]
 
 
-def create(folder: Path, name: str) -> bool:
+def create(folder: Path, name: str, say: Callable[[str], None]) -> bool:
     """Run `ollama create` when `ollama` is on the PATH; False when it is not there."""
     if shutil.which("ollama") is None:
         return False
     command = create_command(folder, name)
+    say(shlex.join(command))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         output = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError
-from trimtab.export.files import readable_size
+from trimtab.export.files import check_replaceable, readable_size
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -53,7 +53,7 @@ class ExportResult:
             out.append(
                 f"made with: {self.command}"
                 if self.created
-                else f"ollama is not here; to make the model: {self.command}"
+                else f"where Ollama is installed, run: {self.command}"
             )
         return out
 
@@ -137,6 +137,7 @@ def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> Expo
     from trimtab.export import weights
 
     weights.check_merged_dtype(dtype)
+    check_replaceable(folder)
     if run.lora:
         say("merging the adapter into the base model (fp32, on the CPU)")
         model, stored = weights.merged_model(run.config, run.weights, progress=say is not _silent)
@@ -170,7 +171,7 @@ def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | Non
     else:
         entries = weights.folder_entries(run.weights)
     target = folder / file
-    say(f"writing {target} ({len(entries)} tensors, {dtype})")
+    say(f"writing {target} ({dtype})")
     notes = write_model(
         target,
         config,
@@ -242,9 +243,7 @@ def _ollama(
     )
     made = _gguf(run, folder, "model.gguf", dtype, name, say)
     written = ollama.write_modelfile(folder, text)
-    if create:
-        say(f"ollama create {name}")
-    created = create and ollama.create(folder, name)
+    created = create and ollama.create(folder, name, say)
     return ExportResult(
         kind="ollama",
         folder=folder,

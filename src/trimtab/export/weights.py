@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from trimtab.config import Config
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import whole_folder
 from trimtab.export.tensors import Entry
 
@@ -63,8 +63,9 @@ def merged_model(config: Config, adapter: Path, *, progress: bool = False) -> tu
 
     base, stored = _load(model_source(config.model), config.model.revision, config.model.trust_remote_code)
     _check_tied(base, adapter)
+    _check_finite(adapter)
     tuned = PeftModel.from_pretrained(base, str(adapter), torch_device="cpu")
-    model = tuned.merge_and_unload(progressbar=progress and sys.stderr.isatty(), safe_merge=True)
+    model = tuned.merge_and_unload(progressbar=progress and sys.stderr.isatty())
     model.config.use_cache = True
     return model, stored
 
@@ -116,6 +117,16 @@ def _check_tied(model: Any, adapter: Path) -> None:
             "merged, it would change both ends, which training did not",
             "train with lora.targets=all-linear (it leaves the head alone)",
         )
+
+
+def _check_finite(adapter: Path) -> None:
+    for entry in folder_entries(adapter):
+        if not torch.isfinite(entry.load()).all():
+            raise TrimtabError(
+                f"{adapter}: tensor {entry.name} holds NaN or infinite values\n"
+                "  why: the training run diverged; merged, the model would answer nothing sensible\n"
+                "  change: train again with a lower training.learning_rate"
+            )
 
 
 def save_merged(target: Path, model: Any, tokenizer: Any, *, dtype: str | None, stored: torch.dtype) -> None:

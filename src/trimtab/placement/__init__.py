@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.placement.apply import bind_arguments, move, place, prepare_process, trainer_options
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
-from trimtab.placement.profile import ModelProfile, Workload, profile_model
+from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
 from trimtab.placement.resolve import check_request, resolve
 from trimtab.placement.sizing import PlacementError
 from trimtab.placement.verify import Check, PlacementFault, verify, verify_gradients
@@ -24,6 +24,7 @@ __all__ = [
     "PlacementPlan",
     "PlacementRequest",
     "Workload",
+    "bare_model",
     "bind_arguments",
     "check_request",
     "move",

@@ -19,10 +19,12 @@ from trimtab.errors import TrimtabError
 from trimtab.models import load_model, load_tokenizer
 from trimtab.models.adapters import add_lora
 from trimtab.models.sample import answer
+from trimtab.models.sparse_head import use_sparse_head
 from trimtab.monitor import MonitorCallback
 from trimtab.placement import (
     PlacementGuard,
     PlacementPlan,
+    bare_model,
     bind_arguments,
     prepare_process,
     trainer_options,
@@ -69,6 +71,8 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
         callbacks=[monitor, PlacementGuard(plan, monitor.say if main else None), stop],
     )
     trainer.remove_callback(PrinterCallback)
+    if plan.kind == "cpu":
+        use_sparse_head(bare_model(model))
 
     if main:
         # Without `overwrite`, so that the kept config can resume this very run.
