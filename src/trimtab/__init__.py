@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trimtab.hardware import probe
     from trimtab.placement import (
         PlacementGuard,
         PlacementPlan,
@@ -14,19 +16,25 @@ if TYPE_CHECKING:
         resolve,
         verify,
     )
+    from trimtab.virtual import virtual_gpus
 
 __version__ = "0.1.0"
 
-__all__ = ["PlacementGuard", "PlacementPlan", "PlacementRequest", "move", "place", "probe", "resolve", "verify"]
+__all__ = [
+    "PlacementGuard",
+    "PlacementPlan",
+    "PlacementRequest",
+    "move",
+    "place",
+    "probe",
+    "resolve",
+    "verify",
+    "virtual_gpus",
+]
+_ROOMS = {"probe": "trimtab.hardware", "virtual_gpus": "trimtab.virtual"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "probe":
-        import trimtab.hardware
-
-        return trimtab.hardware.probe
     if name in __all__:
-        import trimtab.placement
-
-        return getattr(trimtab.placement, name)
+        return getattr(import_module(_ROOMS.get(name, "trimtab.placement")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,8 @@ THINKING = """
   {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+# Asks with an opened thought that finished answers do not have.
+OPENED_THOUGHT = GENERIC_CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 # TinyLlama's chat model: turns end with EOS.
 ZEPHYR = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' }}{% endfor %}"
@@ -89,12 +91,19 @@ NUMBERED = (
     "{% for m in messages %}{{ '#' ~ loop.index ~ ' ' + m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '#' ~ (messages | length + 1) ~ ' assistant: ' }}{% endif %}"
 )
+SHOUTING = "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
+SYSTEM_AT_THE_END = (
+    "{% for m in messages if m['role'] != 'system' %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    "{% for m in messages if m['role'] == 'system' %}{{ 'rules: ' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
 TOOLS = "{% if tools %}{{ 'Tools: ' + tools | tojson + '\n' }}{% endif %}" + GENERIC_CHATML
 
 EXACT = {
     "chatml": GENERIC_CHATML,
     "default system": DEFAULT_SYSTEM,
     "thinking": THINKING,
+    "opened thought": OPENED_THOUGHT,
     "zephyr": ZEPHYR,
     "llama 3": LLAMA_3,
     "llama 3 dated": LLAMA_3_DATED,

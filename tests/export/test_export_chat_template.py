@@ -95,10 +95,12 @@ def test_stop_strings(template: str, stops: list[str]) -> None:
     [
         (chat_templates.LLAMA_3, "trims white space"),
         (chat_templates.LLAMA_3_DATED, "today's date"),
-        (chat_templates.THINKING, "'<think>\\n\\n</think>\\n\\n'"),
+        (chat_templates.THINKING, "began with '<think>\\n\\n</think>'"),
+        (chat_templates.OPENED_THOUGHT, "training text is not this prompt"),
         (chat_templates.THINKING, "drops <think>"),
         (chat_templates.THINKING, "leaves tool answers out"),
         (chat_templates.TOOLS, "no tool descriptions"),
+        (chat_templates.SYSTEM_AT_THE_END, "with a system message prompts differ"),
         (chat_templates.SYSTEM_IN_LAST, "with a system message prompts differ"),
     ],
 )
@@ -126,6 +128,16 @@ def test_a_template_that_cannot_be_expressed_shows_the_conversation() -> None:
     assert "conversation: user" in text
     assert "#1 user" in text
     assert "--to gguf" in text
+
+
+def test_a_template_that_rewrites_contents_is_refused() -> None:
+    with pytest.raises(RequestError, match="rewrites what is said"):
+        ollama_chat(sentencepiece_tokenizer(template=chat_templates.SHOUTING))
+
+
+def test_a_template_that_refuses_turns_says_why() -> None:
+    with pytest.raises(RequestError, match="one question only"):
+        ollama_chat(sentencepiece_tokenizer(template="{{ raise_exception('one question only') }}"))
 
 
 GO = """package main

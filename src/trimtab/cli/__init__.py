@@ -14,8 +14,11 @@ import typer
 from trimtab import __version__
 from trimtab.cli.config_schema import config_schema
 from trimtab.cli.doctor import doctor
+from trimtab.cli.explain import explain
 from trimtab.cli.export import export
 from trimtab.cli.plan import plan
+from trimtab.cli.rehearse import CONTEXT as REHEARSE_CONTEXT
+from trimtab.cli.rehearse import rehearse
 from trimtab.cli.train import train
 from trimtab.errors import TrimtabError
 
@@ -39,6 +42,8 @@ def _version(
 
 app.command()(train)
 app.command()(plan)
+app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
+app.command()(explain)
 app.command()(export)
 app.command()(doctor)
 app.command("config-schema")(config_schema)

@@ -54,7 +54,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self._template: ChatTemplate | None = None
-        self._opening = _opening_ids(tokenizer)
+        self._opening = opening_ids(tokenizer)
 
     @property
     def template(self) -> ChatTemplate:
@@ -201,7 +201,7 @@ def label(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) ->
     return labels
 
 
-def _opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What the tokenizer puts before a text by itself: mostly BOS, or nothing."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]

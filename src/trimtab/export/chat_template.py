@@ -88,10 +88,18 @@ class _Jinja:
 
     def knows_tools(self) -> bool:
         """Whether the template writes descriptions of tools that it is given."""
-        tool = {"type": "function", "function": {"name": "probe_tool", "description": "", "parameters": {}}}
-        return "probe_tool" in self.tokenizer.apply_chat_template(
-            conversation(USER), tools=[tool], tokenize=False
-        )
+        import jinja2
+
+        city = {"type": "object", "properties": {"city": {"type": "string", "description": "probe"}}}
+        tool = {
+            "type": "function",
+            "function": {"name": "probe_tool", "description": "probe", "parameters": city},
+        }
+        try:
+            text = self.tokenizer.apply_chat_template(conversation(USER), tools=[tool], tokenize=False)
+        except (jinja2.TemplateError, TypeError, KeyError):
+            return True  # it does something with them, if only refuse them
+        return "probe_tool" in text
 
     def refusal(self, messages: Sequence[Message]) -> str | None:
         """Why the template does not take such a conversation (templates refuse roles by raising); None if it does."""
@@ -127,6 +135,15 @@ def _probe(jinja: _Jinja) -> Gaps:
     if jinja.refusal(conversation(*roles)) is None:
         _record(jinja, found, roles[:-1], mark)
         _record(jinja, found, roles, mark)
+    if not ({USER, ASSISTANT} <= found.after.keys() and USER in found.prompt):
+        raise RequestError.of(
+            "the model's chat template leaves out or rewrites what is said",
+            "nothing can be learnt from it",
+            "use --to gguf: the file carries the Jinja template for llama.cpp",
+        )
+    # A system text that comes after what it should precede: no TEMPLATE will fit, and the check will show it.
+    found.before.setdefault(SYSTEM, found.before[USER])
+    found.between.setdefault((SYSTEM, USER), "\n\n")
     return found
 
 
@@ -149,8 +166,6 @@ def _record(jinja: _Jinja, found: Gaps, roles: Sequence[str], mark: str) -> None
 
 def _by_role(gaps: Gaps, *, tool: bool) -> str | None:
     """A TEMPLATE in which each role has its own text before and after; None when the gaps do not factor so."""
-    if (SYSTEM, USER) not in gaps.between:
-        return None
     answer_end, user_end = gaps.after[ASSISTANT], gaps.after[USER]
     user_start = _minus_prefix(gaps.between[ASSISTANT, USER], answer_end)
     answer_start = _minus_prefix(gaps.between[USER, ASSISTANT], user_end)
@@ -185,13 +200,11 @@ def _by_role(gaps: Gaps, *, tool: bool) -> str | None:
     return "".join(parts)
 
 
-def _by_gap(gaps: Gaps) -> str | None:
+def _by_gap(gaps: Gaps) -> str:
     """A TEMPLATE for templates that weave turns together (a system text inside the first user turn).
 
     It holds for conversations that alternate, as such templates demand.
     """
-    if (SYSTEM, USER) not in gaps.between:
-        return None
     text = gotemplate.literal
     start = text(gaps.before[USER])
     if gaps.before[SYSTEM] != gaps.before[USER]:
@@ -224,11 +237,9 @@ def _difference(jinja: _Jinja, template: str, gaps: Gaps, openings: Sequence[lis
             if wanted != got:
                 return _show(roles, wanted, got)
             answered = [*messages, {"role": ASSISTANT, "content": "An answer."}]
-            # Training text is prompt, answer, end; a continued answer stops before the end.
+            # An answer being continued: as training wrote it, or as it stands after the prompt, but without its end.
             trained, continued = jinja(answered, ask=False), gotemplate.render(template, answered)
-            if not trained.startswith(wanted) or not trained.endswith("An answer." + gaps.after[ASSISTANT]):
-                return _show([*roles, ASSISTANT], trained, wanted + "An answer." + gaps.after[ASSISTANT])
-            if continued + gaps.after[ASSISTANT] != trained and wanted + "An answer." != continued:
+            if continued not in (trained.removesuffix(gaps.after[ASSISTANT]), wanted + "An answer."):
                 return _show([*roles, ASSISTANT], trained, continued + gaps.after[ASSISTANT])
     return ""
 
@@ -266,8 +277,13 @@ def _notes(jinja: _Jinja, template: str, gaps: Gaps) -> list[str]:
     notes = []
     asked = conversation(USER)
     answered = [*asked, {"role": ASSISTANT, "content": "An answer."}]
-    opening = jinja(answered, ask=False).removeprefix(jinja(asked, ask=True)).partition("An answer.")[0]
-    if opening.strip():
+    prompt, trained = jinja(asked, ask=True), jinja(answered, ask=False)
+    opening = trained.removeprefix(prompt).partition("An answer.")[0].strip()
+    if not trained.startswith(prompt):
+        notes.append(
+            f"training text is not this prompt and the answer: the template asks with {prompt[-40:]!r}"
+        )
+    elif opening:
         notes.append(f"in training every answer began with {opening!r}: the model writes it itself")
     spaced = [{"role": USER, "content": "  spaced  "}]
     if jinja(spaced, ask=True) != gotemplate.render(template, spaced):

@@ -21,7 +21,8 @@ CONTEXT_LENGTH = 8192
 
 def builtin_folder() -> Path:
     """The safetensors folder of the built-in model, converted now if it is not there yet."""
-    folder = cache_root() / "models" / "smollm2-135m-instruct"
+    # The number is raised when the conversion changes, so that no old copy is taken for the new one.
+    folder = cache_root() / "models" / "smollm2-135m-instruct-2"
     if not (folder / "model.safetensors").is_file():
         _convert(_gguf_file(), folder)
     return folder
@@ -45,6 +46,7 @@ def _gguf_file() -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     """Dequantise to fp32 safetensors. Written beside the target and renamed, so it is whole or not there."""
     import torch
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     print("Preparing the built-in model (once, about half a minute) …", flush=True)
@@ -54,6 +56,10 @@ def _convert(gguf: Path, folder: Path) -> None:
         where, name = str(gguf.parent), gguf.name
         tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
         tokenizer.model_max_length = CONTEXT_LENGTH
+        # The conversion from GGUF loses SmolLM2's cutting of numbers into single digits.
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
         model = AutoModelForCausalLM.from_pretrained(
             where, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )

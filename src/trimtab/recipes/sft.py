@@ -21,6 +21,7 @@ from trimtab.models.adapters import add_lora
 from trimtab.models.sample import answer
 from trimtab.models.sparse_head import use_sparse_head
 from trimtab.monitor import MonitorCallback
+from trimtab.monitor.trackers import check_trackers
 from trimtab.placement import (
     PlacementGuard,
     PlacementPlan,
@@ -42,6 +43,7 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
     prepare_process(plan)
     set_seed(config.seed)
     checkpoint = checkpoint_to_resume(config, run)
+    check_trackers(config.monitor.report_to)
 
     tokenizer = load_tokenizer(config.model)
     data = prepare_data(config.data, tokenizer, config.seed)

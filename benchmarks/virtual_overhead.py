@@ -1,0 +1,114 @@
+"""What virtual GPUs cost: time per operation, and a LoRA step of the built-in model, against the plain CPU.
+
+    python benchmarks/virtual_overhead.py [--steps 3] [--no-model]
+
+Prints a table. Figures are medians over repeats in one process; the bounds are those of the design (40 µs per
+operation, a step at most twice as long).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import trimtab.virtual as virtual
+from trimtab.virtual.observer import Observer
+
+
+def per_call(work: Callable[[], object], calls: int = 300, repeats: int = 9) -> float:
+    """Median microseconds per call."""
+    for _ in range(calls):
+        work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(times)
+
+
+def operations(device: str) -> dict[str, Callable[[], object]]:
+    a = torch.randn(16, 16, device=device)
+    b = torch.randn(16, 16, device=device)
+    c = torch.zeros(16, 16, device=device)
+    return {
+        "add": lambda: a + b,
+        "mm": lambda: a @ b,
+        "view": lambda: a.view(256),
+        "add_": lambda: c.add_(b),
+        "softmax": lambda: torch.nn.functional.softmax(a, dim=-1),
+        "cat": lambda: torch.cat([a, b]),
+    }
+
+
+def operation_table() -> None:
+    plain = {name: per_call(work) for name, work in operations("cpu").items()}
+    with virtual.virtual_gpus(1):
+        there = {name: per_call(work) for name, work in operations("cuda:0").items()}
+        beside = {name: per_call(work) for name, work in operations("cpu").items()}
+    with virtual.virtual_gpus(1, observer=Observer()):
+        watched = {name: per_call(work) for name, work in operations("cuda:0").items()}
+    after = {name: per_call(work) for name, work in operations("cpu").items()}
+    print(f"{'µs per op':<10}{'plain':>9}{'virtual':>9}{'overhead':>10}{'observed':>10}{'cpu beside':>12}{'off again':>11}")
+    for name, base in plain.items():
+        row = (base, there[name], there[name] - base, watched[name] - base, beside[name] - base, after[name] - base)
+        print(f"{name:<10}{row[0]:>9.1f}{row[1]:>9.1f}{row[2]:>10.1f}{row[3]:>10.1f}{row[4]:>12.1f}{row[5]:>11.1f}")
+    mix = statistics.mean(there[n] - plain[n] for n in ("add", "mm", "view"))
+    print(f"overhead of the mix (add, mm, view): {mix:.1f} µs per op; bound 40")
+
+
+def model_step(device: str, steps: int) -> tuple[float, list[float]]:
+    """Median seconds of a LoRA step of the built-in model at batch 1 × 256, and its losses."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from trimtab.config.schema import ModelSettings
+    from trimtab.models.load import model_source
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(model_source(ModelSettings()), dtype=torch.float32)
+    model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.to(device)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    ids = torch.randint(0, 1000, (1, 256), generator=torch.Generator().manual_seed(1)).to(device)
+    times, losses = [], []
+    for _ in range(steps + 1):
+        start = time.perf_counter()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:]), losses
+
+
+def model_table(steps: int) -> None:
+    plain, plain_losses = model_step("cpu", steps)
+    with virtual.virtual_gpus(1):
+        there, losses = model_step("cuda:0", steps)
+    with virtual.virtual_gpus(1, observer=Observer()):
+        watched, _ = model_step("cuda:0", steps)
+    print(f"LoRA step, built-in model, 1 × 256: plain {plain:.3f} s, virtual {there:.3f} s, ratio {there / plain:.2f}; ")
+    print(f"with an observer {watched:.3f} s, ratio {watched / plain:.2f}; bound 2.00")
+    print("losses equal bit for bit:", plain_losses == losses)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--no-model", action="store_true")
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    operation_table()
+    if not arguments.no_model:
+        model_table(arguments.steps)
+
+
+if __name__ == "__main__":
+    main()

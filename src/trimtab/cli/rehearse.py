@@ -1,0 +1,67 @@
+"""`trimtab rehearse`: run a script, a module, a config or a torchrun line on virtual GPUs, and report what it meets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Our options end at the first word that is not one of them; the rest is the script's own."""
+
+
+def rehearse(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="CONFIG | SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | torchrun [its options] SCRIPT [ARGS…]",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="Virtual GPUs: a count, a model or both (2, H200, 2xH200). Default: one per rank."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Start this many ranks of the script, as torchrun would.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to give it.")] = 600.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report here as JSON.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Run a training script, unchanged, on GPUs that are not there, and report every fault that it meets.
+
+    Our options stand before the script; everything after its path is the script's own. Exit code: 0 clean, 1 a fault
+    was found, 2 the request is wrong, 3 unproven (time ran out, or the process was killed).
+    """
+    from trimtab.hardware.catalogue import accelerators
+    from trimtab.rehearse.report import render
+    from trimtab.rehearse.run import rehearse as run
+    from trimtab.rehearse.session import Settings
+
+    words = list(target or [])
+    settings = Settings(max_steps=max_steps)
+    machine = accelerators(gpus or "1")
+    first = machine[0]
+    major, minor = (first.capability or "9.0").split(".")
+    settings.gpus, settings.gpu_name = len(machine), first.model
+    settings.memory_bytes, settings.capability = first.total_bytes, (int(major), int(minor))
+
+    dim = sys.stdout.isatty()
+    print("\x1b[2m" if dim else "", end="", flush=True)
+    try:
+        result = run(words, settings, ranks=ranks, timeout=timeout)
+    finally:
+        print("\x1b[0m" if dim else "", end="", flush=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+    name = next((word for word in words if word not in {"-m", "torchrun"}), "script")
+    print(render(result, name, colour=sys.stdout.isatty()))
+    raise typer.Exit(result.exit_code)

@@ -1,0 +1,94 @@
+"""From a fault on virtual devices, or an exception, to a finding: the line that fails, the line to change, the fix.
+
+Every rule is general: it looks at where tensors were made and moved, who holds them, and what the source says. None
+knows a particular program.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from trimtab.diagnose import source
+from trimtab.diagnose.explain import match_message
+from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
+from trimtab.diagnose.raised import diagnose_exception
+from trimtab.diagnose.rules import judge
+from trimtab.diagnose.scene import Scene
+
+if TYPE_CHECKING:
+    from trimtab.virtual.faults import Fault
+    from trimtab.virtual.origin import Origin
+
+__all__ = ["diagnose", "diagnose_exception"]
+
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+
+
+def diagnose(fault: Fault) -> Finding:
+    """The finding for a fault; the same one each time that it is asked about the same fault."""
+    known: Finding | None = getattr(fault, "_finding", None)
+    if known is None:
+        known = _diagnose(fault)
+        fault._finding = known  # type: ignore[attr-defined]
+    return replace(known)
+
+
+def _diagnose(fault: Fault) -> Finding:
+    scene = Scene(fault)
+    verdict = judge(scene)
+    where = _place(fault.frame)
+    library = _library(fault)
+    finding = Finding(
+        kind=verdict.kind or (fault.kind if fault.kind in KINDS else "other-error"),
+        message=fault.message,
+        where=where or library,
+        cause=verdict.cause,
+        fix=verdict.fix or _known_fix(fault.message),
+        op=fault.op,
+        module=verdict.module,
+        tensors=_notes(scene),
+        library=library if where is not None else None,
+    )
+    return finding
+
+
+def _notes(scene: Scene) -> list[TensorNote]:
+    notes = []
+    for suspect in scene.operands:
+        operand = suspect.operand
+        born = suspect.born
+        notes.append(
+            TensorNote(
+                name=scene.expression_of(suspect) or operand.name,
+                device=operand.device,
+                dtype=operand.dtype,
+                shape=tuple(operand.shape),
+                born=_place(born),
+            )
+        )
+    return notes
+
+
+def _library(fault: Fault) -> Place | None:
+    """The innermost line outside torch, when it is not the user's own: the library that the user's line"
+    " led to."""
+    for frame in fault.frames:
+        if frame.file.startswith((_TORCH, "<")):
+            continue
+        return None if fault.frame is not None and frame == fault.frame else _place(frame)
+    return None
+
+
+def _place(origin: Origin | None) -> Place | None:
+    return source.place(origin.file, origin.line) if origin is not None else None
+
+
+def _known_fix(message: str) -> str:
+    if known := match_message(message):
+        pattern, fields = known
+        return pattern.fix.format_map(fields)
+    return ""

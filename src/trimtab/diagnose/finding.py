@@ -1,0 +1,163 @@
+"""What a diagnosis says: one finding, with the line that fails, the line to change and the fix.
+
+These are plain data: no torch, no file is read here. The JSON form is the one that `trimtab rehearse --json` writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["fault", "warning"]
+
+KINDS: dict[str, str] = {
+    "device-mismatch": "operands of one operation live on different devices",
+    "index-device": "a tensor is indexed by a tensor on another device",
+    "dtype-mismatch": "operands of one operation have different precisions",
+    "generator-device": "a random generator belongs to another device than the tensor it should fill",
+    "unmoved-state": "optimizer state, a buffer or a plain attribute stayed behind when the model moved",
+    "worker-uses-gpu": "a forked worker process touches the GPU",
+    "pin-of-gpu-tensor": "a tensor that is already on a GPU is to be pinned in host memory",
+    "scaler-misuse": "GradScaler has nothing to scale, or is given fp16 or bf16 gradients",
+    "no-gradient": "trainable parameters never receive a gradient, or the loss has no graph",
+    "ddp-ready-twice": "DistributedDataParallel sees one parameter's gradient twice in a backward pass",
+    "ddp-unused": "DistributedDataParallel waits for gradients of parameters that the loss does not use",
+    "ddp-bypassed": "the wrapped module is called directly, so gradients are not averaged over the ranks",
+    "ranks-disagree": "ranks issue different collectives, or different numbers of them",
+    "stale-launcher": "rank variables of an earlier launch are still set, or a launcher's are missing",
+    "placement-conflict": "two parts of the program decide differently where things belong",
+    "dataset-field": "a row or batch lacks a field that the code asks for",
+    "batch-type": "the batch holds something that is not a tensor, or cannot become one",
+    "map-location": "a checkpoint is loaded onto a device that is not there",
+    "garbage-buffer": "a buffer or parameter was never given values",
+    "non-finite": "weights, loss or gradients became NaN or infinite",
+    "graph-kept": "a tensor that is kept across steps holds its whole graph, so memory grows",
+    "data-order": "every epoch sees the data in the same order",
+    "autocast-device": "autocast is opened for another device type than the tensors'",
+    "backend-unsupported": "this device or build has no such operation",
+    "out-of-memory": "the device has not enough memory",
+    "other-error": "the program stopped for a reason that has no kind of its own",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a program."""
+
+    file: str
+    line: int
+    code: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the report's JSON."""
+        return {"file": self.file, "line": self.line, "code": self.code}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The line that has to change, and why."""
+
+    file: str
+    line: int
+    code: str
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the report's JSON."""
+        return {"file": self.file, "line": self.line, "code": self.code, "why": self.why}
+
+
+@dataclass(frozen=True)
+class TensorNote:
+    """One operand of the failing operation."""
+
+    name: str
+    device: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    born: Place | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the report's JSON."""
+        return {
+            "name": self.name,
+            "device": self.device,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "born": self.born.to_dict() if self.born else None,
+        }
+
+
+@dataclass
+class Finding:
+    """One distinct fault or warning."""
+
+    kind: str
+    severity: Severity = "fault"
+    message: str = ""
+    """What the hardware, the library or the check says."""
+    where: Place | None = None
+    """The line that fails: in the user's own code when there is any on the stack."""
+    cause: Cause | None = None
+    """The line that has to change."""
+    fix: str = ""
+    """One sentence, with the code to write."""
+    op: str = ""
+    module: str = ""
+    tensors: list[TensorNote] = field(default_factory=list)
+    count: int = 1
+    """How often it was met."""
+    library: Place | None = None
+    """The line inside a library that fails, when the user's line only led there."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown kind of finding {self.kind!r}; the kinds are {', '.join(KINDS)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as it stands in the report's JSON."""
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "message": self.message,
+            "where": self.where.to_dict() if self.where else None,
+            "cause": self.cause.to_dict() if self.cause else None,
+            "fix": self.fix,
+            "op": self.op,
+            "module": self.module,
+            "tensors": [tensor.to_dict() for tensor in self.tensors],
+            "count": self.count,
+            "library": self.library.to_dict() if self.library else None,
+        }
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for two findings that a reader would call the same fault."""
+        cause = (self.cause.file, self.cause.line) if self.cause else None
+        where = (self.where.file, self.where.line) if self.where else None
+        library = (self.library.file, self.library.line) if self.library else None
+        place = (cause, where, library)
+        return (self.kind, self.severity, *place) if any(place) else (self.kind, self.severity, self.message)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Finding:
+        """The finding back from its JSON form (a rehearsal's child process hands findings over as JSON)."""
+        return cls(
+            kind=data["kind"],
+            severity=data.get("severity", "fault"),
+            message=data.get("message", ""),
+            where=_place(data.get("where")),
+            cause=Cause(**data["cause"]) if data.get("cause") else None,
+            fix=data.get("fix", ""),
+            op=data.get("op", ""),
+            module=data.get("module", ""),
+            tensors=[
+                TensorNote(t["name"], t["device"], t["dtype"], tuple(t["shape"]), _place(t.get("born")))
+                for t in data.get("tensors", [])
+            ],
+            count=data.get("count", 1),
+            library=_place(data.get("library")),
+        )
+
+
+def _place(data: dict[str, Any] | None) -> Place | None:
+    return Place(data["file"], data["line"], data.get("code", "")) if data else None

@@ -1,0 +1,178 @@
+"""Who holds a tensor at the moment of a fault: which variable of the user's frame, which attribute of which module.
+
+Looks at live frames and modules; changes nothing, computes nothing on tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute of a module that holds a tensor (or a module that owns it)."""
+
+    module: nn.Module
+    name: str
+    registered: bool
+    """Whether `module.to()` reaches it: a parameter, a buffer or a submodule."""
+    container: str = ""
+    """The plain Python container in between ("list", "dict"), if any."""
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """What two tensors that share memory have in common; 0 for a tensor without memory of its own."""
+    payload = getattr(tensor, "payload", tensor)
+    try:
+        return int(payload.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are one, or views of one memory."""
+    if one is other:
+        return True
+    if not (storage := storage_of(one)):
+        return False
+    return storage == storage_of(other)
+
+
+def frame_at(file: str, line: int) -> FrameType | None:
+    """The live frame of this thread that stands on a line."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file and frame.f_lineno == line:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def variable_of(tensor: torch.Tensor, frame: FrameType) -> str | None:
+    """The expression by which a frame's code reaches a tensor: `labels`, `batch["labels"]`,"
+    " `self.mask`, `pair[1]`."""
+    shared: str | None = None
+    for name, value in list(frame.f_locals.items()):
+        for expression, found in _reach(name, value):
+            if found is tensor:
+                return expression
+            if shared is None and same(found, tensor):
+                shared = expression
+    return shared
+
+
+def _reach(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, entry in list(value.items())[:64]:
+            if isinstance(entry, torch.Tensor):
+                yield f"{name}[{key!r}]", entry
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value[:64]):
+            if isinstance(entry, torch.Tensor):
+                yield f"{name}[{index}]", entry
+    elif not isinstance(value, nn.Module | type) and hasattr(value, "__dict__"):
+        for key, entry in list(vars(value).items())[:64]:
+            if isinstance(entry, torch.Tensor):
+                yield f"{name}.{key}", entry
+            elif isinstance(entry, dict) and key == "data":
+                yield from _reach(name, entry)
+
+
+def modules_seen(frame: FrameType | None) -> list[nn.Module]:
+    """The modules that the machine in force knows, and those in the variables of the user's frames."""
+    from trimtab.virtual.state import machine
+
+    found: dict[int, nn.Module] = {}
+    current = machine()
+    for module in list(current.modules) if current is not None else ():
+        found[id(module)] = module
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, nn.Module):
+                found[id(value)] = value
+        frame = frame.f_back
+    for module in list(found.values()):
+        for child in module.modules():
+            found.setdefault(id(child), child)
+    return list(found.values())
+
+
+def attributes_of(tensor: torch.Tensor, modules: Iterable[nn.Module]) -> list[Attribute]:
+    """Every module attribute that holds a tensor, registered ones first."""
+    found = []
+    for module in modules:
+        for name, value in (*module._parameters.items(), *module._buffers.items()):
+            if value is not None and same(value, tensor):
+                found.append(Attribute(module, name, registered=True))
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            if isinstance(value, torch.Tensor) and same(value, tensor):
+                found.append(Attribute(module, name, registered=False))
+            elif (kind := _container(value)) and any(
+                isinstance(entry, torch.Tensor) and same(entry, tensor) for entry in _entries(value)
+            ):
+                found.append(Attribute(module, name, registered=False, container=kind))
+    return sorted(found, key=lambda attribute: not attribute.registered)
+
+
+def holders_of(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
+    """The module attributes that hold a module, registered ones first."""
+    found = []
+    for owner in modules:
+        for name, child in owner._modules.items():
+            if child is module:
+                found.append(Attribute(owner, name, registered=True))
+        for name, value in vars(owner).items():
+            if name == "_modules":
+                continue
+            if (kind := _container(value)) and any(entry is module for entry in _entries(value)):
+                found.append(Attribute(owner, name, registered=False, container=kind))
+    return sorted(found, key=lambda attribute: not attribute.registered)
+
+
+def path_of(module: nn.Module, modules: Iterable[nn.Module]) -> str:
+    """The module's name from the outermost module that registers it: `layers.3.self_attn`."""
+    parts: list[str] = []
+    known = list(modules)
+    current: nn.Module | None = module
+    for _ in range(32):
+        holder = (
+            next((h for h in holders_of(current, known) if h.registered), None)
+            if current is not None
+            else None
+        )
+        if holder is None:
+            break
+        parts.append(holder.name)
+        current = holder.module
+    return ".".join(reversed(parts))
+
+
+def source_of(module: nn.Module) -> tuple[str, str] | None:
+    """The file and name of a module's class, the first in its ancestry that is not torch's own."""
+    for ancestor in type(module).__mro__:
+        if ancestor.__module__.split(".")[0] in ("torch", "builtins"):
+            continue
+        for member in vars(ancestor).values():
+            # The code knows its file even where the module (a script run by path) does not.
+            if (code := getattr(member, "__code__", None)) is not None:
+                return code.co_filename, ancestor.__name__
+    return None
+
+
+def _container(value: Any) -> str:
+    return type(value).__name__ if isinstance(value, list | tuple | dict | set) and value else ""
+
+
+def _entries(value: Any) -> list[Any]:
+    return list(value.values() if isinstance(value, dict) else value)[:256]

@@ -1,0 +1,55 @@
+"""Writes the code of a fix: a factory call with device=, the argument that a move was given. Changes no"
+" file."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from typing import TYPE_CHECKING
+
+from trimtab.diagnose import source
+
+if TYPE_CHECKING:
+    from trimtab.diagnose.scene import Scene, Suspect
+
+_FACTORIES = frozenset(
+    ("ones", "zeros", "full", "empty", "arange", "linspace", "logspace", "eye", "rand", "randn", "randint")
+) | {"randperm", "tensor", "as_tensor", "tril_indices", "triu_indices", "normal"}
+
+
+def add_device(file: str, line: int, device: str) -> str | None:
+    """The line's torch factory calls with `device=` added; None when it has none that lacks it."""
+    node = source.statement(file, line)
+    if node is None or hasattr(node, "body"):
+        return None
+    changed = copy.deepcopy(node)
+    found = False
+    for call in [n for n in ast.walk(changed) if isinstance(n, ast.Call)]:
+        torch_call = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "torch"
+        if torch_call and source.called_name(call) in _FACTORIES and source.keyword(call, "device") is None:
+            call.keywords.append(ast.keyword("device", ast.parse(device, mode="eval").body))
+            found = True
+    return ast.unparse(changed) if found else None
+
+
+def assigned(file: str, line: int) -> str | None:
+    """What the first `.to(…)` on a line was given, as written."""
+    for call in source.call_on(file, line):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "to" and call.args:
+            return ast.unparse(call.args[0])
+    return None
+
+
+def last_move_argument(scene: Scene, stray: Suspect) -> str | None:
+    """The device that the program itself asked for when it made or moved a suspect, as written."""
+    lines = [(o.file, o.line) for o in (stray.moved, stray.born) if o is not None]
+    for sight in scene.sights(stray):
+        if (made := source.last_assignment(sight.file, sight.line, sight.root)) is not None:
+            lines.append((sight.file, made.lineno))
+    for file, line in lines:
+        if chosen := assigned(file, line):
+            return chosen
+        for call in source.call_on(file, line):
+            if (device := source.keyword(call, "device")) is not None:
+                return ast.unparse(device)
+    return None

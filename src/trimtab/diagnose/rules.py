@@ -1,0 +1,379 @@
+"""The rules that lead from a placement fault to its cause. The first that applies speaks.
+
+A rule gets the scene and a suspect and returns a verdict or None. Order matters: what is certain (a result thrown
+away, state that was never registered) comes before what is likely (the line that last set the variable).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trimtab.diagnose import holders, source
+from trimtab.diagnose.finding import Cause
+from trimtab.diagnose.rewrite import add_device, assigned, last_move_argument
+from trimtab.diagnose.scene import Scene, Sight, Suspect
+
+
+@dataclass
+class Verdict:
+    """What the rules say."""
+
+    cause: Cause | None = None
+    fix: str = ""
+    kind: str = ""
+    """Another kind than the fault's, when the cause shows one."""
+    module: str = ""
+
+
+def judge(scene: Scene) -> Verdict:
+    """The verdict on a fault."""
+    rules = _BY_KIND.get(scene.fault.kind, (_birth,))
+    verdict = _generator(scene) if scene.fault.kind == "generator-device" else None
+    if verdict is not None:
+        return verdict
+    strays = scene.strays
+    for rule in rules:
+        for stray in strays:
+            if verdict := rule(scene, stray):
+                break
+        if verdict:
+            break
+    verdict = verdict or Verdict()
+    if not verdict.module:
+        verdict.module = next(
+            (holders.path_of(s.attributes[0].module, scene.modules) for s in scene.operands if s.attributes),
+            "",
+        )
+    return verdict
+
+
+def _target(scene: Scene, stray: Suspect) -> str:
+    """The device to move to, as code: the partner's own name if it has one here."""
+    partner = scene.partner(stray)
+    if name := scene.expression_of(partner):
+        return f"{name}.device"
+    return f'"{partner.device}"' if partner is not None else "x.device"
+
+
+def _optimizer_state(scene: Scene, stray: Suspect) -> Verdict | None:
+    in_step = any("/torch/optim/" in f.file.replace("\\", "/") for f in scene.fault.frames)
+    if not in_step or stray.is_parameter or stray.born is None:
+        return None
+    why = "the optimizer's state was made here, on the parameters' device of that moment; the model moved afterwards"
+    fix = "move the model first (model.to(device)), then build the optimizer and load its state"
+    return Verdict(source.cause(stray.born.file, stray.born.line, why), fix, "unmoved-state")
+
+
+def _tied(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A weight that two modules share follows the last move of either."""
+    for suspect in (stray, *scene.operands):
+        owners = {id(a.module) for a in suspect.attributes if a.registered}
+        if len(owners) < 2 or suspect.moved is None:
+            continue
+        devices = {str(p.device) for m in scene.modules for p in m._parameters.values() if p is not None}
+        if len(devices - {"cpu"}) < 2:
+            continue
+        names = [
+            f"{holders.path_of(a.module, scene.modules)}.{a.name}" for a in suspect.attributes if a.registered
+        ]
+        why = f"this moves a tied weight ({' = '.join(names)}): both modules follow the last move, to {suspect.device}"
+        fix = "keep tied modules on one device (move both to the same one) and bring the activations there"
+        return Verdict(source.cause(suspect.moved.file, suspect.moved.line, why), fix)
+    return None
+
+
+def _dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
+    """`x.to(device)` whose result nobody kept."""
+    from trimtab.virtual import origin
+
+    tensors = [stray.tensor, stray.held]
+    for sight in scene.sights(stray):
+        tensors.append(sight.frame.f_locals.get(sight.name))
+    for tensor in tensors:
+        copied = origin.copied_of(tensor) if isinstance(tensor, torch.Tensor) else None
+        if copied is None or (moved := source.dropped_move(copied.file, copied.line)) is None:
+            continue
+        code = source.place(copied.file, copied.line).code
+        why = f"the moved copy of {moved} is thrown away here: Tensor.to does not work in place"
+        return Verdict(
+            source.cause(copied.file, copied.line, why), f"assign it: {moved} = {code.split('#')[0].strip()}"
+        )
+    return None
+
+
+def _unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A tensor in a plain attribute, or a layer in a plain list: module.to() does not reach it."""
+    plain = [a for a in stray.attributes if not a.registered]
+    for attribute in [a for a in stray.attributes if a.registered]:
+        plain += _plain_holder(attribute.module, scene)
+    for attribute in plain:
+        named = holders.source_of(attribute.module)
+        line = source.attribute_assignment(*named, attribute.name) if named else None
+        if named is None or line is None:
+            continue
+        file, class_name = named
+        layers = any(a.registered for a in stray.attributes) and bool(attribute.container)
+        why, fix = _registration(attribute, class_name, layers)
+        return Verdict(source.cause(file, line, why), fix, "unmoved-state")
+    return None
+
+
+def _plain_holder(module: object, scene: Scene, depth: int = 6) -> list[holders.Attribute]:
+    """The plain container in which a module, or a parent of it, is kept; empty when all are registered."""
+    current = module
+    for _ in range(depth):
+        held = holders.holders_of(current, scene.modules)  # type: ignore[arg-type]
+        registered = [h for h in held if h.registered]
+        if held and not registered:
+            return held
+        if not registered:
+            return []
+        current = registered[0].module
+    return []
+
+
+def _registration(attribute: holders.Attribute, class_name: str, layers: bool) -> tuple[str, str]:
+    name = f"self.{attribute.name}"
+    if layers:
+        kind = "ModuleDict" if attribute.container == "dict" else "ModuleList"
+        why = f"{class_name} keeps layers in a plain {attribute.container}: they are neither moved nor trained with it"
+        return why, f"{name} = nn.{kind}(...)"
+    why = f"{name} is a plain attribute, no registered buffer: {class_name}.to(device) does not move it"
+    return why, f'self.register_buffer("{attribute.name}", ..., persistent=False)'
+
+
+def _made_after_move(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A layer that was created after its model had moved, or a model that never was."""
+    if not stray.is_parameter or stray.moved is not None or (born := stray.born) is None:
+        return None
+    rest = [
+        p for m in scene.modules for p in m._parameters.values() if p is not None and p.device.type != "cpu"
+    ]
+    from trimtab.virtual import origin
+
+    moves = [m for p in rest if (m := origin.moved_of(p)) is not None]
+    line = _construction(born.file, born.line, max((m.line for m in moves if m.file == born.file), default=0))
+    if moves:
+        why = "these parameters are created after the model was moved, so they stay on the CPU"
+        fix = "create them first and move afterwards, or call model.to(device) once more after this line"
+    else:
+        why = "this module is created on the CPU and never moved, while its input is"
+        fix = f"move the module as well: model.to({_target(scene, stray)})"
+    return Verdict(source.cause(born.file, line, why), fix)
+
+
+def _construction(file: str, line: int, after: int) -> int:
+    """From a line inside a class's __init__ out to the line that constructs it (behind `after`, if"
+    " there is one)."""
+    for _ in range(4):
+        function, owner = source.function_at(file, line), source.class_at(file, line)
+        if function is None or owner is None or function.name != "__init__":
+            break
+        sites = [
+            n for n in source.calls(file, owner.name) if not owner.lineno <= n <= (owner.end_lineno or 0)
+        ]
+        if not sites:
+            break
+        line = next((n for n in sites if n > after), sites[0])
+    return line
+
+
+def _placement_conflict(scene: Scene, stray: Suspect) -> Verdict | None:
+    """The batch follows a setting while a helper object (an accelerator, a trainer) moved the model"
+    " elsewhere."""
+    partner = scene.partner(stray)
+    if partner is None or not partner.is_parameter or (moved := partner.moved) is None:
+        return None
+    chosen = last_move_argument(scene, stray)
+    if chosen is None or not any(
+        word in chosen.lower() for word in ("cfg", "conf", "args", "device", "opt", "setting")
+    ):
+        return None
+    for call in source.call_on(moved.file, moved.line):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr in source.MOVES:
+            continue
+        maker = call.func.value
+        made = (
+            source.last_assignment(moved.file, moved.line, maker.id) if isinstance(maker, ast.Name) else None
+        )
+        if made is None or not isinstance(getattr(made, "value", None), ast.Call):
+            continue
+        why = f"{ast.unparse(maker)} chooses the device by itself ({partner.device}) while batches follow {chosen}"
+        fix = f"let it obey the same setting as the batches ({chosen}), or send batches to {ast.unparse(maker)}.device"
+        return Verdict(source.cause(moved.file, made.lineno, why), fix, "placement-conflict")
+    return None
+
+
+def _sibling(scene: Scene, stray: Suspect) -> Verdict | None:
+    """One of several things that came together was moved, this one was not."""
+    for sight in scene.sights(stray):
+        line = source.sibling_move(sight.file, sight.line, sight.root)
+        if line is not None:
+            device = assigned(sight.file, line) or _target(scene, stray)
+            why = f"here its siblings are moved and {sight.name} is not"
+            return Verdict(
+                source.cause(sight.file, line, why), f"move it too: {sight.name} = {sight.name}.to({device})"
+            )
+    return None
+
+
+def _device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
+    """Made on a device that the function chose for several tensors at once, by a local name."""
+    if (born := stray.born) is None:
+        return None
+    for call in source.call_on(born.file, born.line):
+        device = source.keyword(call, "device")
+        if not isinstance(device, ast.Name):
+            continue
+        made = source.assignments(born.file, born.line, device.id)
+        chosen = [m for m in made if m.lineno < born.line and isinstance(m, ast.Assign)]
+        if not chosen or not isinstance(chosen[-1].value, ast.Name | ast.Attribute | ast.Subscript):
+            continue
+        function = source.function_at(born.file, born.line)
+        used = (
+            [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == device.id]
+            if function
+            else []
+        )
+        if len(used) >= 3:
+            why = f"the helper tensors are made on this device, and they meet a tensor on {_other(scene, stray)}"
+            fix = f"take the device from the tensor that they meet: {device.id} = {_target(scene, stray)}"
+            return Verdict(source.cause(born.file, chosen[-1].lineno, why), fix)
+    return None
+
+
+def _assignment(scene: Scene, stray: Suspect) -> Verdict | None:
+    """The line that gave the variable its value, followed back to the line that made the tensor."""
+    for sight in scene.sights(stray):
+        if sight.name.startswith("self."):
+            continue
+        made = source.last_assignment(sight.file, sight.line, sight.root)
+        if made is None:
+            continue
+        made = _followed(scene, sight, made, stray.device)
+        why = f"{sight.name} is made here on {stray.device}, and it meets a tensor on {_other(scene, stray)}"
+        return Verdict(source.cause(sight.file, made.lineno, why), _fix_at(scene, stray, sight, made.lineno))
+    return None
+
+
+def _followed(scene: Scene, sight: Sight, made: ast.stmt, device: str) -> ast.stmt:
+    for _ in range(5):
+        value = getattr(made, "value", None)
+        if value is None or _has_factory(value):
+            break
+        names = scene.reads(sight.frame, value, device)
+        if len(names) != 1 or (before := source.last_assignment(sight.file, made.lineno, names[0])) is None:
+            break
+        made = before
+    return made
+
+
+def _has_factory(node: ast.AST) -> bool:
+    return any(
+        isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Attribute)
+        and ast.unparse(n.func.value) in ("torch", "np", "numpy")
+        for n in ast.walk(node)
+    )
+
+
+def _birth(scene: Scene, stray: Suspect) -> Verdict | None:
+    if (born := stray.born) is None:
+        return None
+    why = f"made here on {stray.device} ({stray.operand.dtype})"
+    return Verdict(source.cause(born.file, born.line, why), _fix_at(scene, stray, None, born.line))
+
+
+def _fix_at(scene: Scene, stray: Suspect, sight: Sight | None, line: int) -> str:
+    file = sight.file if sight is not None else stray.born.file if stray.born is not None else ""
+    target = _target(scene, stray)
+    if rewritten := add_device(file, line, target):
+        return f"make it where its partner is: {rewritten}"
+    name = sight.name if sight is not None else scene.expression_of(stray) or stray.operand.name
+    return f"bring it to its partner: {name} = {name}.to({target})"
+
+
+def _other(scene: Scene, stray: Suspect) -> str:
+    partner = scene.partner(stray)
+    return partner.device if partner is not None else "another device"
+
+
+def _dtype(scene: Scene, stray: Suspect) -> Verdict | None:
+    """Two precisions in one operation: the weight's origin if it is the wider one, else the input's."""
+    parameter = next((s for s in scene.operands if s.is_parameter), None)
+    inputs = [
+        s
+        for s in scene.operands
+        if not s.is_parameter and parameter and s.operand.dtype != parameter.operand.dtype
+    ]
+    if parameter is None or not inputs:
+        return None
+    name = scene.expression_of(inputs[0]) or "x"
+    weight = scene.expression_of(parameter) or "layer.weight"
+    fix = f"cast the input: {name} = {name}.to({weight}.dtype), or run it under torch.autocast"
+    low = ("bfloat16", "float16")
+    blamed = (
+        parameter if parameter.operand.dtype == "float32" and inputs[0].operand.dtype in low else inputs[0]
+    )
+    place = blamed.moved or blamed.born
+    if blamed is inputs[0] and (found := _assignment(scene, blamed)) and found.cause is not None:
+        cause = found.cause
+        why = f"this is {blamed.operand.dtype}, the weight is {parameter.operand.dtype}"
+        return Verdict(Cause(cause.file, cause.line, cause.code, why), fix)
+    if place is None:
+        return Verdict(None, fix)
+    why = f"made here in {blamed.operand.dtype}, while its partner is {inputs[0].operand.dtype}"
+    return Verdict(source.cause(place.file, place.line, why), fix)
+
+
+def _generator(scene: Scene) -> Verdict | None:
+    """The line that made the generator, or the sampler or loader that was given one."""
+    if (frame := scene.fault.frame) is None:
+        return None
+    lines = [frame.line]
+    node = source.statement(frame.file, frame.line)
+    for name in sorted(source.names_in(getattr(node, "iter", None) or node)) if node is not None else ():
+        if (made := source.last_assignment(frame.file, frame.line, name)) is not None:
+            lines.append(made.lineno)
+    for line in lines:
+        for call in source.call_on(frame.file, line):
+            if (given := source.keyword(call, "generator")) is None:
+                continue
+            made = source.last_assignment(frame.file, line, given.id) if isinstance(given, ast.Name) else None
+            why = "this generator belongs to another device than the random numbers that are drawn with it"
+            fix = "generator=torch.Generator(device=...) on the device where the numbers are drawn"
+            return Verdict(source.cause(frame.file, made.lineno if made else line, why), fix)
+    for line in source.calls(frame.file, "set_default_device"):
+        why = (
+            "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
+        )
+        return Verdict(
+            source.cause(frame.file, line, why), "give device= where tensors are made; set no global default"
+        )
+    return None
+
+
+Rule = Callable[[Scene, Suspect], "Verdict | None"]
+_PLACEMENT: tuple[Rule, ...] = (
+    _optimizer_state,
+    _tied,
+    _dropped_move,
+    _unregistered,
+    _made_after_move,
+    _placement_conflict,
+    _sibling,
+    _device_alias,
+    _assignment,
+    _birth,
+)
+_BY_KIND: dict[str, tuple[Rule, ...]] = {
+    "device-mismatch": _PLACEMENT,
+    "index-device": _PLACEMENT,
+    "unmoved-state": _PLACEMENT,
+    "pin-of-gpu-tensor": (_assignment, _birth),
+    "dtype-mismatch": (_dtype, _birth),
+}

@@ -1,0 +1,171 @@
+"""The scene of a fault: its operands, the stray one among them, and who holds it. Asks; decides nothing.
+
+Works while the failing operation is on the stack; afterwards the frames are gone and only the operands' origins speak.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trimtab.diagnose import holders, source
+from trimtab.diagnose.holders import Attribute
+
+if TYPE_CHECKING:
+    from trimtab.virtual.faults import Fault, Operand
+    from trimtab.virtual.origin import Origin
+
+
+@dataclass
+class Suspect:
+    """An operand that may be the one in the wrong place."""
+
+    operand: Operand
+    tensor: torch.Tensor | None
+    attributes: list[Attribute] = field(default_factory=list)
+
+    @property
+    def device(self) -> str:
+        """Where it is."""
+        return self.operand.device
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is (a view of) a module's parameter."""
+        return isinstance(self.tensor, nn.Parameter) or any(
+            attribute.registered and attribute.name in attribute.module._parameters
+            for attribute in self.attributes
+        )
+
+    @cached_property
+    def held(self) -> torch.Tensor | None:
+        """The tensor itself, or the parameter or buffer of which it is a view."""
+        for attribute in self.attributes:
+            value = getattr(attribute.module, attribute.name, None)
+            if isinstance(value, torch.Tensor):
+                return value
+        return self.tensor
+
+    @property
+    def born(self) -> Origin | None:
+        """Where it was made."""
+        from trimtab.virtual import origin
+
+        return (origin.born_of(self.held) if self.held is not None else None) or self.operand.origin
+
+    @property
+    def moved(self) -> Origin | None:
+        """Where it was last moved."""
+        from trimtab.virtual import origin
+
+        return origin.moved_of(self.held) if self.held is not None else None
+
+
+@dataclass
+class Sight:
+    """A suspect as one of the user's frames sees it."""
+
+    file: str
+    line: int
+    frame: FrameType
+    name: str
+    """The expression that reaches it."""
+
+    @property
+    def root(self) -> str:
+        """The variable in it: `batch` for `batch['labels']`."""
+        return self.name.split("[")[0].split(".")[0]
+
+
+class Scene:
+    """A fault, looked at where it happens."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        self.frames: list[FrameType] = []
+        for origin in fault.stack:
+            if (frame := holders.frame_at(origin.file, origin.line)) is not None and frame not in self.frames:
+                self.frames.append(frame)
+        self.modules = holders.modules_seen(self.frames[0] if self.frames else None)
+        self.operands = [self._suspect(operand) for operand in fault.operands]
+
+    def _suspect(self, operand: Operand) -> Suspect:
+        tensor = operand.tensor() if operand.tensor is not None else None
+        return Suspect(
+            operand, tensor, holders.attributes_of(tensor, self.modules) if tensor is not None else []
+        )
+
+    @cached_property
+    def strays(self) -> list[Suspect]:
+        """The operands that may be in the wrong place, the likeliest first."""
+        real = [
+            s for s in self.operands if s.operand.shape or not s.device.startswith("cpu")
+        ] or self.operands
+        if len({s.device for s in real}) < 2:
+            return list(real)
+        on_cpu = [s for s in real if s.device == "cpu"]
+        if on_cpu:
+            return sorted(on_cpu, key=lambda s: not s.is_parameter)
+        return sorted(real, key=self._innocence)
+
+    def _innocence(self, suspect: Suspect) -> tuple[int, bool]:
+        """Among GPUs: plain data is moved to weights and to what has a gradient, not the other way round."""
+        tensor = suspect.tensor
+        grown = suspect.is_parameter or (tensor is not None and tensor.requires_grad)
+        return (2 if suspect.is_parameter else 1 if grown else 0), not self._explicit(suspect)
+
+    def _explicit(self, suspect: Suspect) -> bool:
+        """Whether it was made with an explicit `device=`: the choice of the program rather than of its"
+        " partner."""
+        born = suspect.born
+        return born is not None and any(
+            source.keyword(call, "device") is not None for call in source.call_on(born.file, born.line)
+        )
+
+    def partner(self, stray: Suspect) -> Suspect | None:
+        """An operand on the other device: where the stray one should have been."""
+        others = [s for s in self.operands if s.device != stray.device and s.operand.shape]
+        return next((s for s in others if s.is_parameter), others[0] if others else None)
+
+    def sights(self, stray: Suspect) -> Iterator[Sight]:
+        """How the user's frames reach a suspect, innermost first."""
+        if stray.tensor is None:
+            return
+        for frame in self.frames:
+            if name := holders.variable_of(stray.tensor, frame):
+                yield Sight(frame.f_code.co_filename, frame.f_lineno, frame, name)
+
+    def expression_of(self, suspect: Suspect | None) -> str | None:
+        """How the failing line's own frame names an operand, for the code to write."""
+        if suspect is None or suspect.tensor is None:
+            return None
+        for frame in self.frames[:1]:
+            if name := holders.variable_of(suspect.tensor, frame):
+                return name
+            owner = frame.f_locals.get("self")
+            for attribute in suspect.attributes:
+                if attribute.module is owner:
+                    return f"self.{attribute.name}"
+                if isinstance(owner, nn.Module):
+                    for name, child in owner._modules.items():
+                        if child is attribute.module:
+                            return f"self.{name}.{attribute.name}"
+                for name, value in frame.f_locals.items():
+                    if value is attribute.module:
+                        return f"{name}.{attribute.name}"
+        return None
+
+    def reads(self, frame: FrameType, node: ast.AST, device: str) -> list[str]:
+        """The names in an expression whose values are tensors on a device."""
+        return [
+            name
+            for name in sorted(source.names_in(node))
+            if isinstance(value := frame.f_locals.get(name), torch.Tensor) and str(value.device) == device
+        ]

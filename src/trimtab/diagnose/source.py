@@ -1,0 +1,242 @@
+"""Questions to a program's source: where a name was last set, which line assigns an attribute, who moved a sibling.
+
+Reads source lines only (through linecache and ast); runs nothing. A file that cannot be read or parsed answers nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from functools import lru_cache
+
+from trimtab.diagnose.finding import Cause, Place
+
+MOVES = frozenset({"to", "cuda", "cpu", "to_empty", "half", "float", "bfloat16", "double", "mps", "xpu"})
+"""Methods that give back a moved or cast tensor."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def place(file: str, line: int) -> Place:
+    """A place with the code that stands there."""
+    return Place(file, line, linecache.getline(file, line).strip())
+
+
+def cause(file: str, line: int, why: str) -> Cause:
+    """A cause with the code that stands there."""
+    return Cause(file, line, linecache.getline(file, line).strip(), why)
+
+
+@lru_cache(maxsize=128)
+def tree(file: str) -> ast.Module | None:
+    """The parsed file."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def statement(file: str, line: int) -> ast.stmt | None:
+    """The innermost statement that stands on a line (of a compound one only its header counts)."""
+    found = [n for n in _walk(file) if isinstance(n, ast.stmt) and n.lineno <= line <= _header_end(n)]
+    return max(found, key=lambda n: (n.lineno, n.col_offset), default=None)
+
+
+def function_at(file: str, line: int) -> Function | None:
+    """The innermost function that holds a line."""
+    found = [n for n in _walk(file) if isinstance(n, Function) and n.lineno <= line <= (n.end_lineno or 0)]
+    return max(found, key=lambda n: n.lineno, default=None)
+
+
+def class_at(file: str, line: int) -> ast.ClassDef | None:
+    """The innermost class that holds a line."""
+    found = [
+        n for n in _walk(file) if isinstance(n, ast.ClassDef) and n.lineno <= line <= (n.end_lineno or 0)
+    ]
+    return max(found, key=lambda n: n.lineno, default=None)
+
+
+def assignments(file: str, line: int, name: str) -> list[ast.stmt]:
+    """The statements that bind a name in the scope of a line, in order."""
+    scope: ast.AST | None = function_at(file, line) or tree(file)
+    return [node for node in _own_statements(scope) if name in _bound(node)] if scope else []
+
+
+def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
+    """The statement that last bound a name before a line of the same scope (else of the module)."""
+    before = [node for node in assignments(file, line, name) if node.lineno < line]
+    if before:
+        return before[-1]
+    module = tree(file)
+    if module is None or function_at(file, line) is None or name in parameters(file, line):
+        return None
+    outside = [node for node in _own_statements(module) if name in _bound(node)]
+    return outside[-1] if outside else None
+
+
+def parameters(file: str, line: int) -> list[str]:
+    """The parameters of the function around a line, without self."""
+    function = function_at(file, line)
+    if function is None:
+        return []
+    arguments = function.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def sibling_move(file: str, line: int, name: str) -> int | None:
+    """The line before `line` that moved what was bound together with `name`: where its own move is missing.
+
+    Bound together: in one tuple (`x, y = …`, `for x, y in loader`), as parameters of one function, or as entries of one
+    dict (`name` is then the dict, of which some entries were moved one by one).
+    """
+    binding = last_assignment(file, line, name)
+    together = _bound(binding) if binding is not None else set(parameters(file, line))
+    since = binding.lineno if binding is not None else 0
+    scope: ast.AST | None = function_at(file, line) or tree(file)
+    found: int | None = None
+    for node in _own_statements(scope) if scope else ():
+        if not since < node.lineno < line or not isinstance(node, ast.Assign) or not _has_move(node.value):
+            continue
+        targets = _bound(node)
+        entry = any(isinstance(t, ast.Subscript) and _root(t) == name for t in node.targets)
+        if entry or (name not in targets and targets & together and len(together) > 1):
+            found = node.lineno
+    return found
+
+
+def dropped_move(file: str, line: int) -> str | None:
+    """The expression that a line moves without keeping the result (`x.to(device)` alone), as written."""
+    node = statement(file, line)
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return None
+    called = node.value.func
+    return ast.unparse(called.value) if isinstance(called, ast.Attribute) and called.attr in MOVES else None
+
+
+def attribute_assignment(file: str, class_name: str, attribute: str) -> int | None:
+    """The line of a class that sets `self.attribute`: in __init__ if it stands there."""
+    lines: list[tuple[bool, int]] = []
+    for node in _walk(file):
+        if not isinstance(node, ast.ClassDef) or node.name != class_name:
+            continue
+        for method in node.body:
+            if not isinstance(method, Function):
+                continue
+            for inner in ast.walk(method):
+                if isinstance(
+                    inner, ast.Assign | ast.AnnAssign | ast.AugAssign
+                ) and attribute in _self_targets(inner):
+                    lines.append((method.name != "__init__", inner.lineno))
+    return min(lines)[1] if lines else None
+
+
+def calls(file: str, name: str) -> list[int]:
+    """The lines that call something by a name (`Name(…)` or `x.Name(…)`), in order."""
+    return sorted(
+        node.lineno for node in _walk(file) if isinstance(node, ast.Call) and called_name(node) == name
+    )
+
+
+def call_on(file: str, line: int) -> Iterator[ast.Call]:
+    """The calls written on a line's statement."""
+    node = statement(file, line)
+    for inner in _header(node) if node is not None else ():
+        if isinstance(inner, ast.Call):
+            yield inner
+
+
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called: `Linear` in nn.Linear(…)."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The value of a keyword argument."""
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def walk(file: str) -> Iterator[ast.AST]:
+    """Every node of a file."""
+    return _walk(file)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The plain names that an expression reads."""
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _walk(file: str) -> Iterator[ast.AST]:
+    module = tree(file)
+    return ast.walk(module) if module is not None else iter(())
+
+
+def _own_statements(scope: ast.AST) -> list[ast.stmt]:
+    """The statements of a scope in order, without those of functions and classes inside it."""
+    found: list[ast.stmt] = []
+    stack = list(ast.iter_child_nodes(scope))
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.stmt):
+            found.append(node)
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
+            stack.extend(ast.iter_child_nodes(node))
+    return sorted(found, key=lambda node: node.lineno)
+
+
+def _bound(node: ast.AST | None) -> set[str]:
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.For | ast.AsyncFor):
+        targets = [node.target]
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
+    return {
+        inner.id
+        for target in targets
+        for inner in ast.walk(target)
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
+
+
+def _self_targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {
+        inner.attr
+        for target in targets
+        for inner in ast.walk(target)
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
+    }
+
+
+def _has_move(node: ast.AST) -> bool:
+    return any(
+        isinstance(inner, ast.Call)
+        and isinstance(inner.func, ast.Attribute)
+        and inner.func.attr in ("to", "cuda", "mps")
+        for inner in ast.walk(node)
+    )
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Subscript | ast.Attribute | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _header_end(node: ast.stmt) -> int:
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body:
+        return max(node.lineno, int(body[0].lineno) - 1)
+    return node.end_lineno or node.lineno
+
+
+def _header(node: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement without those of the statements inside it."""
+    stack: list[ast.AST] = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(child for child in ast.iter_child_nodes(current) if not isinstance(child, ast.stmt))

@@ -1,0 +1,295 @@
+"""Whether the ranks agree: on each collective (which, in which order, how big, which type) and on their weights.
+
+Each rank writes every collective into the rehearsal's folder before entering it, and reads what the others wrote.
+A disagreement is reported with both sides, and the rank stops instead of waiting for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse import places
+from trimtab.rehearse.session import read_lines
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trimtab.rehearse.process import Process
+
+
+class RanksDisagree(RuntimeError):
+    """Raised in a rank that would wait for ever."""
+
+    _trimtab_recorded = True
+
+
+@dataclass
+class _World:
+    """This process as a rank."""
+
+    name: str
+    rank: int
+    size: int
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    peers: dict[int, _Peer] = field(default_factory=dict)
+    last: dict[str, Any] | None = None
+
+
+@dataclass
+class _Peer:
+    """What another rank has written so far."""
+
+    path: Path
+    offset: int = 0
+    calls: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, Any] | None = None
+
+    def read(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self.offset += len(line)
+                record = json.loads(line)
+                if "op" in record:
+                    self.calls[record["group"], record["n"]] = record
+                    self.last = record
+
+
+_world: _World | None = None
+_made = 0
+
+
+def made() -> int:
+    """How many collectives this process has entered."""
+    return _made
+
+
+def joined(process: Process) -> None:
+    """A process group was made: agree with the other ranks on a name for this world."""
+    import torch.distributed as dist
+
+    global _world
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        _world = None
+        return
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("trimtab/world", secrets.token_hex(8))
+    name = store.get("trimtab/world").decode()
+    _world = _World(name, rank, dist.get_world_size())
+    _world.peers = {
+        other: _Peer(_path(process.folder, name, other)) for other in range(_world.size) if other != rank
+    }
+    _write(process, {"pid": os.getpid()})
+
+
+def enter(process: Process, record: dict[str, Any], place: Place | None) -> None:
+    """Write down a collective that is about to be entered, and compare it with what the others wrote."""
+    global _made
+    _made += 1
+    world = _world
+    if world is None:
+        return
+    group = str(record.get("group", ""))
+    number = world.counts[group] = world.counts[group] + 1
+    mine = {
+        "group": group,
+        "n": number,
+        "op": record["op"],
+        "numel": record.get("numel"),
+        "dtype": record.get("dtype"),
+        "root": record.get("root"),
+        "place": place.to_dict() if place else None,
+    }
+    world.last = mine
+    _write(process, mine)
+    for rank, peer in world.peers.items():
+        peer.read()
+        theirs = peer.calls.get((group, number))
+        if theirs is not None and _signature(theirs) != _signature(mine):
+            process.recorder.write(t="failed")
+            process.report(_disagreement(world.rank, mine, rank, theirs))
+            raise RanksDisagree(f"ranks {world.rank} and {rank} disagree on a collective")
+
+
+def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tuple[bool, Finding | None]:
+    """An error of the transport: another rank is gone or never came. Says whether this is ours to tell, and what."""
+    world = _world
+    if world is None:
+        return False, None
+    if _others_failed(process):
+        return True, None
+    where = next((place for place in stack if places.is_user_file(place.file)), None)
+    mine = world.last
+    for rank, peer in world.peers.items():
+        peer.read()
+        if mine is not None and (mine["group"], mine["n"]) not in peer.calls:
+            return True, _missing(world.rank, mine, rank, peer.last, where, str(error))
+    return False, None
+
+
+def weights(process: Process, model: int, step: int, module: nn.Module, place: Place | None) -> None:
+    """Write down a checksum of a wrapped model after a step."""
+    import torch
+
+    if _world is None:
+        return
+    total, size = 0.0, 0.0
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                values = parameter.detach().double()
+                total += float(values.sum())
+                size += float(values.abs().sum())
+    _write(
+        process,
+        {
+            "model": model,
+            "step": step,
+            "sum": total,
+            "size": size,
+            "place": place.to_dict() if place else None,
+        },
+    )
+
+
+def diverged(folder: Path) -> Finding | None:
+    """Ranks whose weights differ after the same step of the same wrapped model (read by the parent)."""
+    for ranks in _worlds(folder).values():
+        sums: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+        for rank, records in ranks.items():
+            for record in records:
+                if "sum" in record:
+                    sums[record["model"], record["step"]][rank] = record
+        for (_, step), by_rank in sorted(sums.items()):
+            first = min(by_rank)
+            for rank, record in by_rank.items():
+                size = max(record["size"], by_rank[first]["size"], 1e-30)
+                if abs(record["sum"] - by_rank[first]["sum"]) > 1e-7 * size:
+                    where = _place(record["place"])
+                    return Finding(
+                        kind="ranks-disagree",
+                        message=f"After step {step} the weights of rank {first} and rank {rank} differ: the ranks "
+                        "train different models.",
+                        where=where,
+                        fix="Make sure that every backward pass goes through the DDP object, and that nothing "
+                        "changes the weights on one rank alone.",
+                        op="optimizer.step",
+                    )
+    return None
+
+
+def stuck(folder: Path) -> Finding | None:
+    """When time ran out: a rank that stands in a collective which another has not entered (read by the parent)."""
+    for ranks in _worlds(folder).values():
+        calls = {rank: [record for record in records if "op" in record] for rank, records in ranks.items()}
+        counts = {
+            rank: max((record["n"] for record in made if record["group"] == "0"), default=0)
+            for rank, made in calls.items()
+        }
+        if len(set(counts.values())) > 1:
+            ahead, behind = max(counts, key=lambda r: counts[r]), min(counts, key=lambda r: counts[r])
+            mine = calls[ahead][-1]
+            return _missing(
+                ahead, mine, behind, calls[behind][-1] if calls[behind] else None, None, "time ran out"
+            )
+    return None
+
+
+def _worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    found: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(dict)
+    for path in sorted(folder.glob("collectives-*.jsonl")):
+        _, world, rank = path.stem.split("-")
+        found[world][int(rank)] = list(read_lines(path))
+    return found
+
+
+def _others_failed(process: Process) -> bool:
+    return any(
+        record["t"] == "failed"
+        for path in process.folder.glob("records-*.jsonl")
+        if path != process.recorder.write_path()
+        for record in read_lines(path)
+    )
+
+
+def _signature(record: dict[str, Any]) -> tuple[object, ...]:
+    return record["op"], record["numel"], record["dtype"], record["root"]
+
+
+def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> Finding:
+    (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
+    where, cause = _place(first["place"]), _place(second["place"])
+    return Finding(
+        kind="ranks-disagree",
+        message=f"Collective number {mine['n']}: rank {low} calls {_said(first)}, rank {high} calls {_said(second)}. "
+        "The ranks would wait for each other for ever, or mix up their data.",
+        where=where,
+        cause=places.cause_at(cause, f"rank {high} stands here while rank {low} stands at {_line(where)}"),
+        fix="All ranks have to make the same collective calls in the same order, with equal sizes and types: look "
+        "for a branch on the rank, or for data of different shape.",
+        op=first["op"],
+    )
+
+
+def _missing(
+    rank: int, mine: dict[str, Any], other: int, last: dict[str, Any] | None, where: Place | None, error: str
+) -> Finding:
+    where = _place(mine["place"]) or where
+    seen = f"its last one was {_said(last)}" if last else "it has made none"
+    loop = places.loop_header(where) if where else None
+    return Finding(
+        kind="ranks-disagree",
+        message=f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
+        f"enters: {seen}. {error.splitlines()[0] if error else ''}".strip(),
+        where=where,
+        cause=places.cause_at(
+            loop or where,
+            f"rank {rank} goes on here when rank {other} has already left: unequal numbers of steps",
+        ),
+        fix="Give every rank the same number of batches (drop_last=True, a DistributedSampler), or run the loop in "
+        "`with ddp.join():`.",
+        op=mine["op"],
+    )
+
+
+def _said(record: dict[str, Any]) -> str:
+    place = _place(record["place"])
+    size = f" of {record['numel']} {record['dtype']}" if record["numel"] is not None else ""
+    root = f" from rank {record['root']}" if record["root"] is not None else ""
+    return f"{record['op']}{size}{root}" + (f" at {_line(place)}" if place else "")
+
+
+def _line(place: Place | None) -> str:
+    return f"{os.path.basename(place.file)}:{place.line}" if place else "an unknown line"
+
+
+def _place(data: dict[str, Any] | None) -> Place | None:
+    return Place(**data) if data else None
+
+
+def _path(folder: Path, world: str, rank: int) -> Path:
+    return folder / f"collectives-{world}-{rank}.jsonl"
+
+
+def _write(process: Process, record: dict[str, Any]) -> None:
+    assert _world is not None
+    file = os.open(
+        _path(process.folder, _world.name, _world.rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+    )
+    try:
+        os.write(file, (json.dumps(record) + "\n").encode())
+    finally:
+        os.close(file)

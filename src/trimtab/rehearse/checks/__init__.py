@@ -1,0 +1,29 @@
+"""Checks for faults that raise nothing, and for the causes of those that do. Each file is one family."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trimtab.rehearse.process import Check, Process
+
+
+def all_checks(process: Process) -> list[Check]:
+    """All checks, in the order in which they are put in."""
+    from trimtab.rehearse.checks.data_order import DataOrder
+    from trimtab.rehearse.checks.ddp import Ddp
+    from trimtab.rehearse.checks.gradients import Gradients
+    from trimtab.rehearse.checks.graph_kept import GraphKept
+    from trimtab.rehearse.checks.launcher import StaleLauncher
+    from trimtab.rehearse.checks.steps import Steps
+    from trimtab.rehearse.checks.values import Values
+
+    return [
+        Gradients(process),
+        GraphKept(process),
+        Ddp(process),
+        DataOrder(process),
+        StaleLauncher(process),
+        Values(process),
+        Steps(process),
+    ]

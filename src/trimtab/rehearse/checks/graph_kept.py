@@ -1,0 +1,111 @@
+"""A loss that is kept with its graph from step to step: memory grows until it runs out.
+
+A mark is laid into the graph of every loss that was sent backward. Marks of several earlier steps that are still
+alive mean that somebody holds their graphs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict, deque
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse import places
+from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born
+
+_ENOUGH = 3
+"""Earlier steps whose graphs must be alive at once."""
+_ENOUGH_WITHOUT_OPTIMIZER = 5
+_NAME = "trimtab_backward"
+
+
+class _Mark:
+    """Lives as long as the graph node that it is laid into."""
+
+    __slots__ = ("__weakref__", "step")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+
+class GraphKept(BaseCheck):
+    """Counts the steps whose graphs outlive them, for each line that calls backward."""
+
+    def install(self) -> None:
+        self._marks: dict[tuple[str, int] | None, deque[ref[_Mark]]] = defaultdict(lambda: deque(maxlen=64))
+        self._steps = 0
+        self._passes = 0
+        self._done = False
+        backward_hub().before.append(self._backward)
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._steps += 1
+
+    def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
+        if self._done:
+            return
+        self._passes += 1
+        key = (place.file, place.line) if place else None
+        marks = self._marks[key]
+        step = self._steps if self._steps else self._passes
+        alive = {mark.step for mark in (r() for r in marks) if mark is not None and mark.step < step}
+        if len(alive) >= (_ENOUGH if self._steps else _ENOUGH_WITHOUT_OPTIMIZER):
+            self._report(place, len(alive))
+        mark = _Mark(step)
+        laid = False
+        for root in roots:
+            for node in _top(root.grad_fn, 6):
+                laid |= node.metadata.setdefault(_NAME, mark) is mark
+        if laid:
+            marks.append(ref(mark))
+
+    def _report(self, place: Place | None, count: int) -> None:
+        holder = _holder()
+        kept_at = place_born(holder) if holder is not None else None
+        if kept_at is not None and place is not None and kept_at == place:
+            kept_at = None
+        self._done = True
+        self.process.report(
+            Finding(
+                kind="graph-kept",
+                message=f"The graphs of {count} earlier steps are still alive: a tensor that is kept across steps "
+                "holds the graph of every step, and memory grows until it runs out.",
+                where=kept_at or place,
+                cause=places.cause_at(kept_at, "the running value is built from the loss with its graph")
+                or places.cause_at(place, "the loss of every step is kept with its graph"),
+                fix="Keep the number, not the graph: total += loss.detach() (or loss.item()).",
+                op="backward",
+            )
+        )
+
+
+def _top(node: Any, most: int) -> list[Any]:
+    """The first nodes of a graph, leaves (which live as long as their parameters) left out."""
+    queue, found = deque([node]), []
+    while queue and len(found) < most:
+        node = queue.popleft()
+        if node is None or "AccumulateGrad" in node.name():
+            continue
+        found.append(node)
+        queue.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def _holder() -> torch.Tensor | None:
+    """The living tensor from which most marked steps can be reached."""
+    best: tuple[int, torch.Tensor] | None = None
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor) or thing.grad_fn is None:
+            continue
+        steps = {
+            node.metadata[_NAME].step for node in _top(thing.grad_fn, 200) if _NAME in (node.metadata or ())
+        }
+        if steps and (best is None or len(steps) > best[0]):
+            best = (len(steps), thing)
+    return best[1] if best and best[0] > 1 else None

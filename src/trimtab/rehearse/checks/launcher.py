@@ -1,0 +1,134 @@
+"""A process group that waits for ranks that nobody started: rank variables left over from an earlier launch.
+
+The process says in the rehearsal's folder that it is waiting. If no process that could be a peer exists, the fault
+is reported and the group is made with this process alone, so that the rehearsal goes on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse import agreement, places
+from trimtab.rehearse.checks.base import BaseCheck
+
+_NAMES = {"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
+_PATIENCE_ALONE = 3.0
+_PATIENCE_WITH_OTHERS = 60.0
+
+
+class StaleLauncher(BaseCheck):
+    """Looks at every rendezvous before it is entered."""
+
+    def install(self) -> None:
+        self._read: Place | None = None
+        self._set: Place | None = None
+        self._watch_environment()
+        if dist.is_available():
+            self._watch_rendezvous()
+
+    def _watch_environment(self) -> None:
+        kind = type(os.environ)
+        real_get, real_set = kind.__getitem__, kind.__setitem__
+
+        def get(environment: Any, key: Any) -> Any:
+            if key in _NAMES:
+                self._read = places.here() or self._read
+            return real_get(environment, key)
+
+        def put(environment: Any, key: Any, value: Any) -> None:
+            if key in _NAMES:
+                self._set = places.here() or self._set
+            real_set(environment, key, value)
+
+        kind.__getitem__, kind.__setitem__ = get, put  # type: ignore[method-assign]
+
+    def _watch_rendezvous(self) -> None:
+        real = torch.distributed.init_process_group
+
+        def init_process_group(*args: Any, **kwargs: Any) -> None:
+            if self._nobody_comes(args, kwargs):
+                self._report()
+                kwargs = {k: v for k, v in kwargs.items() if k not in {"rank", "world_size", "init_method"}}
+                kwargs.update(rank=0, world_size=1, store=dist.HashStore())
+                args = args[:1]
+            real(*args, **kwargs)
+            agreement.joined(self.process)
+
+        init_process_group.__wrapped__ = real  # type: ignore[attr-defined]
+        torch.distributed.init_process_group = init_process_group
+        torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+    def _nobody_comes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        named = dict(
+            zip(("backend", "init_method", "timeout", "world_size", "rank", "store"), args, strict=False)
+        )
+        named.update(kwargs)
+        if named.get("store") is not None or self.process.settings.launched:
+            return False
+        method = named.get("init_method") or "env://"
+        if not str(method).startswith("env://"):
+            return False
+        given = named.get("world_size")
+        text = str(given) if given not in (None, -1) else os.environ.get("WORLD_SIZE", "1")
+        world = int(text) if text.isdecimal() else 1
+        if world <= 1:
+            return False
+        waiting = self.process.folder / f"rendezvous-{os.environ.get('MASTER_PORT', '0')}-{os.getpid()}"
+        waiting.touch()
+        started = time.monotonic()
+        while True:
+            waited = time.monotonic() - started
+            pattern = f"rendezvous-{os.environ.get('MASTER_PORT', '0')}-*"
+            if len(list(self.process.folder.glob(pattern))) >= world:
+                return False
+            if waited > (_PATIENCE_WITH_OTHERS if _possible_peers() else _PATIENCE_ALONE):
+                return True
+            time.sleep(0.05)
+
+    def _report(self) -> None:
+        world, rank = os.environ.get("WORLD_SIZE", "?"), os.environ.get("RANK", "?")
+        read = self._read or self._set
+        self.process.report(
+            Finding(
+                kind="stale-launcher",
+                message=f"init_process_group would wait for {world} ranks (this is rank {rank}), but no launcher "
+                "started any: DistStoreError: Timed out waiting for clients.",
+                where=places.here(),
+                cause=places.cause_at(
+                    read,
+                    "WORLD_SIZE and RANK are taken at their word, though no launcher set them for this run",
+                ),
+                fix='Trust the rank variables only under a launcher ("TORCHELASTIC_RUN_ID" in os.environ); '
+                "otherwise unset WORLD_SIZE and RANK.",
+                op="init_process_group",
+            )
+        )
+
+
+def _possible_peers() -> bool:
+    """Whether there are other processes in this run that could be the missing ranks."""
+    if multiprocessing.parent_process() is not None or multiprocessing.active_children():
+        return True
+    return any(group == os.getpgrp() and pid != os.getpid() for pid, group in _processes())
+
+
+def _processes() -> list[tuple[int, int]]:
+    """Process ids and their groups, where the system tells."""
+    found: list[tuple[int, int]] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # "pid (name) state ppid pgrp …"; the name may hold spaces.
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            found.append((int(path.parent.name), int(fields[2])))
+    return found

@@ -1,0 +1,40 @@
+"""Counts optimizer steps, and ends the script after as many as were asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trimtab.rehearse.checks.base import BaseCheck
+from trimtab.rehearse.process import StopRehearsal
+
+
+class Steps(BaseCheck):
+    """The number of steps is that of the optimizer that has made most."""
+
+    def install(self) -> None:
+        self._counts: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+        self._most = 0
+        self._written_at = 0.0
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        count = self._counts.get(optimizer, 0) + 1
+        self._counts[optimizer] = count
+        self._most = max(self._most, count)
+        now = time.monotonic()
+        if now > self._written_at + 1:
+            self._written_at = now
+            self.process.recorder.write(t="steps", n=self._most)
+            self.process.memory()
+        limit = self.process.settings.max_steps
+        if limit is not None and self._most >= limit:
+            raise StopRehearsal(f"{limit} optimizer steps made")
+
+    def finish(self) -> None:
+        if self._most:
+            self.process.recorder.write(t="steps", n=self._most)

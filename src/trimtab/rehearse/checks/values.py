@@ -1,0 +1,165 @@
+"""Losses and weights that are not finite, and memory that was used before anything was written to it.
+
+What the user's own code takes from `torch.empty` and its kin, or from `Module.to_empty`, is filled with NaN in a
+rehearsal: on hardware it holds whatever was there. What is never written to then shows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse import places
+from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, shown
+
+_EVERY_STEP_UNTIL = 8
+
+
+class Values(BaseCheck):
+    """Looks at the loss of every backward pass, and at the weights after steps."""
+
+    def install(self) -> None:
+        self._filled: list[tuple[ref[torch.Tensor], Place | None]] = []
+        self._emptied: WeakKeyDictionary[nn.Module, Place | None] = WeakKeyDictionary()
+        self._steps = 0
+        self._scaled = False
+        self._told = False
+        for name in ("empty", "empty_like", "empty_strided"):
+            around(torch, name, self._fresh)
+        around(torch.Tensor, "new_empty", self._fresh)
+        around(nn.Module, "to_empty", self._to_empty)
+        around(torch.amp.GradScaler, "scale", self._scaler)
+        nn.modules.module.register_module_forward_pre_hook(self._forward)
+        backward_hub().before.append(self._backward)
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _scaler(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            self._scaled |= scaler.is_enabled()
+            return real(scaler, outputs)
+
+        return scale
+
+    def _fresh(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            tensor = real(*args, **kwargs)
+            caller = sys._getframe(1)
+            if places.is_user_file(caller.f_code.co_filename) and _fill(tensor):
+                self._filled = [pair for pair in self._filled if pair[0]() is not None]
+                self._filled.append(
+                    (ref(tensor), places.place_of(caller.f_code.co_filename, caller.f_lineno))
+                )
+            return tensor
+
+        return make
+
+    def _to_empty(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = real(module, *args, **kwargs)
+            place = places.here()
+            if place is not None:
+                for child in module.modules():
+                    self._emptied[child] = place
+                    for tensor in _tensors(child, recurse=False).values():
+                        _fill(tensor)
+            return result
+
+        return to_empty
+
+    def _forward(self, module: nn.Module, args: Any) -> None:
+        if not self._emptied:
+            return
+        place = self._emptied.pop(module, None)
+        if place is None:
+            return
+        names = [name for name, tensor in _tensors(module, recurse=False).items() if _all_nan(tensor)]
+        if names:
+            self._report_garbage(names, place, type(module).__name__)
+
+    def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
+        if self._told or self._scaled:
+            return
+        for root in roots:
+            if root.numel() == 1 and root.is_floating_point() and not bool(torch.isfinite(root.detach())):
+                value = float(root.detach())
+                self._report(f"The loss is {value} at backward.", place, "backward")
+                return
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._steps += 1
+        if self._told or (self._steps > _EVERY_STEP_UNTIL and self._steps & (self._steps - 1)):
+            return
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+                        self._report(
+                            f"A weight of shape {tuple(parameter.shape)} is not finite after optimizer step "
+                            f"{self._steps}.",
+                            places.here(),
+                            "optimizer.step",
+                        )
+                        return
+
+    def _report(self, message: str, where: Place | None, op: str) -> None:
+        self._told = True
+        for held, place in self._filled:
+            tensor = held()
+            if tensor is not None and _all_nan(tensor):
+                self._report_garbage([f"tensor of shape {tuple(tensor.shape)}"], place, "")
+                return
+        self.process.report(
+            Finding(
+                kind="non-finite",
+                message=message,
+                where=where,
+                fix="Look for a division by zero, a log or square root of zero, a mask that hides a whole row, or a "
+                "learning rate that is too high; torch.autograd.set_detect_anomaly(True) names the operation.",
+                op=op,
+            )
+        )
+
+    def _report_garbage(self, names: list[str], place: Place | None, owner: str) -> None:
+        self.process.report(
+            Finding(
+                kind="garbage-buffer",
+                message=f"Used before anything was written to it: {shown(names)}"
+                + (f" of {owner}" if owner else "")
+                + ". It holds whatever was in memory.",
+                where=place,
+                cause=places.cause_at(place, "this reserves memory and gives it no values"),
+                fix="Give it values: torch.zeros(...), nn.init.*, reset_parameters() or load_state_dict(); buffers "
+                "that are not in the state dict have to be computed again after to_empty().",
+                op="empty",
+                module=owner,
+            )
+        )
+
+
+def _tensors(module: nn.Module, *, recurse: bool) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters(recurse=recurse)), **dict(module.named_buffers(recurse=recurse))}
+
+
+def _fill(tensor: Any) -> bool:
+    """Make unwritten memory visible. Whole numbers have no NaN and stay as they are."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
+        return False
+    if tensor.device.type == "meta" or tensor.layout is not torch.strided:
+        return False
+    with torch.no_grad():
+        tensor.detach().fill_(float("nan"))
+    return True
+
+
+def _all_nan(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.device.type == "meta" or not tensor.numel():
+        return False
+    with torch.no_grad():
+        return bool(torch.isnan(tensor.detach()).all())

@@ -1,0 +1,81 @@
+"""Runs the user's script as `python` would, inside a rehearsal: `python -m trimtab.rehearse.child script.py ARGS…`.
+
+The script sees its own argv, sys.path[0] and working directory. Whatever ends it (its end, an error, sys.exit, the
+steps asked for) is recorded; the exit status is the one the script would have had.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+import types
+from pathlib import Path
+
+from trimtab.rehearse import process
+
+
+def main(arguments: list[str]) -> int:
+    """Run `SCRIPT ARGS…` or `-m MODULE ARGS…`; answers with the exit status."""
+    here = process.prepare()
+    how, status = "done", 0
+    try:
+        if arguments[0] == "-m":
+            _run_module(arguments[1:])
+        else:
+            _run_script(arguments)
+    except process.StopRehearsal:
+        how = "max-steps"
+    except SystemExit as error:
+        here.failed(error)
+        how, status = "exit", error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        how, status = "interrupt", 130
+    except BaseException as error:
+        here.failed(error)
+        _print(error)
+        how, status = "error", 1
+    here.finish(how, status)
+    return status
+
+
+def _run_script(arguments: list[str]) -> None:
+    path = arguments[0]
+    # As python does: the script's own folder first, not this package's caller.
+    sys.path[0] = str(Path(path).resolve().parent)
+    sys.argv = list(arguments)
+    code = compile(Path(path).read_bytes(), path, "exec")
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=path, __cached__=None, __loader__=None)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _run_module(arguments: list[str]) -> None:
+    sys.path[0] = os.getcwd()
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+def _print(error: BaseException) -> None:
+    """The traceback as python prints it, without the frames of the rehearsal."""
+    trace = error.__traceback__
+    while trace is not None and not _is_outside(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _is_outside(file: str) -> bool:
+    return file != __file__ and file != "<frozen runpy>" and os.path.basename(file) != "runpy.py"
+
+
+if __name__ == "__main__":
+    # Imported under its real name, so that there is one copy of the module's state.
+    from trimtab.rehearse import child
+
+    _status = child.main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.exit(_status)

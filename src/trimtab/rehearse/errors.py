@@ -1,0 +1,87 @@
+"""From an error that the script raised to a finding. Leaves out what is only the echo of another process's error."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trimtab.diagnose.finding import Finding
+from trimtab.rehearse import places
+from trimtab.rehearse.session import read_lines
+
+if TYPE_CHECKING:
+    import os
+
+    from trimtab.rehearse.process import Process
+
+_ECHOES = {"ProcessRaisedException", "ProcessExitedException", "ChildFailedError"}
+_LOST_PEER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms for|Broken pipe|"
+    r"gloo/transport|Socket Timeout|wait timeout after|TCPStore|"
+    r"Application timeout caused pair closure|NCCL",
+    re.IGNORECASE,
+)
+
+
+def finding_of(error: BaseException, process: Process) -> Finding | None:
+    """What an error that ended a process means; None when it says nothing new."""
+    if isinstance(error, KeyboardInterrupt):
+        return None
+    if isinstance(error, SystemExit):
+        return _exit_status(error)
+    if type(error).__name__ in _ECHOES and others_found(process.folder, process.recorder.write_path()):
+        return None
+    process.recorder.write(t="failed")
+    if _LOST_PEER.search(str(error)):
+        from trimtab.rehearse import agreement
+
+        told, finding = agreement.lost_peer(process, error, places.traceback_places(error.__traceback__))
+        if told:
+            return finding
+    if "torch" not in sys.modules:
+        return _plain(error)
+    from trimtab.diagnose.causes import diagnose_exception
+
+    return diagnose_exception(error, places.traceback_places(error.__traceback__))
+
+
+def _plain(error: BaseException) -> Finding:
+    """An error of a script that never came to import torch."""
+    stack = places.traceback_places(error.__traceback__)
+    where = next((place for place in stack if places.is_user_file(place.file)), None)
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        where = places.place_of(error.filename, error.lineno)
+    return Finding(
+        kind="other-error",
+        message=f"{type(error).__name__}: {error}",
+        where=where,
+        library=stack[0] if stack and stack[0] != where and not isinstance(error, SyntaxError) else None,
+        fix="The script stops here on any machine: repair this first.",
+    )
+
+
+def _exit_status(error: SystemExit) -> Finding | None:
+    if error.code in (None, 0):
+        return None
+    where = next(
+        (p for p in places.traceback_places(error.__traceback__) if places.is_user_file(p.file)), None
+    )
+    said = f"exit status {error.code}" if isinstance(error.code, int) else str(error.code)
+    return Finding(
+        kind="other-error",
+        message=f"The script ended itself: {said}",
+        where=where,
+        fix="See what the script says above; give it the arguments or files that it asks for.",
+    )
+
+
+def others_found(folder: Path, mine: os.PathLike[str]) -> bool:
+    """Whether another process of this rehearsal has a finding."""
+    return any(
+        record["t"] == "finding" and record["finding"]["severity"] == "fault"
+        for path in folder.glob("records-*.jsonl")
+        if path != Path(mine)
+        for record in read_lines(path)
+    )

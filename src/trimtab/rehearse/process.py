@@ -1,0 +1,211 @@
+"""The rehearsal inside one process: virtual GPUs, observer and checks put in, and the ways in which a process can end.
+
+Every process of the user's program that imports torch passes here once: the script itself, spawned and forked ranks,
+the ranks of a launcher, DataLoader workers. It never decides on a verdict; it records.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import functools
+import importlib
+import multiprocessing.process
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from trimtab.diagnose.finding import Finding
+from trimtab.rehearse.session import VARIABLE, Recorder, Settings
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import Machine
+
+
+class StopRehearsal(BaseException):
+    """Ends the script after the steps that were asked for. Not an Exception: scripts catch those."""
+
+
+class Check(Protocol):
+    """Watches for one family of faults that raise nothing."""
+
+    def install(self) -> None:
+        """Put its hooks in."""
+
+    def finish(self) -> None:
+        """Report what only the end of the run can tell."""
+
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """Add what the check knows of the cause of an error that the script raised."""
+
+
+class Process:
+    """What the rehearsal holds in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = Settings.load(folder)
+        self.recorder = Recorder(folder)
+        self.checks: list[Check] = []
+        self.finished_in = -1
+        self.hard_exit: Callable[[int], NoReturn] = os._exit
+
+    def report(self, finding: Finding) -> None:
+        """Record a finding."""
+        self.recorder.finding(finding)
+
+    def failed(self, error: BaseException) -> None:
+        """Record the error that ends the script (or one of its processes), once."""
+        from trimtab.rehearse.errors import finding_of
+
+        if getattr(error, "_trimtab_recorded", False):
+            return
+        error._trimtab_recorded = True  # type: ignore[attr-defined]
+        finding = finding_of(error, self)
+        if finding is not None:
+            for check in self.checks:
+                finding = check.enrich(finding, error)
+            self.report(finding)
+
+    def finish(self, how: str, status: int = 0) -> None:
+        """Let the checks speak and write the last records; once per process."""
+        if self.finished_in == os.getpid():
+            return
+        self.finished_in = os.getpid()
+        for check in self.checks:
+            check.finish()
+        self.memory()
+        self.recorder.flush()
+        self.recorder.write(t="end", pid=os.getpid(), how=how, status=status)
+
+    def give_up(self) -> NoReturn:
+        """End at once, without an end record: nothing is proven."""
+        sys.stderr.flush()
+        self.hard_exit(70)
+
+    def memory(self) -> None:
+        """Write the memory figures as they stand."""
+        if "torch" not in sys.modules:
+            return
+        from trimtab.virtual.state import machine
+
+        here = machine()
+        if here is not None:
+            self.recorder.write(
+                t="memory",
+                devices={
+                    f"cuda:{device.index}": {
+                        "peak_bytes": int(device.peak),
+                        "capacity_bytes": int(device.total_bytes),
+                    }
+                    for device in here.devices
+                },
+            )
+
+
+_process: Process | None = None
+
+
+def current() -> Process:
+    """The rehearsal of this process."""
+    if _process is None:
+        raise RuntimeError("no rehearsal is installed in this process")
+    return _process
+
+
+def prepare() -> Process:
+    """The records of this process, before torch is there."""
+    global _process
+    if _process is None:
+        _process = Process(Path(os.environ[VARIABLE]))
+        _catch_ends(_process)
+    return _process
+
+
+def attach(machine: Machine) -> None:
+    """Put observer and checks into this process. Called when torch was imported and the virtual GPUs stand."""
+    process = prepare()
+    try:
+        _attach(process, machine)
+    except Exception:
+        # Ours, not the script's: it must not be taken for a fault of the program.
+        traceback.print_exc()
+        process.recorder.write(t="note", text="the rehearsal itself failed: see the traceback above")
+        process.give_up()
+
+
+def _attach(process: Process, machine: Machine) -> None:
+    import torch
+
+    from trimtab.rehearse import checks
+    from trimtab.rehearse.observer import RehearsalObserver
+
+    machine.observer = RehearsalObserver(process)
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
+    _catch_spawned(process)
+    process.checks = checks.all_checks(process)
+    for check in process.checks:
+        check.install()
+
+
+def _catch_ends(process: Process) -> None:
+    """Uncaught errors, normal ends, os._exit and the ends of multiprocessing children all leave a record."""
+    real_exit = os._exit
+    real_hook = sys.excepthook
+
+    def exit_now(status: int) -> NoReturn:
+        process.finish("os._exit", status)
+        real_exit(status)
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if not isinstance(error, StopRehearsal):
+            process.failed(error)
+            real_hook(kind, error, traceback)
+
+    stands = (process.folder / f"stands-{os.getpid()}").open("w")
+    faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)
+    os._exit = exit_now
+    sys.excepthook = hook
+    atexit.register(lambda: process.finish("done"))
+
+    real_bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
+
+    @functools.wraps(real_bootstrap)
+    def bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.run = guarded(process, self.run)
+        return real_bootstrap(self, *args, **kwargs)
+
+    multiprocessing.process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
+
+
+def guarded(process: Process, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose error and end are recorded."""
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except StopRehearsal:
+            return None
+        except Exception as error:
+            process.failed(error)
+            raise
+
+    return call
+
+
+def _catch_spawned(process: Process) -> None:
+    """torch.multiprocessing.spawn keeps its ranks' errors to itself: look at them on the way."""
+    # The function of the same name hides the module.
+    spawn = importlib.import_module("torch.multiprocessing.spawn")
+    real_wrap = spawn._wrap
+
+    @functools.wraps(real_wrap)
+    def wrap(fn: Callable[..., Any], *rest: Any) -> Any:
+        return real_wrap(guarded(process, fn), *rest)
+
+    spawn._wrap = wrap  # type: ignore[attr-defined]

@@ -1,0 +1,124 @@
+"""The rehearsal's report for the console: one block per finding, then the verdict in one line. Plain text, no markup.
+
+Colours are used only when the output is a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+
+from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse.run import Result
+
+_RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
+_WIDTH = 110
+_LABEL = 8
+
+
+def render(result: Result, name: str, *, colour: bool = False) -> str:
+    """The whole report."""
+
+    def paint(code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[{_OFF}m" if colour else text
+
+    blocks = [_block(number, finding, paint) for number, finding in enumerate(result.findings, 1)]
+    return "\n\n".join([*blocks, _verdict(result, name, paint)])
+
+
+def _block(number: int, finding: Finding, paint: object) -> str:
+    assert callable(paint)
+    times = f"  ({finding.count} times)" if finding.count > 1 else ""
+    head = f"{number}. {finding.kind}" + ("" if finding.severity == "fault" else "  (warning)") + times
+    lines = [paint(_RED if finding.severity == "fault" else _YELLOW, head)]
+    lines += _field("says", _shortened(finding.message))
+    if finding.where:
+        lines += _field("where", _line_of(finding.where))
+    if finding.library:
+        lines += _field("inside", _line_of(finding.library))
+    if finding.module:
+        lines += _field("module", finding.module)
+    for tensor in finding.tensors:
+        shape = ", ".join(map(str, tensor.shape))
+        born = f", made at {_short(tensor.born.file)}:{tensor.born.line}" if tensor.born else ""
+        lines += _field("tensor", f"{tensor.name}: {tensor.device} {tensor.dtype} [{shape}]{born}")
+    if finding.cause:
+        cause = finding.cause
+        same = finding.where is not None and (cause.file, cause.line) == (
+            finding.where.file,
+            finding.where.line,
+        )
+        lines += _field(
+            "cause", cause.why if same else f"{_line_of(Place(cause.file, cause.line, cause.code))}"
+        )
+        if not same and cause.why:
+            lines += _field("", cause.why)
+    if finding.fix:
+        lines += _field("fix", finding.fix)
+    return "\n".join(lines)
+
+
+def _field(label: str, text: str) -> list[str]:
+    head = f"   {label:<{_LABEL}}"
+    lines: list[str] = []
+    for paragraph in text.splitlines() or [""]:
+        lines += textwrap.wrap(
+            paragraph,
+            _WIDTH,
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        head = " " * len(head)
+    return lines
+
+
+def _shortened(message: str) -> str:
+    """Long library messages are cut: the first lines say what it is."""
+    lines = message.strip().splitlines()
+    text = "\n".join(lines[:4])
+    return text if len(text) <= 600 and len(lines) <= 4 else text[:600] + " …"
+
+
+def _line_of(place: Place) -> str:
+    return f"{_short(place.file)}:{place.line}" + (f"   {place.code}" if place.code else "")
+
+
+def _short(file: str) -> str:
+    """A path relative to the working directory when it lies beneath it, else from the package's name on."""
+    for marker in ("site-packages", "dist-packages"):
+        if f"{os.sep}{marker}{os.sep}" in file:
+            return file.split(f"{os.sep}{marker}{os.sep}", 1)[1]
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
+
+
+def _verdict(result: Result, name: str, paint: object) -> str:
+    assert callable(paint)
+    faults = sum(finding.severity == "fault" for finding in result.findings)
+    warnings = len(result.findings) - faults
+    seen = f"{result.steps} optimizer step{'s' * (result.steps != 1)}, {result.seconds:.1f} s"
+    peaks = [
+        f"{device} peak {_size(figures['peak_bytes'])} of {_size(figures['capacity_bytes'])}"
+        for device, figures in result.memory.items()
+        if figures["peak_bytes"]
+    ]
+    facts = "; ".join([seen, *peaks])
+    also = f", {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
+    why = ": " + "; ".join(result.notes) if result.notes else ""
+    match result.verdict:
+        case "clean":
+            return paint(_GREEN, f"clean: {name} ran without a fault{also}") + f" ({facts})" + why
+        case "fault":
+            return paint(_RED, f"fault: {faults} in {name}{also}") + f" ({facts})" + why
+    return paint(_YELLOW, f"unproven: {name}{also}") + why + f" ({facts})"
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,251 @@
+"""The parent of a rehearsal: starts the script's process (or its ranks), waits within a time limit, gives the verdict.
+
+It never imports torch (but for reading a torchrun line) and never runs the user's code in its own process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trimtab.diagnose.finding import Finding
+from trimtab.rehearse.places import is_user_file
+from trimtab.rehearse.session import VARIABLE, Settings, gather
+from trimtab.rehearse.target import Target, parse_target
+from trimtab.virtual import bootstrap
+
+Verdict = Literal["clean", "fault", "unproven"]
+EXIT_CODES: dict[Verdict, int] = {"clean": 0, "fault": 1, "unproven": 3}
+
+_GRACE = 20.0
+"""Seconds that the other ranks get to end by themselves after one has failed."""
+
+
+@dataclass
+class Result:
+    """What a rehearsal found."""
+
+    verdict: Verdict
+    findings: list[Finding]
+    memory: dict[str, dict[str, int]]
+    steps: int
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+    """Why nothing is proven, or what limits the verdict."""
+
+    @property
+    def exit_code(self) -> int:
+        """The verb's exit code."""
+        return EXIT_CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as `--json` writes it."""
+        return {
+            "verdict": self.verdict,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "memory": self.memory,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "notes": self.notes,
+        }
+
+
+def rehearse(
+    words: list[str], settings: Settings, *, ranks: int | None = None, timeout: float = 600.0
+) -> Result:
+    """Rehearse what the words name. The script's output goes where ours goes."""
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-rehearsal-"))
+    try:
+        target = parse_target(words, scratch=folder)
+        per_node = ranks or target.ranks or settings.gpus
+        world = per_node * target.nodes
+        settings.launched = world if target.launched or ranks is not None else 0
+        settings.gpus = max(settings.gpus, per_node)
+        settings.save(folder)
+        started = time.monotonic()
+        children = [_start(target, folder, settings, rank, per_node, world) for rank in range(world)]
+        try:
+            timed_out = _wait(children, started + timeout, folder)
+        finally:
+            for child in children:
+                _end_group(child)
+        return _result(folder, children, timed_out, timeout, time.monotonic() - started)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(
+    target: Target, folder: Path, settings: Settings, rank: int, per_node: int, world: int
+) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    environment[VARIABLE] = str(folder)
+    environment[bootstrap.VARIABLE] = json.dumps(_machine(settings))
+    path = (str(bootstrap.SITE), environment.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    # Which GPUs of this machine may be used says nothing about the virtual ones.
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if settings.launched:
+        environment.update(_launcher_variables(folder, rank, per_node, world))
+    command = [sys.executable, "-m", "trimtab.rehearse.child", *target.arguments]
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
+def _machine(settings: Settings) -> dict[str, Any]:
+    """The virtual machine that every process of the rehearsal gets when it imports torch."""
+    return {
+        "count": settings.gpus,
+        "memory": settings.memory_bytes,
+        "name": settings.gpu_name,
+        "capability": list(settings.capability),
+        "on_fault": "repair",
+        "visible_at_install": None,
+        "setup": "trimtab.rehearse.process:attach",
+    }
+
+
+def _launcher_variables(folder: Path, rank: int, per_node: int, world: int) -> dict[str, str]:
+    """What torchrun would set."""
+    port_file = folder / "port"
+    if not port_file.exists():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port_file.write_text(f"{probe.getsockname()[1]} {secrets.token_hex(4)}")
+    port, run = port_file.read_text().split()
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(rank // per_node),
+        "GROUP_WORLD_SIZE": str(world // per_node),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": f"rehearsal-{run}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def _wait(children: list[subprocess.Popen[bytes]], deadline: float, folder: Path) -> bool:
+    """Wait for all; true when time ran out. A rank that fails leaves the others a short while."""
+    failed_at: float | None = None
+    while True:
+        codes = [child.poll() for child in children]
+        now = time.monotonic()
+        if all(code is not None for code in codes):
+            return False
+        if failed_at is None and any(code not in (None, 0) for code in codes):
+            failed_at = now
+        if failed_at is not None and now > failed_at + _GRACE:
+            return False
+        if now > deadline:
+            _ask_where(children, folder)
+            return True
+        time.sleep(0.05)
+
+
+def _ask_where(children: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Time is up: let every process of the rehearsal write down where it stands."""
+    groups = {child.pid for child in children}
+    for path in folder.glob("stands-*"):
+        try:
+            if os.getpgid(int(path.name.removeprefix("stands-"))) in groups:
+                os.kill(int(path.name.removeprefix("stands-")), signal.SIGUSR2)
+        except ProcessLookupError:
+            continue
+    time.sleep(0.5)
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """End what is left of a child's own process group, gently, then for good."""
+    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+        try:
+            os.killpg(child.pid, number)
+        except (ProcessLookupError, PermissionError):
+            break
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            child.poll()
+            try:
+                os.killpg(child.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                break
+            time.sleep(0.05)
+    child.wait()
+
+
+def _result(
+    folder: Path, children: list[subprocess.Popen[bytes]], timed_out: bool, timeout: float, seconds: float
+) -> Result:
+    from trimtab.rehearse import agreement
+
+    gathered = gather(folder)
+    findings, notes = gathered.findings, list(gathered.notes)
+    apart = agreement.diverged(folder)
+    if apart is not None and not any(finding.kind == "ddp-bypassed" for finding in findings):
+        findings.append(apart)
+    faults = [finding for finding in findings if finding.severity == "fault"]
+    if timed_out:
+        stuck = agreement.stuck(folder) if not faults else None
+        if stuck is not None:
+            findings.insert(0, stuck)
+            faults.append(stuck)
+        where = _last_places(folder)
+        notes.append(f"time ran out after {timeout:g} s" + (f"; it stood at {where}" if where else ""))
+    proven = not timed_out
+    for child in children:
+        end = gathered.ends.get(child.pid)
+        if timed_out:
+            continue
+        if end is None:
+            proven = False
+            notes.append(_death(child.returncode))
+        elif end["how"] == "os._exit" and end["status"] and not faults:
+            findings.append(_hard_exit(end["status"]))
+            faults.append(findings[-1])
+        elif end["how"] == "interrupt":
+            proven = False
+            notes.append("the script was interrupted")
+    verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
+    return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes)
+
+
+def _hard_exit(status: int) -> Finding:
+    return Finding(
+        kind="other-error",
+        message=f"The script ended its process by os._exit({status})",
+        fix="See what the script says above: a status other than 0 means that it gave up.",
+    )
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"the script's process was killed by {signal.Signals(-code).name} before its end"
+    return f"the script's process ended without a word (status {code})"
+
+
+def _last_places(folder: Path) -> str:
+    """The innermost user lines of the stacks that the processes wrote when time ran out."""
+    found: dict[str, None] = {}
+    for path in sorted(folder.glob("stands-*")):
+        for file, line in re.findall(r'File "([^"]+)", line (\d+)', path.read_text(errors="replace")):
+            if is_user_file(file):
+                found[f"{os.path.relpath(file)}:{line}"] = None
+                break
+    return ", ".join(found)

@@ -1,0 +1,147 @@
+"""The private folder in which a rehearsal's processes leave what they find, and how it is read back.
+
+Each process appends JSON lines to a file of its own, unbuffered, so that nothing is lost when it is killed. Nothing
+here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trimtab.diagnose.finding import Finding
+
+VARIABLE = "TRIMTAB_REHEARSAL"
+"""Names the folder to every process of a rehearsal."""
+
+
+@dataclass
+class Settings:
+    """What every process of a rehearsal has to know."""
+
+    gpus: int = 1
+    memory_bytes: int = 80 * 2**30
+    gpu_name: str = "NVIDIA H100 80GB HBM3"
+    capability: tuple[int, int] = (9, 0)
+    max_steps: int | None = None
+    launched: int = 0
+    """How many ranks the rehearsal itself started (0: the script is on its own)."""
+
+    def save(self, folder: Path) -> None:
+        """Write for the processes to come."""
+        (folder / "settings.json").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Settings:
+        """Read in a child."""
+        data = json.loads((folder / "settings.json").read_text())
+        return cls(**{**data, "capability": tuple(data["capability"])})
+
+
+class Recorder:
+    """Writes this process's records. After a fork it goes on in a file of the new process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pid = -1
+        self._file = -1
+        self._counts: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._lock = threading.RLock()
+
+    def write(self, **record: Any) -> None:
+        """Append one record."""
+        with self._lock:
+            self._open()
+            os.write(self._file, (json.dumps(record) + "\n").encode())
+
+    def finding(self, finding: Finding) -> None:
+        """Record a finding, or count it if this process has already met it."""
+        with self._lock:
+            self._open()
+            key = finding.key()
+            count = self._counts.get(key, 0) + 1
+            self._counts[key] = count
+            if count == 1:
+                self._numbers[key] = len(self._numbers)
+                self.write(t="finding", id=self._numbers[key], finding=finding.to_dict())
+            elif count & (count - 1) == 0:
+                self.write(t="count", id=self._numbers[key], n=count)
+
+    def write_path(self) -> Path:
+        """This process's file."""
+        return self.folder / f"records-{os.getpid()}.jsonl"
+
+    def flush(self) -> None:
+        """Write the final counts."""
+        with self._lock:
+            self._open()
+            for key, count in self._counts.items():
+                if count > 1:
+                    self.write(t="count", id=self._numbers[key], n=count)
+
+    def _open(self) -> None:
+        if self._pid == os.getpid():
+            return
+        forked = self._pid != -1
+        self._pid = os.getpid()
+        self._counts, self._numbers = {}, {}
+        self._file = os.open(self.write_path(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.write(t="start", pid=self._pid, parent=os.getppid(), forked=forked)
+
+
+@dataclass
+class Gathered:
+    """What all processes of a rehearsal left behind."""
+
+    findings: list[Finding] = field(default_factory=list)
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    steps: int = 0
+    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """How each process ended, by process id; one that was killed is missing."""
+    notes: list[str] = field(default_factory=list)
+
+
+def gather(folder: Path) -> Gathered:
+    """Read all records; equal findings of several processes become one, counted together."""
+    result = Gathered()
+    merged: dict[tuple[object, ...], Finding] = {}
+    for path in sorted(folder.glob("records-*.jsonl"), key=lambda p: p.stat().st_mtime_ns):
+        mine: dict[int, Finding] = {}
+        counts: dict[int, int] = {}
+        for record in read_lines(path):
+            match record["t"]:
+                case "finding":
+                    mine[record["id"]] = Finding.from_dict(record["finding"])
+                    counts[record["id"]] = 1
+                case "count":
+                    counts[record["id"]] = max(counts.get(record["id"], 1), record["n"])
+                case "memory":
+                    for device, figures in record["devices"].items():
+                        known = result.memory.setdefault(device, dict(figures))
+                        known["peak_bytes"] = max(known["peak_bytes"], figures["peak_bytes"])
+                case "steps":
+                    result.steps = max(result.steps, record["n"])
+                case "note":
+                    if record["text"] not in result.notes:
+                        result.notes.append(record["text"])
+                case "end":
+                    result.ends[record["pid"]] = record
+        for number, finding in mine.items():
+            first = merged.setdefault(finding.key(), finding)
+            first.count = counts[number] + (first.count if first is not finding else 0)
+    result.findings = sorted(merged.values(), key=lambda finding: finding.severity != "fault")
+    return result
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a record file; a last line cut off by a kill is left out."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)

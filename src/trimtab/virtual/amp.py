@@ -1,0 +1,189 @@
+"""Mixed precision on virtual GPUs: CUDA's autocast rules. (GradScaler needs nothing: its kernels are operations.)
+
+Virtual tensors carry torch's AutocastCUDA key, so `torch.autocast("cuda")` itself switches these rules on and off,
+in composite operations too, and they cost nothing outside it. Values are computed by the CPU's kernels in the dtype
+that CUDA would use. Never caches the cast weights: each use casts again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trimtab.virtual.state import Machine
+
+KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)  # V's tensors are made with this extra key
+CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+# Which operations have a CUDA autocast rule is read from torch; which rule it is follows its documentation. What is in
+# none of these lists runs in float32.
+_LOWER = frozenset(
+    """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
+    cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
+    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
+    rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention""".split()
+)
+_DTYPE_ARGUMENT = frozenset(
+    """prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm""".split()
+)
+_WIDEST = frozenset(
+    """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack""".split()
+)
+BANNED = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+    "safe to autocast."
+)
+
+
+def rules() -> list[str]:
+    """The operations that this torch autocasts on CUDA, as `aten::name.overload`."""
+    return sorted(
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
+    )
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_cuda
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value.to(dtype) if _eligible(value) and value.dtype is not dtype else value
+
+
+def _all(values: Any, into: list[torch.Tensor]) -> list[torch.Tensor]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            _all(value, into)
+        elif _eligible(value):
+            into.append(value)
+    return into
+
+
+def _low() -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _cast_kernel(
+    op: Any, dtype_of: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]
+) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(KEY):
+            dtype = dtype_of(args, kwargs)
+            return op(*(_cast(a, dtype) for a in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
+
+    return kernel
+
+
+def _lower(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    return _low()
+
+
+def _single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    return torch.float32
+
+
+def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    tensors = _all([*args, *kwargs.values()], [])
+    return torch.float32 if any(t.dtype is torch.float32 for t in tensors) else _low()
+
+
+def _dtype_kernel(op: Any) -> Callable[..., Any]:
+    """Sums and softmaxes compute in float32 through their own `dtype` argument, unless the caller gave one."""
+    positions = {a.name: i for i, a in enumerate(op._schema.arguments)}
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(KEY):
+            place = positions["dtype"]
+            given = args[place] if place < len(args) else kwargs.get("dtype")
+            if given is not None or not _eligible(args[0]):
+                return op(*args, **kwargs)
+            if place < len(args):
+                return op(*args[:place], torch.float32, *args[place + 1 :], **kwargs)
+            return op(*args, **{**kwargs, "dtype": torch.float32})
+
+    return kernel
+
+
+def _norm_kernel(op: Any) -> Callable[..., Any]:
+    """`norm` without a dtype becomes the overload that has one."""
+
+    def kernel(self: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(KEY):
+            if not _eligible(self):
+                return op(self, p) if dim is None else op(self, p, dim, keepdim)
+            if dim is None:
+                return torch.ops.aten.norm.ScalarOpt_dtype(self, p, dtype=torch.float32)
+            return torch.ops.aten.norm.ScalarOpt_dim_dtype(self, p, dim, keepdim, dtype=torch.float32)
+
+    return kernel
+
+
+def _banned_kernel(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(BANNED)
+
+    return kernel
+
+
+def _kernel_for(name: str, op: Any) -> Callable[..., Any]:
+    if name == "norm":
+        return _norm_kernel(op)
+    if name in _DTYPE_ARGUMENT:
+        return _dtype_kernel(op)
+    if name == "binary_cross_entropy":
+        return _banned_kernel(op)
+    return _cast_kernel(op, _lower if name in _LOWER else _widest if name in _WIDEST else _single)
+
+
+def patches(machine: Machine) -> list[tuple[object, str, object]]:
+    """Nothing: torch.autocast and GradScaler are torch's own, see `enter`."""
+    return []
+
+
+_installed = 0
+_library: Any = None
+
+
+def enter(machine: Machine) -> Callable[[], None]:
+    """Put our kernels in the place of torch's CUDA autocast kernels, which see no CUDA tensor here; gives the undo."""
+    global _installed, _library
+    if _installed == 0:
+        _library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch notes that a kernel is overridden
+            for full in rules():
+                name, _, overload = full.removeprefix("aten::").partition(".")
+                op = getattr(getattr(torch.ops.aten, name), overload or "default")
+                _library.impl(op, _kernel_for(name, op), "AutocastCUDA")
+    _installed += 1
+    return _leave
+
+
+def _leave() -> None:
+    global _installed, _library
+    _installed -= 1
+    if _installed == 0:
+        _library._destroy()
+        _library = None
+
+
+def in_lower_precision(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of ours that stands for an operation of the lower-precision list, as autocast would."""
+    return _cast_kernel(function, _lower)(*args, **kwargs)

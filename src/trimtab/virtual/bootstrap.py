@@ -1,0 +1,64 @@
+"""Virtual GPUs for child processes: what to put into a child's environment so that it starts with the same machine.
+
+The child's Python finds our sitecustomize first, which waits for `import torch` and then installs. Never touches a
+child that does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import Machine
+
+VARIABLE = "TRIMTAB_VIRTUAL"
+SITE = Path(__file__).parent / "site"
+
+
+def describe(machine: Machine, setup: str | None = None) -> dict[str, Any]:
+    """The machine in words that survive a process boundary. `setup` ("package.module:function") is called with the
+    child's machine once it stands; a rehearsal attaches its observer there."""
+    first = machine.devices[0]
+    return {
+        "count": len(machine.devices),
+        "memory": first.total_bytes,
+        "name": first.name,
+        "capability": list(first.capability),
+        "on_fault": machine.on_fault,
+        "visible_at_install": machine.extras.get("visible_at_install"),
+        "setup": setup,
+    }
+
+
+def environment(machine: Machine, setup: str | None = None) -> dict[str, str]:
+    """Variables to add to a child's environment."""
+    path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p) != SITE]
+    return {
+        VARIABLE: json.dumps(describe(machine, setup)),
+        "PYTHONPATH": os.pathsep.join([str(SITE), *path]),
+    }
+
+
+def install_from_environment() -> None:
+    """Called in the child when torch has been imported."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    from trimtab.virtual import context
+
+    wanted = json.loads(text)
+    machine = context.install(
+        wanted["count"],
+        memory=wanted["memory"],
+        name=wanted["name"],
+        capability=tuple(wanted["capability"]),
+        on_fault=wanted["on_fault"],
+    )
+    machine.extras["visible_at_install"] = wanted["visible_at_install"]
+    if wanted.get("setup"):
+        module, function = wanted["setup"].split(":")
+        getattr(importlib.import_module(module), function)(machine)

@@ -1,0 +1,189 @@
+"""Puts a machine in force and takes it out again, leaving nothing behind.
+
+`with virtual_gpus(2):` for a block; `install()` and `uninstall()` for a whole process. Contexts nest: the inner
+machine replaces the outer one until it ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from trimtab.virtual import dispatch, functions, memory, serialization, state
+from trimtab.virtual.observer import Observer
+from trimtab.virtual.state import Machine
+
+Patch = tuple[object, str, object]
+_MISSING = object()
+
+# Each has patches(machine) -> list of (object, attribute name, replacement), and may have enter(machine) -> undo.
+_PARTS = ("cuda", "generators", "amp", "processes", "ranks")
+
+_open: list[ExitStack] = []
+
+
+@contextmanager
+def virtual_gpus(
+    count: int = 2,
+    *,
+    memory: str | int = "80GiB",
+    name: str = "NVIDIA H100 80GB HBM3",
+    capability: tuple[int, int] = (9, 0),
+    observer: Observer | None = None,
+    on_fault: Literal["raise", "repair"] = "raise",
+) -> Iterator[Machine]:
+    """Run a block on virtual GPUs: `torch.cuda` is there, tensors hold real values, CUDA's placement rules hold."""
+    machine = install(
+        count, memory=memory, name=name, capability=capability, observer=observer, on_fault=on_fault
+    )
+    try:
+        yield machine
+    finally:
+        uninstall()
+
+
+def install(
+    count: int = 2,
+    *,
+    memory: str | int = "80GiB",
+    name: str = "NVIDIA H100 80GB HBM3",
+    capability: tuple[int, int] = (9, 0),
+    observer: Observer | None = None,
+    on_fault: Literal["raise", "repair"] = "raise",
+) -> Machine:
+    """Put a machine in force for this process, until `uninstall`."""
+    if count < 0:
+        raise ValueError(f"the number of virtual GPUs cannot be negative, got {count}")
+    if on_fault not in ("raise", "repair"):
+        raise ValueError(f"on_fault is 'raise' or 'repair', got {on_fault!r}")
+    machine = Machine(
+        count,
+        total_bytes=parse_bytes(memory),
+        name=name,
+        capability=capability,
+        observer=observer,
+        on_fault=on_fault,
+    )
+    undo = ExitStack()
+    with undo:
+        handlers = dict(functions.HANDLERS)
+        undo.callback(_restore_handlers, handlers)
+        state.push(machine)
+        undo.callback(state.pop)
+        for part in _PARTS:
+            module = importlib.import_module(f"trimtab.virtual.{part}")
+            _apply(undo, module.patches(machine))
+            enter = getattr(module, "enter", None)
+            if enter is not None:
+                undo.callback(enter(machine))
+        _apply(undo, serialization.patches(machine))
+        _apply(undo, _own_patches(machine))
+        if len(state._stack) == 1:
+            undo.enter_context(dispatch.VirtualMode())
+            undo.enter_context(functions.MODE)
+        if observer is not None:
+            hook = nn.modules.module.register_module_forward_pre_hook(_remember)
+            undo.callback(hook.remove)
+        _open.append(undo.pop_all())
+    return machine
+
+
+def uninstall() -> None:
+    """Take the innermost machine out of force and put everything back as it was."""
+    if not _open:
+        raise RuntimeError("no virtual machine is in force")
+    _open.pop().close()
+
+
+parse_bytes = memory.parse_bytes
+
+
+def _restore_handlers(before: dict[Any, Any]) -> None:
+    functions.HANDLERS.clear()
+    functions.HANDLERS.update(before)
+
+
+def _apply(undo: ExitStack, patches: list[Patch]) -> None:
+    for target, attribute, replacement in patches:
+        before = vars(target).get(attribute, _MISSING)
+        setattr(target, attribute, replacement)
+        undo.callback(_put_back, target, attribute, before)
+
+
+def _put_back(target: object, attribute: str, before: object) -> None:
+    if before is _MISSING:
+        delattr(target, attribute)
+    else:
+        setattr(target, attribute, before)
+
+
+def _remember(module: nn.Module, inputs: Any) -> None:
+    machine = state.machine()
+    if machine is not None:
+        machine.modules.add(module)
+
+
+def _own_patches(machine: Machine) -> list[Patch]:
+    return [
+        (nn.Module, "to", _module_to(nn.Module.to)),
+        (nn.Module, "_apply", _module_apply(nn.Module._apply)),
+        (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),  # type: ignore[attr-defined]
+        (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
+    ]
+
+
+def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:
+    def to(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        """Module.to, also for `model.to(1)`: C++ knows no accelerator that an index could mean."""
+        if args and args[0].__class__ is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        if kwargs.get("device").__class__ is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return to
+
+
+def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        machine = state.machine()
+        if machine is not None:
+            machine.modules.add(self)
+        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return _apply
+
+
+def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        """Hooks and recomputation run user code inside backward, where torch has put the function mode aside."""
+        if functions.is_on():
+            return original(*args, **kwargs)
+        with functions.MODE:
+            return original(*args, **kwargs)
+
+    return _engine_run_backward
+
+
+@contextmanager
+def thread_modes() -> Iterator[None]:
+    """Modes belong to a thread; one that the program starts sees the virtual GPUs through this."""
+    if state.machine() is None:
+        yield
+        return
+    with dispatch.VirtualMode(), functions.MODE:
+        yield
+
+
+def _in_thread(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        with thread_modes():
+            original(self)
+
+    return _bootstrap_inner

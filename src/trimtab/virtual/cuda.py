@@ -1,0 +1,301 @@
+"""The face that `torch.cuda` and `torch.accelerator` show while virtual GPUs are in force.
+
+Most of torch.cuda is Python over a thin C layer (`torch._C._cuda_*`), which a CPU build lacks. We put that layer in
+place and let torch's own Python run above it, so that argument checks, lazy initialisation and the wording of errors
+are torch's. Never computes anything: no kernels, no graphs, no NVML.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.virtual import memory_stats, streams
+from trimtab.virtual.processes import in_bad_fork, initialise
+from trimtab.virtual.properties import properties_of
+from trimtab.virtual.state import invalid_ordinal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trimtab.virtual.state import Machine
+
+Patch = tuple[object, str, object]
+CUDA_VERSION = "12.8"  # what a CPU build answers for torch.version.cuda; a CUDA build keeps its own
+NCCL_VERSION = (2, 27, 3)
+ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def check_ordinal(machine: Machine, index: int) -> int:
+    if not 0 <= index < len(machine.devices):
+        raise invalid_ordinal()
+    return index
+
+
+def visible_count(machine: Machine) -> int:
+    """How many GPUs the program sees. CUDA_VISIBLE_DEVICES counts if the program set it, not if we found it so."""
+    setting = os.environ.get(VISIBLE)
+    if machine.initialised or setting is None or setting == machine.extras.get("visible_at_install"):
+        return len(machine.devices)
+    chosen: list[int] = []
+    for entry in setting.split(","):
+        entry = entry.strip()
+        if not entry.isdigit() or int(entry) >= len(machine.devices):
+            break  # as the driver does: the first bad entry ends the list
+        chosen.append(int(entry))
+    return len(chosen)
+
+
+class Layer:
+    """The functions of `torch._C` that torch.cuda and torch.accelerator stand on, for one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.memory = memory_stats.Statistics(machine)
+
+    def init(self) -> None:
+        count = self.count()
+        if count == 0:
+            raise RuntimeError("No CUDA GPUs are available")
+        del self.machine.devices[count:]
+        initialise(self.machine)
+
+    def count(self) -> int:
+        return visible_count(self.machine)
+
+    def get_device(self) -> int:
+        return self.machine.current_device
+
+    def set_device(self, index: int) -> None:
+        if index >= 0:
+            self._initialised()
+            self.machine.current_device = check_ordinal(self.machine, index)
+
+    def exchange_device(self, index: int) -> int:
+        if index < 0:
+            return -1
+        self._initialised()
+        before = self.machine.current_device
+        self.machine.current_device = check_ordinal(self.machine, index)
+        return before
+
+    def _initialised(self) -> None:
+        if not self.machine.ready:
+            torch.cuda._lazy_init()
+
+    def synchronize(self, *_: Any) -> None:
+        self._initialised()
+
+    def nothing(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def properties(self, index: int) -> Any:
+        return properties_of(self.machine.devices[check_ordinal(self.machine, index)])
+
+    def can_access_peer(self, device: int, peer: int) -> bool:
+        return device != peer
+
+    def stream_data(self, stream: streams.Stream) -> tuple[int, int, int]:
+        return stream.stream_id, stream.device_index, stream.device_type
+
+    def current_stream(self, index: int) -> tuple[int, int, int]:
+        return self.stream_data(streams.current(check_ordinal(self.machine, index)))
+
+    def default_stream(self, index: int) -> tuple[int, int, int]:
+        return (0, check_ordinal(self.machine, index), streams.CUDA_DEVICE_TYPE)
+
+    def set_stream(self, stream_id: int, device_index: int, device_type: int) -> None:
+        streams.select(streams.Stream(stream_id=stream_id, device_index=device_index))
+
+    def cuda_functions(self) -> dict[str, Any]:
+        """Names on `torch._C`."""
+        return {
+            "_cuda_init": self.init,
+            "_cuda_getDeviceCount": self.count,
+            "_cuda_getDevice": self.get_device,
+            "_cuda_setDevice": self.set_device,
+            "_cuda_exchangeDevice": self.exchange_device,
+            "_cuda_maybeExchangeDevice": self.exchange_device,
+            "_cuda_isInBadFork": lambda: in_bad_fork(self.machine),
+            "_cuda_getArchFlags": lambda: ARCHITECTURES,
+            "_cuda_canDeviceAccessPeer": self.can_access_peer,
+            "_cuda_synchronize": self.synchronize,
+            "_cuda_ipc_collect": self.nothing,
+            "_cuda_sleep": self.nothing,
+            "_cuda_getCurrentStream": self.current_stream,
+            "_cuda_getDefaultStream": self.default_stream,
+            "_cuda_getCurrentRawStream": lambda index: streams.current(index).stream_id,
+            "_cuda_setStream": self.set_stream,
+            "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_cuda_set_sync_debug_mode": self.nothing,
+            "_cuda_get_sync_debug_mode": lambda: 0,
+            "_cuda_getCompiledVersion": lambda: 12080,
+            "_cuda_clearCublasWorkspaces": self.nothing,
+            "_cuda_memoryStats": self.memory.nested,
+            "_cuda_resetPeakMemoryStats": self.memory.reset_peak,
+            "_cuda_resetAccumulatedMemoryStats": self.nothing,
+            "_cuda_emptyCache": self.memory.empty_cache,
+            "_cuda_setMemoryFraction": self.memory.set_fraction,
+            "_cuda_getMemoryFraction": self.memory.fraction,
+            "_cuda_memorySnapshot": self.memory.snapshot,
+            "_cuda_record_memory_history": self.nothing,
+            "_cuda_getAllocatorBackend": lambda: "native",
+            "_cuda_hostMemoryStats": dict,
+            "_cuda_resetPeakHostMemoryStats": self.nothing,
+            "_cuda_resetAccumulatedHostMemoryStats": self.nothing,
+            "_host_emptyCache": self.nothing,
+            "_has_cuda": True,
+            "_nccl_version": lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2],
+            "_nccl_version_suffix": lambda: b"",
+        }
+
+    def accelerator_functions(self) -> dict[str, Any]:
+        """Names on `torch._C` under torch.accelerator."""
+        return {
+            "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+            "_get_accelerator": lambda *_: torch.device("cuda"),
+            "_accelerator_getDeviceIndex": self.get_device,
+            "_accelerator_setDeviceIndex": self.set_device,
+            "_accelerator_exchangeDevice": self.exchange_device,
+            "_accelerator_maybeExchangeDevice": self.exchange_device,
+            "_accelerator_getStream": lambda index: streams.current(check_ordinal(self.machine, index)),
+            "_accelerator_setStream": streams.select,
+            "_accelerator_synchronizeDevice": self.synchronize,
+            "_accelerator_isAllocatorInitialized": lambda: self.machine.initialised,
+            "_accelerator_emptyCache": self.memory.empty_cache,
+            "_accelerator_emptyHostCache": self.nothing,
+            "_accelerator_getDeviceStats": self.memory.nested,
+            "_accelerator_resetAccumulatedStats": self.nothing,
+            "_accelerator_resetPeakStats": self.memory.reset_peak,
+            "_accelerator_getMemoryInfo": self.memory.info,
+            "_accelerator_getDeviceCapability": lambda _: {"supported_dtypes": set(_supported_dtypes())},
+            "_accelerator_setAllocatorSettings": self.nothing,
+        }
+
+    def runtime(self) -> SimpleNamespace:
+        """What `torch.cuda.cudart()` gives: the CUDA runtime, as far as training scripts use it."""
+        return SimpleNamespace(
+            cudaMemGetInfo=self.memory.info,
+            cudaProfilerStart=lambda: 0,
+            cudaProfilerStop=lambda: 0,
+            cudaDeviceSynchronize=lambda: 0,
+            cudaGetErrorString=lambda code: f"error {code}",
+            cudaError=SimpleNamespace(success=0),
+        )
+
+
+def _supported_dtypes() -> Sequence[torch.dtype]:
+    return [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+
+
+class _NoGraph:
+    """CUDA graphs record kernels, of which a virtual GPU has none."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(
+            "torch.cuda.CUDAGraph is not simulated by virtual GPUs (a graph records kernels, and they have none); "
+            "rehearse this program with graph capture switched off."
+        )
+
+
+def _nvtx() -> SimpleNamespace:
+    def no_range(*_: Any, **__: Any) -> int:
+        return 0
+
+    names = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
+    return SimpleNamespace(**dict.fromkeys(names, no_range))
+
+
+def _copies(tensor: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor]:
+    return [tensor.to(torch.device("cuda", i)) for i in indices]
+
+
+def _broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    for target in out:
+        target.copy_(tensor)
+    return list(out)
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = 0
+) -> list[list[torch.Tensor]]:
+    return [[t.to(torch.device("cuda", i)) for t in tensors] for i in devices]
+
+
+def _scatter(
+    tensor: torch.Tensor, devices: Sequence[int], chunk_sizes: Any = None, dim: int = 0, streams: Any = None
+) -> list[torch.Tensor]:
+    chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    return [chunk.to(torch.device("cuda", i)) for chunk, i in zip(chunks, devices, strict=False)]
+
+
+def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
+    if destination == -1:
+        target = torch.device("cpu")
+    else:
+        target = torch.device("cuda", torch.cuda.current_device() if destination is None else destination)
+    return torch.cat([t.to(target) for t in tensors], dim)
+
+
+def _call_now(callable: Callable[[], Any], **_: Any) -> None:
+    callable()  # noqa: A002 - torch's own parameter name
+
+
+def _lazy_init_for(machine: Machine) -> Callable[[], None]:
+    native = torch.cuda._lazy_init
+
+    def _lazy_init() -> None:
+        if in_bad_fork(machine):
+            initialise(machine)  # reports the fault; comes back only if the machine repairs
+        native()
+
+    return _lazy_init
+
+
+def patches(machine: Machine) -> list[Patch]:
+    """What to set where, so that torch.cuda and torch.accelerator show this machine."""
+    machine.extras.setdefault("visible_at_install", os.environ.get(VISIBLE))
+    layer = Layer(machine)
+    c, cuda = torch._C, torch.cuda
+    result: list[Patch] = [(streams, "BOOK", streams.Book())]
+    result += [(c, name, value) for name, value in layer.cuda_functions().items()]
+    result += [(c, name, value) for name, value in layer.accelerator_functions().items()]
+    result += [
+        (c, "_broadcast", _copies),
+        (c, "_broadcast_out", _broadcast_out),
+        (c, "_broadcast_coalesced", _broadcast_coalesced),
+        (c, "_scatter", _scatter),
+        (c, "_gather", _gather),
+        # Names that torch.cuda bound to a fall-back when it was imported without CUDA.
+        (cuda, "_exchange_device", layer.exchange_device),
+        (cuda, "_maybe_exchange_device", layer.exchange_device),
+        (cuda, "_is_in_bad_fork", lambda: in_bad_fork(machine)),
+        (cuda, "_get_device_properties", layer.properties),
+        (cuda, "_cudart", layer.runtime()),
+        (cuda, "_device_count_nvml", lambda: -1),
+        (cuda, "_cached_device_count", None),
+        (cuda, "_initialized", machine.initialised),
+        # Calls that wait for initialisation would reseed in the middle of a run; here they need not wait.
+        (cuda, "_queued_calls", []),
+        (cuda, "_lazy_call", _call_now),
+        (cuda.random, "_lazy_call", _call_now),
+        (cuda, "Stream", streams.Stream),
+        (cuda, "Event", streams.Event),
+        (cuda.streams, "Stream", streams.Stream),
+        (cuda.streams, "Event", streams.Event),
+        (torch, "Stream", streams.Stream),
+        (torch, "Event", streams.Event),
+        (cuda, "CUDAGraph", _NoGraph),
+        (cuda.graphs, "CUDAGraph", _NoGraph),
+        (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),
+        (cuda.nvtx, "_nvtx", _nvtx()),
+    ]
+    lazy_init = _lazy_init_for(machine)
+    result += [(module, "_lazy_init", lazy_init) for module in (cuda, cuda.random, cuda.memory)]
+    if torch.version.cuda is None:
+        result.append((torch.version, "cuda", CUDA_VERSION))
+    return result

@@ -1,0 +1,352 @@
+"""Carries out every operation: rules over the operands, the op on the payloads, the result on its device.
+
+This is the hot path. The schema of an op is read once; arguments are walked by hand, since they nest one level at
+most. It never decides what is legal: see rules.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trimtab.virtual import generators, kernels, memory, origin, ranks, rules, state
+from trimtab.virtual.memory import Block
+from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, set_worker, sync, wrap
+
+aten = torch.ops.aten
+
+FRESH, VIEW, INPLACE, GENERAL = range(4)
+_PLAIN = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format))
+
+# Operations whose result shares the storage of their input without saying so in the schema.
+_SILENT_VIEWS = frozenset(("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh"))
+
+
+class Plan:
+    """What is known of an operation from its schema."""
+
+    __slots__ = (
+        "before",
+        "collective",
+        "factory",
+        "foreach",
+        "kind",
+        "name",
+        "names",
+        "overload",
+        "rule",
+        "seeded",
+        "writes",
+    )
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name: str = schema.name
+        self.overload: str = schema.overload_name
+        self.names = [argument.name for argument in schema.arguments]
+        self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.collective = self.name.startswith("c10d::")
+        self.factory = "device" in self.names
+        self.seeded = "generator" in self.names
+        self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
+        self.rule = rules.rule_for(func, self.name)
+        self.before = kernels.BEFORE.get(self.name)
+        self.kind = self._kind(func, schema)
+
+    def _kind(self, func: Any, schema: Any) -> int:
+        returns = schema.returns
+        if len(returns) != 1 or str(returns[0].type) != "Tensor":
+            return GENERAL
+        alias = returns[0].alias_info
+        if alias is None:
+            return VIEW if self.name in _SILENT_VIEWS else FRESH
+        if not self.writes:
+            return VIEW
+        first = schema.arguments[0]
+        plain_inplace = self.writes == [first.name] and torch.Tag.inplace_view not in func.tags
+        return INPLACE if plain_inplace else GENERAL
+
+
+PLANS: dict[Any, Plan] = {}
+
+
+def plan_of(func: Any) -> Plan:
+    """The plan of an operation, made on first use."""
+    made = PLANS[func] = Plan(func)
+    return made
+
+
+def is_virtual_device(device: Any) -> bool:
+    """Whether a device that reached the dispatcher means a virtual GPU."""
+    return device is not None and (device.type == "cuda" or (device.type == "meta" and device.index is not None))
+
+
+def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Carry out one operation."""
+    plan = PLANS.get(func) or plan_of(func)
+    if plan.collective:
+        return ranks.collective(func, args, kwargs)
+    slot: VirtualDevice | None = None
+    mixed = False
+    payloads: list[Any] = []
+    for value in args:
+        cls = value.__class__
+        if cls in VIRTUAL:
+            payloads.append(value.payload)
+            if slot is None:
+                slot = value._slot
+            elif slot is not value._slot:
+                mixed = True
+        elif cls in _PLAIN:
+            payloads.append(value)
+        elif cls is list or cls is tuple:
+            inner = []
+            for item in value:
+                if item.__class__ in VIRTUAL:
+                    inner.append(item.payload)
+                    if slot is None:
+                        slot = item._slot
+                    elif slot is not item._slot:
+                        mixed = True
+                else:
+                    if isinstance(item, Tensor):
+                        mixed = True
+                    inner.append(item)
+            payloads.append(inner)
+        else:
+            if isinstance(value, Tensor):
+                mixed = True
+            payloads.append(value)
+    named = kwargs
+    if kwargs:
+        named = {}
+        for name, value in kwargs.items():
+            cls = value.__class__
+            if cls in VIRTUAL:
+                if slot is None:
+                    slot = value._slot
+                elif slot is not value._slot:
+                    mixed = True
+                value = value.payload
+            elif cls not in _PLAIN:
+                if cls is list or cls is tuple:
+                    for item in value:
+                        if item.__class__ in VIRTUAL:
+                            if slot is None:
+                                slot = item._slot
+                            elif slot is not item._slot:
+                                mixed = True
+                        elif isinstance(item, Tensor):
+                            mixed = True
+                    value = [item.payload if item.__class__ in VIRTUAL else item for item in value]
+                elif isinstance(value, Tensor):
+                    mixed = True
+            named[name] = value
+
+    machine = state._stack[-1] if state._stack else None
+    observer = machine.observer if machine is not None else None
+    if observer is not None and observer.wants_ops:
+        observer.op(plan.name)
+
+    if plan.factory and (slot is not None or kwargs.get("device") is not None):
+        slot = _factory_slot(plan, slot, args, named, machine)
+    elif slot is not None and mixed:
+        slot = plan.rule(plan, args, kwargs, slot)
+    if plan.seeded and named.get("generator") is not None:
+        rules.generator(plan, named, slot)
+        named["generator"] = generators.source_of(named["generator"])
+    if slot is None:
+        out = func(*payloads, **named)
+        if observer is not None:
+            _trace_plain(out, args)
+        return out
+    if plan.before is not None:
+        payloads = plan.before(plan, payloads, args)
+    try:
+        out = func(*payloads, **named)
+    except (RuntimeError, IndexError) as error:
+        out = kernels.rescue(plan, func, args, payloads, named, error)
+
+    kind = plan.kind
+    if kind == FRESH:
+        result = wrap(out, slot)
+    elif kind == INPLACE:
+        return args[0]
+    elif kind == VIEW:
+        base = args[0]
+        if base.__class__ in VIRTUAL:
+            if out is base.payload:
+                return base
+            result = wrap(out, slot, base._block)
+        else:
+            result = wrap(out, slot)
+    else:
+        result = _general(plan, args, kwargs, out, slot)
+    if observer is not None:
+        _trace(plan, result, args)
+    return result
+
+
+def _factory_slot(
+    plan: Plan, slot: VirtualDevice | None, args: tuple[Any, ...], named: dict[str, Any], machine: Any
+) -> VirtualDevice | None:
+    """The device of an operation that takes `device=`: the one that is asked for, else that of its input."""
+    device = named.get("device")
+    if device is None:
+        return slot
+    if not is_virtual_device(device):
+        return None
+    named["device"] = torch.device("cpu")
+    if named.get("pin_memory"):
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    if slot is not None and device.index == slot.index:
+        return slot
+    if machine is None:
+        raise rules.no_machine()
+    target: VirtualDevice = machine.device(device)
+    if args and args[0].__class__ is list:
+        _check_room(target, args[0], named.get("dtype"))
+    return target
+
+
+def _check_room(slot: VirtualDevice, size: list[Any], dtype: torch.dtype | None) -> None:
+    count = 1
+    for extent in size:
+        if extent.__class__ is not int:
+            return
+        count *= extent
+    if count > 1 << 20:
+        memory.ensure(slot, count * (dtype or torch.get_default_dtype()).itemsize)
+
+
+def _general(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, slot: VirtualDevice) -> Any:
+    """Wrap any other result: several tensors, lists, out= variants, operations that change a shape in place."""
+    written: dict[int, Tensor] = {}
+    inputs: list[Any] = []
+    slots: list[VirtualDevice | None] = []
+    for value in (*args, *kwargs.values()):
+        if value.__class__ in VIRTUAL:
+            inputs.append(value)
+        elif value.__class__ in (list, tuple):
+            inputs.extend(item for item in value if item.__class__ in VIRTUAL)
+            if not slots and plan.foreach:
+                slots = [getattr(item, "_slot", None) for item in value]
+    for tensor in inputs:
+        written[id(tensor.payload)] = tensor
+    if plan.writes:
+        for name, value in _written(plan, args, kwargs):
+            _after_write(name, value)
+
+    def one(value: Any, index: int = -1) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        known = written.get(id(value))
+        if known is not None:
+            return known
+        where: VirtualDevice | None = slot
+        if 0 <= index < len(slots):
+            where = slots[index]
+        if where is None:
+            return value
+        block = None
+        if not plan.writes and value.layout is torch.strided:
+            block = _block_of(value, inputs)
+        return wrap(value, where, block)
+
+    if out.__class__ is tuple or out.__class__ is list:
+        made = [
+            [one(item, i) for i, item in enumerate(value)] if value.__class__ is list else one(value, index)
+            for index, value in enumerate(out)
+        ]
+        return tuple(made) if out.__class__ is tuple else made
+    return one(out)
+
+
+def _block_of(value: Tensor, inputs: list[Any]) -> Block | None:
+    """The block that a result shares with an input (results of split, unbind and the like)."""
+    pointer = value.untyped_storage().data_ptr()
+    for tensor in inputs:
+        payload = tensor.payload
+        if payload.layout is torch.strided and payload.untyped_storage().data_ptr() == pointer:
+            return tensor._block  # type: ignore[no-any-return]
+    return None
+
+
+def _written(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    named = dict(zip(plan.names, args, strict=False)) | kwargs
+    return [(name, named[name]) for name in plan.writes if name in named]
+
+
+def _after_write(name: str, value: Any) -> None:
+    for tensor in value if isinstance(value, (list, tuple)) else (value,):
+        if tensor.__class__ in VIRTUAL:
+            before = tensor._block.nbytes
+            if tensor.payload.layout is torch.strided:
+                size = tensor.payload.untyped_storage().nbytes()
+                if (size + 511) & -512 != before:
+                    memory.resize(tensor._block, size)
+            sync(tensor)
+
+
+def _trace(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
+    """Remember where a virtual result was made, or where it was moved to its device."""
+    if isinstance(result, Tensor):
+        if plan.factory and args and isinstance(args[0], Tensor) and plan.name == "aten::_to_copy":
+            source = args[0]
+            if source.__class__ not in VIRTUAL or source._slot is not result._slot:  # type: ignore[attr-defined]
+                origin.note_move(source, result)
+                return
+        if plan.kind == VIEW and args and isinstance(args[0], Tensor) and plan.name in _KEEPERS:
+            known = args[0].__dict__.get(origin.ATTRIBUTE)
+            if known is not None:
+                result.__dict__[origin.ATTRIBUTE] = origin.Trace(known.born, known.moved)
+                return
+        if origin.ATTRIBUTE not in result.__dict__:
+            result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
+    elif isinstance(result, (list, tuple)):
+        trace = origin.Trace(origin.here(1))
+        for item in result:
+            if isinstance(item, Tensor) and origin.ATTRIBUTE not in item.__dict__:
+                item.__dict__[origin.ATTRIBUTE] = trace
+
+
+# Views that are the same tensor by another name: they keep where it came from.
+_KEEPERS = frozenset(("aten::detach", "aten::alias", "aten::lift_fresh", "aten::view_as"))
+
+
+def _trace_plain(result: Any, args: tuple[Any, ...]) -> None:
+    """Remember where a plain tensor was made, or that it was copied back from a virtual device."""
+    if isinstance(result, Tensor):
+        source = args[0] if args else None
+        if source.__class__ in VIRTUAL:
+            if result is not source:
+                origin.note_move(source, result)
+        elif result is source:
+            origin.ensure_trace(result)
+            if result.__dict__[origin.ATTRIBUTE].born is None:
+                result.__dict__[origin.ATTRIBUTE].born = origin.here(1)
+        elif origin.ATTRIBUTE not in result.__dict__:
+            result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
+    elif isinstance(result, (list, tuple)):
+        trace = origin.Trace(origin.here(1))
+        for item in result:
+            if isinstance(item, Tensor) and origin.ATTRIBUTE not in item.__dict__:
+                item.__dict__[origin.ATTRIBUTE] = trace
+
+
+class VirtualMode(TorchDispatchMode):
+    """Sees every operation of its thread: factories and plain tensors too, which no tensor class could catch."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return work(func, args, kwargs or {})
+
+
+set_worker(work)
+
+__all__ = ["PLANS", "Plan", "VirtualMode", "VirtualTensor", "is_virtual_device", "plan_of", "work"]

@@ -1,0 +1,273 @@
+"""Rewrites devices before C++ sees them: "cuda:1" becomes what the dispatcher takes for virtual GPU 1.
+
+Also holds the few torch functions that must be answered above autograd. Other parts add to HANDLERS; a handler
+gets (func, args, kwargs) and calls `call` to go on. A handler never decides placement: that is rules.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._device as default_device
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from trimtab.virtual import amp, faults, origin, state
+from trimtab.virtual.tensor import VIRTUAL, payload_of, set_data, wrap
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+HANDLERS: dict[Any, Handler] = {}
+
+_default_device_functions: frozenset[Any] | None = None
+
+
+def virtual_device(device: Any) -> torch.device | None:
+    """The device as the dispatcher takes it (meta with an index) when it names a virtual GPU, else None."""
+    if device.__class__ is torch.device:
+        if device.type != "cuda":
+            return None
+    elif device.__class__ is str:
+        if not device.startswith("cuda"):
+            return None
+        device = torch.device(device)
+    elif device.__class__ is int:
+        device = torch.device("cuda", device)
+    else:
+        return None
+    machine = state.machine()
+    return machine.device(device).meta if machine is not None else None
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a torch function with its device rewritten, past any handler."""
+    device = kwargs.get("device")
+    if device is not None:
+        target = virtual_device(device)
+        if target is not None:
+            kwargs = {**kwargs, "device": target}
+    else:
+        current = getattr(default_device, "CURRENT_DEVICE", None)
+        if current is not None and func in _constructors():
+            target = virtual_device(current)
+            if target is not None:
+                kwargs = {**kwargs, "device": target}
+    if kwargs.get("pin_memory") and (device is None or torch.device(device).type == "cpu"):
+        # Pinned memory is ordinary memory that says it is pinned (processes.py).
+        return func(*args, **{**kwargs, "pin_memory": False}).pin_memory()
+    return func(*args, **kwargs)
+
+
+def _constructors() -> frozenset[Any]:
+    """The functions that obey torch.set_default_device and `with torch.device(…)`."""
+    global _default_device_functions
+    if _default_device_functions is None:
+        _default_device_functions = frozenset(default_device._device_constructors())
+    return _default_device_functions
+
+
+class VirtualFunctions(TorchFunctionMode):
+    """Sees every torch function of its thread before C++ does."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs or {})
+        if kwargs or default_device.CURRENT_DEVICE is not None:
+            return call(func, args, kwargs or {})
+        return func(*args)
+
+
+MODE = VirtualFunctions()
+
+
+def is_on() -> bool:
+    """Whether the function mode is on in this thread."""
+    stack = torch.overrides._get_current_function_mode_stack()
+    return any(mode is MODE for mode in stack)
+
+
+def to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Tensor.to, whose device may be the first positional argument."""
+    if len(args) > 1:
+        target = virtual_device(args[1])
+        if target is not None:
+            args = (args[0], target, *args[2:])
+    elif kwargs:
+        target = virtual_device(kwargs.get("device"))
+        if target is not None:
+            kwargs = {**kwargs, "device": target}
+    result: Tensor = torch.Tensor.to(*args, **kwargs)
+    return result
+
+
+def cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Tensor.cuda(device=None, …): None is the current device."""
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    if device is not None and device.__class__ is not int and torch.device(device).type != "cuda":
+        raise RuntimeError(f"Invalid device, must be cuda device, got {device}")
+    target = virtual_device("cuda" if device is None else device)
+    if target is None:
+        return func(*args, **kwargs)  # type: ignore[no-any-return]
+    return torch.Tensor.to(args[0], target)
+
+
+def device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """torch.device(1) means the accelerator's device 1."""
+    if args and args[0].__class__ is int:
+        return torch.device("cuda", args[0])
+    return func(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """torch.tensor, as_tensor and asarray: built on the CPU, then put on the device asked for."""
+    asked = kwargs.get("device")
+    if asked is None and func in _constructors():
+        asked = getattr(default_device, "CURRENT_DEVICE", None)
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    virtual_data = data.__class__ in VIRTUAL
+    target = virtual_device(asked) if asked is not None else None
+    if target is None and not virtual_data:
+        result: Tensor = _build(func, data, args, kwargs)
+        _born(result)
+        return result
+    if virtual_data and asked is None and func is not torch.tensor:
+        return data.to(kwargs["dtype"]) if kwargs.get("dtype") is not None else data  # type: ignore[no-any-return]
+    rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory", "data", "obj")}
+    machine = state.machine()
+    if target is not None and machine is not None:
+        slot = machine.device(target)
+    elif asked is None and virtual_data:
+        slot = data._slot
+    else:
+        slot = None
+    if func is torch.tensor or not isinstance(data, Tensor):
+        with torch._C.DisableTorchFunction():
+            if virtual_data and func is torch.tensor:
+                plain = data.payload.to(rest.get("dtype")).clone()
+            else:
+                plain = _build(func, data, args, {**rest, "device": "cpu"})
+            made: Tensor = wrap(plain.detach(), slot) if slot is not None else plain
+        _born(made)
+    else:
+        made = data.to(asked if slot is None else slot.meta, rest.get("dtype"))
+    if kwargs.get("requires_grad"):
+        made.requires_grad_(True)
+    return made
+
+
+def _build(func: Any, data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Build from data. C++ reads tensors inside a list past the dispatcher, where virtual ones have no values."""
+    options = {name: value for name, value in kwargs.items() if name not in ("data", "obj")}
+    try:
+        return func(data, *args[1:], **options)
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error):
+            raise
+        return func(_values(data), *args[1:], **options)
+
+
+def _values(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return [_values(item) for item in data]
+    return data.payload.tolist() if data.__class__ in VIRTUAL else data
+
+
+def new_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Tensor.new_tensor: like torch.tensor, with the type and device of self."""
+    own = args[0]
+    data = args[1] if len(args) > 1 else kwargs["data"]
+    options = {k: v for k, v in kwargs.items() if k != "data"}
+    if options.get("device") is None:
+        options["device"] = own.device
+    if options.get("dtype") is None:
+        options["dtype"] = own.dtype
+    return from_data(torch.tensor, (data,), options)
+
+
+def _born(tensor: Any) -> None:
+    machine = state.machine()
+    if machine is not None and machine.observer is not None and isinstance(tensor, Tensor):
+        trace = origin.ensure_trace(tensor)
+        if trace.born is None:
+            trace.born = origin.here(1)
+
+
+def same_kind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `a.data = b` is possible: between CPU and CUDA it is."""
+    if any(value.__class__ in VIRTUAL for value in args):
+        return True
+    return func(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def assign_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """`tensor.data = new`."""
+    tensor, new = args
+    if tensor.__class__ in VIRTUAL or new.__class__ in VIRTUAL:
+        set_data(tensor, new)
+    else:
+        func(*args, **kwargs)
+
+
+def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Scaled dot product attention: C++ would choose its kernel by the meta device; choose as the CPU does."""
+    if not any(value.__class__ in VIRTUAL for value in (*args, *kwargs.values())):
+        return func(*args, **kwargs)
+    if torch.is_autocast_enabled("cuda"):
+        return amp.in_lower_precision(_attention, args, kwargs)
+    return _attention(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if not (query.device == key.device == value.device):
+        message = (
+            "Expected query, key, and value to have the same device type, but got query.device: "
+            f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
+        )
+        named = [("query", query), ("key", key), ("value", value)]
+        op = "aten.scaled_dot_product_attention"
+        faults.report(faults.make("device-mismatch", message, op, named))
+        key, value = key.to(query.device), value.to(query.device)
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    plain = [payload_of(t) for t in (query, key, value)]
+    plain_mask = payload_of(mask) if mask is not None else None
+    choice = torch._fused_sdp_choice(
+        *plain, plain_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    if choice == int(torch.nn.attention.SDPBackend.FLASH_ATTENTION.value):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
+    result: Tensor = torch._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return result
+
+
+HANDLERS.update(
+    {
+        torch.Tensor.to: to,
+        torch.Tensor.cuda: cuda,
+        torch.device: device,
+        torch.tensor: from_data,
+        torch.as_tensor: from_data,
+        torch.asarray: from_data,
+        torch.Tensor.new_tensor: new_tensor,
+        torch._has_compatible_shallow_copy_type: same_kind,
+        torch.Tensor.data.__set__: assign_data,  # type: ignore[attr-defined]
+        nn.functional.scaled_dot_product_attention: attention,
+    }
+)

@@ -1,0 +1,143 @@
+"""Random generators of virtual GPUs: `torch.Generator("cuda")`, the default ones, and the rule that they keep to
+their kind of device.
+
+The default generators of all virtual GPUs *are* the CPU's default generator: a program draws the same numbers in the
+same order as it would with the CPU for its device. Never imitates CUDA's Philox stream.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.virtual.state import machine
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import Machine
+
+_Native: type[torch._C.Generator] = torch._C.Generator
+# C++ hands a generator to the dispatcher in a fresh Python object; the address of the generator itself is the same.
+_known: weakref.WeakValueDictionary[int, VirtualGenerator] = weakref.WeakValueDictionary()
+
+
+class VirtualGenerator(torch._C.Generator):
+    """A CPU generator that says it belongs to a GPU."""
+
+    _index: int
+    _stands_for: torch._C.Generator | None
+
+    def __new__(cls, index: int, stands_for: torch._C.Generator | None = None) -> VirtualGenerator:
+        made = super().__new__(cls)
+        made._index = index
+        made._stands_for = stands_for
+        _known[made._cdata] = made
+        return made
+
+    def __init__(self, index: int, stands_for: torch._C.Generator | None = None) -> None:
+        super().__init__()
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self._index)
+
+    @property
+    def source(self) -> torch._C.Generator:
+        """The CPU generator that the numbers come from."""
+        return self._stands_for if self._stands_for is not None else self
+
+    def get_state(self) -> torch.Tensor:
+        return super().get_state() if self._stands_for is None else self._stands_for.get_state()
+
+    def set_state(self, state: torch.Tensor) -> VirtualGenerator:
+        if self._stands_for is None:
+            super().set_state(state)
+        else:
+            self._stands_for.set_state(state)
+        return self
+
+    def manual_seed(self, seed: int) -> VirtualGenerator:
+        if self._stands_for is None:
+            super().manual_seed(seed)
+        else:
+            self._stands_for.manual_seed(seed)
+        return self
+
+    def seed(self) -> int:
+        return super().seed() if self._stands_for is None else self._stands_for.seed()
+
+    def initial_seed(self) -> int:
+        return super().initial_seed() if self._stands_for is None else self._stands_for.initial_seed()
+
+    def clone_state(self) -> VirtualGenerator:
+        twin = VirtualGenerator(self._index)
+        twin.set_state(self.get_state())
+        return twin
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, state: torch._C.Generator) -> VirtualGenerator:
+        return self.set_state(state.get_state())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._index, self.get_state())
+
+
+def _rebuild(index: int, state: torch.Tensor) -> torch._C.Generator:
+    generator = VirtualGenerator(index) if machine() is not None else _Native()
+    return generator.set_state(state)
+
+
+class _GeneratorType(type):
+    """`torch.Generator` while virtual GPUs are in force: makes the right kind, and is the class of both kinds."""
+
+    def __call__(cls, device: Any = "cpu") -> torch._C.Generator:
+        in_force = machine()
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if in_force is None or wanted.type != "cuda":
+            return _Native(wanted)
+        from trimtab.virtual.cuda import check_ordinal
+
+        torch.cuda._lazy_init()
+        index = wanted.index if wanted.index is not None else in_force.current_device
+        return VirtualGenerator(check_ordinal(in_force, index))
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _Native)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _Native)
+
+
+class Generator(metaclass=_GeneratorType):
+    """Stands in for `torch.Generator`."""
+
+
+def virtual_of(generator: torch._C.Generator) -> VirtualGenerator | None:
+    """The virtual generator behind a generator that came through C++, if it is one."""
+    if type(generator) is VirtualGenerator:
+        return generator
+    return _known.get(generator._cdata)
+
+
+def generator_device(generator: torch._C.Generator) -> torch.device:
+    virtual = virtual_of(generator)
+    return virtual.device if virtual is not None else generator.device
+
+
+def mismatch(generator: torch._C.Generator, wanted: str) -> str | None:
+    """What hardware would say to an operation on that type of device given this generator; None if nothing."""
+    found = generator_device(generator).type
+    return None if found == wanted else f"Expected a '{wanted}' device type for generator but found '{found}'"
+
+
+def source_of(generator: torch._C.Generator) -> torch._C.Generator:
+    """The CPU generator to draw from when the operation runs on payloads."""
+    virtual = virtual_of(generator)
+    return virtual.source if virtual is not None else generator
+
+
+def patches(machine: Machine) -> list[tuple[object, str, object]]:
+    defaults = tuple(VirtualGenerator(d.index, torch.default_generator) for d in machine.devices)
+    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", defaults)]

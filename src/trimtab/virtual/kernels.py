@@ -1,0 +1,125 @@
+"""Where a CPU kernel and a CUDA kernel differ: types that only one of them takes, and errors worded differently.
+
+It sees payloads only. Placement is settled before (rules.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trimtab.virtual import faults, state
+from trimtab.virtual.wording import DEVICE_ASSERT, scalar_name
+
+if TYPE_CHECKING:
+    from trimtab.virtual.dispatch import Plan
+
+_PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addmv": (1, 2)}
+_PRODUCTS |= {"mv": (0, 1), "dot": (0, 1)}
+_INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool))
+_ASSERTING = frozenset(
+    """
+    embedding index index_put index_put_ _index_put_impl_ gather scatter scatter_ scatter_add scatter_add_
+    index_select nll_loss_forward nll_loss2d_forward index_add_
+    """.split()
+)
+_UNSUPPORTED = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
+
+
+def product(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+    """Matrix products on CUDA take no integers and no two types."""
+    base = plan.name.removeprefix("aten::")
+    left, right = _PRODUCTS[base]
+    one, two = payloads[left], payloads[right]
+    if one.dtype is two.dtype:
+        if one.dtype in _INTEGERS:
+            kernel = "baddbmm_cuda" if "bmm" in base else "dot" if base == "dot" else "addmm_cuda"
+            message = f"\"{kernel}\" not implemented for '{scalar_name(one.dtype)}'"
+            _tell("backend-unsupported", message, plan, args, NotImplementedError(message))
+        return payloads
+    if "bmm" in base:
+        message = f"expected scalar type {scalar_name(one.dtype)} but found {scalar_name(two.dtype)}"
+    else:
+        names = f"{scalar_name(one.dtype)} and {scalar_name(two.dtype)}"
+        message = f"mat1 and mat2 must have the same dtype, but got {names}"
+    _tell("dtype-mismatch", message, plan, args, RuntimeError(message))
+    # Repaired: the weight follows the activation, so that the rest of the network sees the type it expects.
+    return [p.to(one.dtype) if isinstance(p, Tensor) else p for p in payloads]
+
+
+def unscale(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+    """GradScaler's kernel has no bfloat16 on CUDA."""
+    if any(grad.dtype is torch.bfloat16 for grad in payloads[0]):
+        message = "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
+        _tell("scaler-misuse", message, plan, args, NotImplementedError(message))
+    return payloads
+
+
+BEFORE: dict[str, Callable[[Plan, list[Any], tuple[Any, ...]], list[Any]]] = {
+    f"aten::{name}": product for name in _PRODUCTS
+}
+BEFORE["aten::_amp_foreach_non_finite_check_and_unscale_"] = unscale
+
+
+def _tell(kind: str, message: str, plan: Plan, args: tuple[Any, ...], error: BaseException) -> None:
+    named = [(n, v) for n, v in zip(plan.names, args, strict=False) if isinstance(v, Tensor)]
+    faults.report(faults.make(kind, message, plan.name.replace("::", "."), named), error)
+
+
+def rescue(
+    plan: Plan, func: Any, args: tuple[Any, ...], payloads: list[Any], named: dict[str, Any], error: Exception
+) -> Any:
+    """A CPU kernel refused. Either CUDA's kernel would not have (compute it in float32), or it says so otherwise."""
+    text = str(error)
+    base = plan.name.removeprefix("aten::")
+    if _UNSUPPORTED.search(text):
+        return _in_float32(plan, func, payloads, named)
+    if base in _ASSERTING and ("out of range" in text or "out of bounds" in text):
+        raise state.accelerator_error(DEVICE_ASSERT + f"(on the CPU: {text})") from error
+    if "type (torch." in text:
+        raise type(error)(text.replace("(torch.", "(torch.cuda.")) from None
+    raise error
+
+
+def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
+    half = (torch.float16, torch.bfloat16)
+    dtype = next((p.dtype for p in _tensors(payloads, named) if p.dtype in half), torch.float16)
+
+    def up(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in half:
+            return value.float()
+        if isinstance(value, (list, tuple)):
+            return [up(item) for item in value]
+        return torch.float32 if value in half else value
+
+    def down(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype is torch.float32:
+            return value.to(dtype)
+        if isinstance(value, (list, tuple)):
+            return type(value)(down(item) for item in value)
+        return value
+
+    raised = [up(value) for value in payloads]
+    raised_named = {name: up(value) for name, value in named.items()}
+    out = func(*raised, **raised_named)
+    for name in plan.writes:
+        at = plan.names.index(name)
+        before, after = (payloads[at], raised[at]) if at < len(payloads) else (named[name], raised_named[name])
+        for old, new in zip(before, after, strict=True) if isinstance(before, list) else ((before, after),):
+            if old is not new:
+                old.copy_(new)
+    return payloads[0] if plan.writes and isinstance(out, Tensor) and out is raised[0] else down(out)
+
+
+def _tensors(payloads: list[Any], named: dict[str, Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in (*payloads, *named.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return found

@@ -1,0 +1,103 @@
+"""Bytes per virtual device: counted by storage, freed when the last tensor on the storage goes.
+
+It counts what the tensors of the program hold. It does not imitate the caching allocator: no fragmentation, no
+reserved pool, no workspace of kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from trimtab.virtual.state import VirtualDevice
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(size: str | int) -> int:
+    """Bytes from a number or from text such as "80GiB" or "24 GB"."""
+    if isinstance(size, int):
+        if size <= 0:
+            raise ValueError(f"memory of a virtual GPU must be positive, got {size}")
+        return size
+    match = _SIZE.fullmatch(size)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"cannot read {size!r} as an amount of memory; write for example '80GiB' or '24GB'")
+    return int(float(match.group(1)) * unit)
+
+
+class Block:
+    """One allocation. All virtual tensors that alias a storage share its block; dropping the last one frees it."""
+
+    __slots__ = ("device", "nbytes")
+
+    def __init__(self, device: VirtualDevice, nbytes: int) -> None:
+        # CUDA's allocator hands out multiples of 512 bytes.
+        nbytes = (nbytes + 511) & -512
+        self.device = device
+        self.nbytes = 0
+        total = device.allocated + nbytes
+        if total > device.limit_bytes:
+            exhausted(device, nbytes)
+        self.nbytes = nbytes
+        # No call stands between reading and writing, so other threads cannot come in between.
+        device.allocated += nbytes
+        if total > device.peak:
+            device.peak = total
+
+    def __del__(self) -> None:
+        self.device.allocated -= self.nbytes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
+        return self
+
+
+def resize(block: Block, nbytes: int) -> None:
+    """The storage behind a block has grown or shrunk."""
+    nbytes = (nbytes + 511) & -512
+    device = block.device
+    extra = nbytes - block.nbytes
+    if device.allocated + extra > device.limit_bytes and extra > 0:
+        exhausted(device, extra)
+    block.nbytes = nbytes
+    device.allocated += extra
+    device.peak = max(device.peak, device.allocated)
+
+
+def ensure(device: VirtualDevice, nbytes: int) -> None:
+    """Fail now, before the payload is made, if an allocation cannot fit."""
+    if device.allocated + nbytes > device.limit_bytes:
+        exhausted(device, nbytes)
+
+
+def exhausted(device: VirtualDevice, nbytes: int) -> None:
+    """Report that an allocation does not fit: raises, unless the machine repairs."""
+    from trimtab.virtual import faults
+
+    free = max(device.total_bytes - device.allocated, 0)
+    message = (
+        f"CUDA out of memory. Tried to allocate {human(nbytes)}. GPU {device.index} has a total capacity of "
+        f"{human(device.total_bytes)} of which {human(free)} is free. Including non-PyTorch memory, this process "
+        f"has {human(device.allocated)} memory in use. Of the allocated memory {human(device.allocated)} is "
+        "allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. If reserved but unallocated "
+        "memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+        "documentation for Memory Management  "
+        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )
+    faults.report(faults.make("out-of-memory", message, "alloc", []), torch.OutOfMemoryError(message))
+
+
+def human(nbytes: int) -> str:
+    """A size in the allocator's own format."""
+    if nbytes <= 1024:
+        return f"{nbytes} bytes"
+    if nbytes <= 1048576:
+        return f"{nbytes / 1024.0:.2f} KiB"
+    if nbytes <= 1073741824:
+        return f"{nbytes / 1048576.0:.2f} MiB"
+    return f"{nbytes / 1073741824.0:.2f} GiB"

@@ -1,0 +1,161 @@
+"""Where a tensor comes from: the user's line that made it, moved it, or copied it. Never reads source files.
+
+Recording is cheap (a code object and an instruction offset); the line number is worked out only when asked for.
+Nothing is recorded unless the machine in force has an observer.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Origin(NamedTuple):
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+
+Handle = tuple[CodeType, int]
+
+
+class Trace:
+    """What is known of one tensor. Kept as the attribute `_trimtab` of the tensor; never pickled."""
+
+    __slots__ = ("born", "copied", "moved")
+
+    def __init__(self, born: Handle | None = None, moved: Handle | None = None) -> None:
+        self.born = born
+        self.moved = moved
+        self.copied: Handle | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
+        return self
+
+
+ATTRIBUTE = "_trimtab"
+
+
+def _library_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    roots = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
+    user_site = site.getusersitepackages()
+    roots.add(user_site)
+    roots.add(os.path.dirname(torch.__file__))
+    # The package itself, also when installed in place; its command line and recipes are no user code either.
+    roots.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return tuple(os.path.join(os.path.realpath(root), "") for root in roots) + tuple(
+        os.path.join(root, "") for root in roots
+    )
+
+
+_ROOTS = _library_roots()
+_user_code: dict[CodeType, bool] = {}
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a file is the user's own: outside torch, site-packages, the standard library and this package."""
+    if filename.startswith("<"):
+        return False
+    return not os.path.abspath(filename).startswith(_ROOTS)
+
+
+def _is_user(code: CodeType) -> bool:
+    known = _user_code[code] = is_user_file(code.co_filename)
+    return known
+
+
+def here(skip: int = 0) -> Handle | None:
+    """The nearest frame of user code, as a handle; None when there is none on this thread's stack."""
+    frame: FrameType | None = sys._getframe(1 + skip)
+    known = _user_code.get
+    while frame is not None:
+        code = frame.f_code
+        user = known(code)
+        if user or (user is None and _is_user(code)):
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def resolve(handle: Handle | None) -> Origin | None:
+    """The line that a handle stands for."""
+    if handle is None:
+        return None
+    code, offset = handle
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= offset < end:
+            line = number or line
+            break
+    return Origin(code.co_filename, line, code.co_name)
+
+
+def user_stack() -> list[Origin]:
+    """The user's frames of the current thread, innermost first."""
+    return [origin for origin, user in stack() if user]
+
+
+def stack(skip: int = 0) -> list[tuple[Origin, bool]]:
+    """All frames outside this package's virtual room, innermost first, each with whether it is user code."""
+    frame: FrameType | None = sys._getframe(1 + skip)
+    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+    frames: list[tuple[Origin, bool]] = []
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(own):
+            user = _user_code.get(code)
+            if user is None:
+                user = _is_user(code)
+            frames.append((Origin(code.co_filename, frame.f_lineno, code.co_name), user))
+        frame = frame.f_back
+    return frames
+
+
+def trace_of(tensor: torch.Tensor) -> Trace | None:
+    """The record kept for a tensor, if any."""
+    found: Trace | None = tensor.__dict__.get(ATTRIBUTE)
+    return found
+
+
+def ensure_trace(tensor: torch.Tensor) -> Trace:
+    """The record kept for a tensor, made when there is none."""
+    found = tensor.__dict__.get(ATTRIBUTE)
+    if found is None:
+        found = Trace()
+        tensor.__dict__[ATTRIBUTE] = found
+    return found  # type: ignore[no-any-return]
+
+
+def born_of(tensor: torch.Tensor) -> Origin | None:
+    """The user's line at which a tensor was made."""
+    found = trace_of(tensor)
+    return resolve(found.born) if found is not None else None
+
+
+def moved_of(tensor: torch.Tensor) -> Origin | None:
+    """The user's line that last moved a tensor to the device it is on."""
+    found = trace_of(tensor)
+    return resolve(found.moved) if found is not None else None
+
+
+def copied_of(tensor: torch.Tensor) -> Origin | None:
+    """The user's line that last made a copy of this tensor on another device (the tensor itself stayed)."""
+    found = trace_of(tensor)
+    return resolve(found.copied) if found is not None else None
+
+
+def note_move(source: torch.Tensor, result: torch.Tensor) -> None:
+    """A copy of `source` on another device was made."""
+    handle = here(1)
+    before = ensure_trace(source)
+    before.copied = handle
+    result.__dict__[ATTRIBUTE] = Trace(before.born, handle)

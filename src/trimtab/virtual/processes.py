@@ -1,0 +1,105 @@
+"""Processes and page-locked memory around virtual GPUs.
+
+A process forked after CUDA was initialised may not use it, as on hardware; one that is spawned starts with the same
+virtual machine (see bootstrap.py). Pinned memory is ordinary memory that says it is pinned. Never shares a GPU tensor between processes without a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.virtual import bootstrap, faults
+from trimtab.virtual.state import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trimtab.virtual.state import Machine
+
+BAD_FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' "
+    "start method"
+)
+
+
+def in_bad_fork(in_force: Machine) -> bool:
+    """Whether this process was forked from one that had initialised CUDA."""
+    return in_force.initialised and in_force.pid != os.getpid()
+
+
+def initialise(in_force: Machine) -> None:
+    """The first use of a GPU in this process. Tells of a fork that cannot use it."""
+    if in_bad_fork(in_force):
+        faults.report(faults.make("worker-uses-gpu", BAD_FORK, "cuda.init", []), RuntimeError(BAD_FORK))
+        # Repaired: go on as if this process had been spawned.
+    in_force.pid = os.getpid()
+    in_force.initialised = True
+    in_force.ready = True
+    torch.cuda._initialized = True
+
+
+def _after_fork() -> None:
+    in_force = machine()
+    if in_force is not None:
+        in_force.ready = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Pinned:
+    """Which tensors were pinned: by identity, since tensors compare by value."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = id(tensor)
+        self._known[key] = weakref.ref(tensor, lambda _: self._known.pop(key, None))
+        return tensor
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor
+
+
+def _pin_functions() -> tuple[Callable[..., torch.Tensor], Callable[..., bool]]:
+    pinned = _Pinned()
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """For CPU tensors; a virtual tensor has its own, which refuses."""
+        torch.cuda._lazy_init()
+        return self if self in pinned else pinned.add(self.clone())
+
+    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return self in pinned
+
+    return pin_memory, is_pinned
+
+
+def patches(in_force: Machine) -> list[tuple[object, str, object]]:
+    pin_memory, is_pinned = _pin_functions()
+    return [
+        (torch.Tensor, "pin_memory", pin_memory),
+        (torch.Tensor, "is_pinned", is_pinned),
+    ]
+
+
+def enter(in_force: Machine) -> Callable[[], None]:
+    """Give the processes that this one starts the same virtual machine; returns the undo."""
+    variables = bootstrap.environment(in_force)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+
+    def leave() -> None:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return leave

@@ -1,0 +1,202 @@
+"""torch.distributed on virtual GPUs: groups that ask for NCCL get gloo, and collectives run on the payloads.
+
+`get_backend` goes on to answer `nccl`. A group that was asked for with NCCL alone takes GPU tensors only, as on
+hardware. It never simulates NCCL itself: no topology, no asynchronous errors, no time-outs of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from trimtab.virtual import faults, state
+from trimtab.virtual.tensor import VIRTUAL
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import Machine
+
+_NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "barrier": "barrier",
+}
+_POINT_TO_POINT = frozenset(("send", "recv_", "recv_any_source_", "monitored_barrier_"))
+# Sizes that may differ between ranks: only the order of the calls has to agree.
+_UNEQUAL = frozenset(("alltoall_", "alltoall_base_", "gather_", "scatter_", "barrier"))
+
+
+def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Carry out one c10d operation on the payloads of its tensors, which may be nested in lists of lists."""
+    schema = func._schema
+    name = schema.name.removeprefix("c10d::")
+    held: dict[int, torch.Tensor] = {}
+    named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    machine = state.machine()
+    if machine is not None and name not in _POINT_TO_POINT:
+        _check(name, named)
+        if machine.observer is not None:
+            machine.observer.collective(_record(name, named))
+    result = func(
+        *(_payload(value, held) for value in args), **{k: _payload(v, held) for k, v in kwargs.items()}
+    )
+    return _wrapped(result, held)
+
+
+def _payload(value: Any, held: dict[int, torch.Tensor]) -> Any:
+    if value.__class__ in VIRTUAL:
+        held[id(value.payload)] = value
+        return value.payload
+    if value.__class__ in (list, tuple):
+        return [_payload(item, held) for item in value]
+    return value
+
+
+def _wrapped(value: Any, held: dict[int, torch.Tensor]) -> Any:
+    """The results of a collective are its own arguments, written in place."""
+    if isinstance(value, torch.Tensor):
+        return held.get(id(value), value)
+    if value.__class__ is tuple:
+        return tuple(_wrapped(item, held) for item in value)
+    if value.__class__ is list:
+        return [_wrapped(item, held) for item in value]
+    return value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if value.__class__ in (list, tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _group(named: dict[str, Any]) -> Any:
+    return torch._C._distributed_c10d.ProcessGroup.unbox(named["process_group"])
+
+
+def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
+    """What the ranks have to agree on."""
+    group = _group(named)
+    tensors = _tensors(
+        next(
+            (named[key] for key in ("input_tensors", "input_tensor", "input", "inputs") if key in named), None
+        )
+        or named.get("tensors")
+        or named.get("tensor")
+    )
+    unequal = name in _UNEQUAL
+    return {
+        "op": _NAMES.get(name, name),
+        "group": group.group_name,
+        "rank": group.rank(),
+        "size": group.size(),
+        "numel": None if unequal else sum(tensor.numel() for tensor in tensors),
+        "dtype": None if unequal or not tensors else str(tensors[0].dtype).removeprefix("torch."),
+        "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,
+    }
+
+
+_gpu_only: dict[str, str] = {}
+"""Groups that were asked for with a GPU backend alone: name of the group -> name of the backend."""
+
+
+def _check(name: str, named: dict[str, Any]) -> None:
+    """NCCL has no kernels for tensors in host memory."""
+    if name == "barrier" or _group(named).group_name not in _gpu_only:
+        return
+    operands = [(key, tensor) for key, value in named.items() for tensor in _tensors(value)]
+    plain = [(key, tensor) for key, tensor in operands if tensor.__class__ not in VIRTUAL]
+    if plain:
+        message = "No backend type associated with device type cpu"
+        fault = faults.make("device-mismatch", message, f"c10d.{_NAMES.get(name, name)}", plain)
+        faults.report(fault, RuntimeError(message))
+
+
+def _mapped(backend: Any) -> tuple[Any, str | None]:
+    """The backend to use, and the one to name: any mention of NCCL becomes gloo."""
+    if backend is None:
+        return "gloo", None
+    text = str(backend).lower()
+    if "nccl" not in text:
+        return backend, None
+    return "gloo", text
+
+
+def patches(in_force: Machine) -> list[tuple[object, str, object]]:
+    """What to replace while virtual GPUs are in force."""
+    if not dist.is_available():
+        return []
+    c10d = dist.distributed_c10d
+    named: dict[str, str] = {}
+
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        real_backend, asked = _mapped(backend)
+        kwargs.pop("device_id", None)
+        if asked is not None:
+            kwargs.pop("pg_options", None)
+        named.clear()
+        _gpu_only.clear()
+        native_init(real_backend, *args, **kwargs)
+        _remember(c10d._get_default_group(), asked, named)
+
+    def new_group(
+        ranks: Any = None,
+        timeout: Any = None,
+        backend: Any = None,
+        pg_options: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        real_backend, asked = _mapped(backend) if backend is not None else (None, None)
+        kwargs.pop("device_id", None)
+        group = native_new(ranks, timeout, real_backend, None if asked else pg_options, *args, **kwargs)
+        if isinstance(group, dist.ProcessGroup):
+            inherited = named.get(c10d._get_default_group().group_name) if backend is None else asked
+            _remember(group, inherited, named)
+        return group
+
+    def get_backend(group: Any = None) -> Any:
+        answer = native_backend(group)
+        asked = named.get((group or c10d._get_default_group()).group_name)
+        return dist.Backend("nccl") if asked is not None and "nccl" in asked else answer
+
+    def object_device(group: Any = None) -> str:
+        return "cuda" if (group or c10d._get_default_group()).group_name in _gpu_only else "cpu"
+
+    native_init, native_new = c10d.init_process_group, c10d.new_group
+    native_backend = c10d.get_backend
+    replacements: list[tuple[str, Callable[..., Any]]] = [
+        ("init_process_group", functools.wraps(native_init)(init_process_group)),
+        ("new_group", functools.wraps(native_new)(new_group)),
+        ("get_backend", functools.wraps(native_backend)(get_backend)),
+        ("is_nccl_available", lambda: True),
+    ]
+    # torch.distributed re-exports these names; both are looked up.
+    made = [(owner, name, new) for name, new in replacements for owner in (c10d, dist)]
+    made.append((c10d, "_get_object_coll_device", object_device))
+    return made  # type: ignore[return-value]
+
+
+def _remember(group: Any, asked: str | None, named: dict[str, str]) -> None:
+    if asked is None:
+        return
+    named[group.group_name] = asked
+    if ":" not in asked:
+        _gpu_only[group.group_name] = asked

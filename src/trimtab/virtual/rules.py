@@ -1,0 +1,270 @@
+"""Which operands may mix, and what CUDA says when they may not. Decides; computes nothing.
+
+A rule gets the operands of one operation when they are not all on one virtual device. It returns the device of the
+result (None for the CPU). When the mix is illegal it reports a fault, which raises unless the machine repairs; then
+it returns the device on which the operation goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.virtual import faults, generators
+from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.tensor import VIRTUAL, device_of
+from trimtab.virtual.wording import iterator_message, method_name, type_name
+
+if TYPE_CHECKING:
+    from trimtab.virtual.dispatch import Plan
+
+Rule = Callable[["Plan", tuple[Any, ...], dict[str, Any], VirtualDevice], VirtualDevice | None]
+Named = list[tuple[str, Tensor]]
+
+_CROSSING = frozenset(
+    """
+    copy_ copy _copy_from _copy_from_and_resize _to_copy set_ is_same_size is_set_to
+    _has_compatible_shallow_copy_type resize_as_
+    """.split()
+)
+_INDEXING = frozenset(
+    """
+    index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put
+    """.split()
+)
+# TensorIterator operations that do not carry the pointwise tag.
+_ITERATOR = frozenset(
+    """
+    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward normal normal_ binary_cross_entropy_with_logits
+    addr bernoulli bernoulli_ dist kl_div polar complex
+    """.split()
+)
+# Checked operations that refuse even a 0-dim CPU tensor.
+_STRICT = frozenset(
+    """
+    embedding index_select gather scatter scatter_ scatter_add scatter_add_ index_add index_add_
+    index_copy index_copy_ take nll_loss_forward nll_loss2d_forward cat
+    """.split()
+)
+
+
+def rule_for(func: Any, name: str) -> Rule:
+    """The rule of an operation, chosen once from its name and tags."""
+    base = name.removeprefix("aten::")
+    if base in _CROSSING:
+        return crossing
+    if base in _INDEXING:
+        return indexing
+    if base.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        return foreach
+    if base in ("convolution", "convolution_overrideable", "convolution_backward"):
+        return convolution
+    if base in ("masked_fill", "masked_fill_"):
+        return masked
+    if torch.Tag.pointwise in func.tags or base in _ITERATOR:
+        return iterator
+    return checked
+
+
+def operands(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Named:
+    """The tensors of a call with the names that the schema gives them; the members of a list share its name."""
+    found: Named = []
+    for name, value in (*zip(plan.names, args, strict=False), *kwargs.items()):
+        if isinstance(value, Tensor):
+            found.append((name, value))
+        elif isinstance(value, (list, tuple)):
+            found.extend((name, item) for item in value if isinstance(item, Tensor))
+    return found
+
+
+def slot_of(tensor: Tensor) -> VirtualDevice | None:
+    """The virtual device of a tensor, None for a plain one."""
+    return tensor._slot if tensor.__class__ in VIRTUAL else None  # type: ignore[attr-defined]
+
+
+def is_scalar(tensor: Tensor) -> bool:
+    """A 0-dim tensor on the CPU, which CUDA takes beside any device."""
+    return tensor.__class__ not in VIRTUAL and tensor.dim() == 0
+
+
+def winner(found: Named, plan: Plan) -> VirtualDevice | None:
+    """Where a faulty operation goes on: where its output lies, its parameters lie, or most operands lie."""
+    for name, tensor in found:
+        if name in plan.writes:
+            return slot_of(tensor)
+    virtual = [t for _, t in found if t.__class__ in VIRTUAL]
+    parameters = [t for t in virtual if isinstance(t, nn.Parameter)]
+    counted = Counter(t._slot for t in parameters or virtual)  # type: ignore[attr-defined]
+    return counted.most_common(1)[0][0] if counted else None
+
+
+def mismatch(kind: str, message: str, plan: Plan, found: Named, error: BaseException | None = None) -> None:
+    """Report an illegal mix."""
+    op = plan.name.replace("::", ".")
+    faults.report(faults.make(kind, message, op, found), error)
+
+
+def crossing(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """Copies go between any two devices; the result is where the first operand is."""
+    return slot_of(args[0]) if args and isinstance(args[0], Tensor) else slot
+
+
+def iterator(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """Elementwise operations: one device, save for 0-dim CPU tensors that are only read."""
+    found = operands(plan, args, kwargs)
+    devices = []
+    for name, tensor in found:
+        if is_scalar(tensor) and name not in plan.writes:
+            continue
+        device = device_of(tensor)
+        if device not in devices:
+            devices.append(device)
+    if len(devices) > 1:
+        mismatch("device-mismatch", iterator_message(devices), plan, found)
+        return winner(found, plan)
+    return slot
+
+
+def checked(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """All other kernels: the arguments are checked one after the other, and the odd one is named."""
+    found = operands(plan, args, kwargs)
+    base = plan.name.removeprefix("aten::")
+    strict = base in _STRICT
+    common: torch.device | None = None
+    for name, tensor in found:
+        if not strict and is_scalar(tensor):
+            continue
+        device = device_of(tensor)
+        if common is None:
+            common = device
+        elif device != common:
+            method, spoken = method_name(base, plan.overload, name)
+            message = (
+                f"Expected all tensors to be on the same device, but got {spoken} is on {device}, different from "
+                f"other tensors on {common} (when checking argument in method {method})"
+            )
+            mismatch("device-mismatch", message, plan, found)
+            return winner(found, plan)
+    return slot
+
+
+def indexing(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """A GPU tensor takes CPU indices; a CPU tensor takes no GPU indices."""
+    source = args[0]
+    own = device_of(source)
+    found = operands(plan, args, kwargs)
+    for name, tensor in found[1:]:
+        device = device_of(tensor)
+        if device == own:
+            continue
+        if name == "indices":
+            if device.type == "cpu":
+                continue
+            message = f"indices should be either on cpu or on the same device as the indexed tensor ({own})"
+            mismatch("index-device", message, plan, found)
+            break
+        if not is_scalar(tensor):
+            method, spoken = method_name(plan.name.removeprefix("aten::"), plan.overload, name)
+            message = (
+                f"Expected all tensors to be on the same device, but got {spoken} is on {device}, different from "
+                f"other tensors on {own} (when checking argument in method {method})"
+            )
+            mismatch("device-mismatch", message, plan, found)
+            break
+    else:
+        return slot_of(source)
+    return slot_of(source) if plan.writes else winner(found, plan)
+
+
+def masked(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """masked_fill: the mask is where the tensor is; a 0-dim value may be on the CPU."""
+    found = operands(plan, args, kwargs)
+    source, mask = args[0], args[1]
+    if device_of(mask) != device_of(source):
+        message = (
+            f"expected self and mask to be on the same device, but got mask on {device_of(mask)} and self on "
+            f"{device_of(source)}"
+        )
+        mismatch("device-mismatch", message, plan, found)
+        return winner(found, plan)
+    for name, tensor in found[2:]:
+        if device_of(tensor) != device_of(source) and not (is_scalar(tensor) and slot_of(source) is not None):
+            message = (
+                f"masked_fill: Expected inputs to be on same device, but got {name} on {device_of(tensor)} and "
+                f"self on {device_of(source)}"
+            )
+            mismatch("device-mismatch", message, plan, found)
+            return winner(found, plan)
+    return slot
+
+
+def convolution(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """Convolutions compare type names, which hold the device."""
+    found = operands(plan, args, kwargs)
+    source = found[0][1]
+    for name, tensor in found[1:]:
+        if device_of(tensor) == device_of(source):
+            continue
+        if {device_of(tensor).type, device_of(source).type} == {"cuda"}:
+            return checked(plan, args, kwargs, slot)
+        message = f"Input type ({type_name(source)}) and {name} type ({type_name(tensor)}) should be the same"
+        if device_of(source).type == "cpu" and name == "weight":
+            message += " or input should be a MKLDNN tensor and weight is a dense tensor"
+        mismatch("device-mismatch", message, plan, found)
+        return winner(found, plan)
+    return slot
+
+
+def foreach(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """Lists are taken member by member: each index has one device; 0-dim CPU tensors mix as ever."""
+    lists = [(n, v) for n, v in zip(plan.names, args, strict=False) if isinstance(v, (list, tuple))]
+    singles = [(n, v) for n, v in zip(plan.names, args, strict=False) if isinstance(v, Tensor)]
+    lists += [(n, v) for n, v in kwargs.items() if isinstance(v, (list, tuple))]
+    singles += [(n, v) for n, v in kwargs.items() if isinstance(v, Tensor)]
+    fused = plan.name.startswith("aten::_fused")
+    length = max((len(v) for _, v in lists), default=0)
+    for index in range(length):
+        row = [(n, v[index]) for n, v in lists if index < len(v) and isinstance(v[index], Tensor)] + singles
+        devices: list[torch.device] = []
+        for name, tensor in row:
+            if is_scalar(tensor) and name not in plan.writes and not fused:
+                continue
+            if is_scalar(tensor) and name == "state_steps" and not fused:
+                continue
+            if device_of(tensor) not in devices:
+                devices.append(device_of(tensor))
+        if len(devices) > 1:
+            mismatch("device-mismatch", iterator_message(devices), plan, row)
+            break
+    return slot
+
+
+def generator(plan: Plan, named: dict[str, Any], slot: VirtualDevice | None) -> None:
+    """A random generator belongs to a device."""
+    message = generators.mismatch(named["generator"], "cuda" if slot is not None else "cpu")
+    if message is not None:
+        mismatch("generator-device", message, plan, [], RuntimeError(message))
+
+
+def no_machine() -> RuntimeError:
+    """A virtual device was asked for after its machine was taken out of force."""
+    return RuntimeError("No virtual GPU is in force here: the virtual_gpus() context of this device has ended.")

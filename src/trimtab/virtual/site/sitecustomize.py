@@ -1,0 +1,44 @@
+"""Put first on a child's path by trimtab.virtual.bootstrap: gives the child its virtual GPUs as soon as it imports
+torch, and then lets the sitecustomize that this file hides have its turn. Never imports torch itself."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Waits for `import torch`, installs the virtual machine when it is done, and steps aside."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            from trimtab.virtual.bootstrap import install_from_environment
+
+            install_from_environment()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _next_sitecustomize():
+    elsewhere = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if os.environ.get("TRIMTAB_VIRTUAL"):
+    sys.meta_path.insert(0, _AfterTorch())
+_next_sitecustomize()

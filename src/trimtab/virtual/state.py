@@ -1,0 +1,140 @@
+"""The machine in force: its virtual devices and who listens. Holds state only; it patches nothing.
+
+There is at most one machine in force per process. Contexts nest: the inner machine replaces the outer one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any, Literal
+
+import torch
+
+from trimtab.virtual.observer import Observer
+
+OnFault = Literal["raise", "repair"]
+
+
+class VirtualDevice:
+    """One virtual accelerator. Tensors keep a reference to it, so it outlives the context that made it."""
+
+    __slots__ = (
+        "__weakref__",
+        "allocated",
+        "capability",
+        "device",
+        "index",
+        "limit_bytes",
+        "meta",
+        "name",
+        "peak",
+        "total_bytes",
+    )
+
+    def __init__(self, index: int, name: str, total_bytes: int, capability: tuple[int, int]) -> None:
+        self.index = index
+        self.name = name
+        self.total_bytes = total_bytes
+        self.limit_bytes = total_bytes  # less after torch.cuda.set_per_process_memory_fraction
+        self.capability = capability
+        self.allocated = 0
+        self.peak = 0
+        self.device = torch.device("cuda", index)
+        # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.
+        self.meta = torch.device("meta", index)
+
+    def __repr__(self) -> str:
+        return f"VirtualDevice({self.device}, {self.name!r}, {self.allocated} of {self.total_bytes} bytes)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VirtualDevice:
+        return self
+
+
+class Machine:
+    """A set of virtual devices with the settings under which they are used."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        total_bytes: int,
+        name: str,
+        capability: tuple[int, int],
+        observer: Observer | None = None,
+        on_fault: OnFault = "raise",
+    ) -> None:
+        self.devices = [VirtualDevice(index, name, total_bytes, capability) for index in range(count)]
+        self.observer = observer
+        self.on_fault: OnFault = on_fault
+        self.initialised = False
+        """Whether CUDA would have been initialised in this process (a fork after that is a fault)."""
+        self.ready = False
+        """Initialised in this very process: false again in a forked child."""
+        self.ready = False
+        """Whether this very process has initialised it (false again in a forked child)."""
+        self.pid = os.getpid()
+        self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        """Modules that were moved or called while this machine was in force."""
+        self.extras: dict[str, Any] = {}
+        """Room for the state of other parts (random generators, streams)."""
+        self._local = threading.local()
+
+    @property
+    def current_device(self) -> int:
+        """The index that `cuda` without an index means; per thread, as on hardware."""
+        return getattr(self._local, "current", 0)
+
+    @current_device.setter
+    def current_device(self, index: int) -> None:
+        self._local.current = index
+
+    def device(self, device: torch.device) -> VirtualDevice:
+        """The virtual device that a `cuda` (or internal `meta:i`) device names; raises as CUDA does."""
+        index = device.index
+        if index is None:
+            index = self.current_device
+        if not 0 <= index < len(self.devices):
+            raise invalid_ordinal()
+        if not self.ready:
+            from trimtab.virtual.processes import initialise
+
+            initialise(self)
+        return self.devices[index]
+
+
+def invalid_ordinal() -> RuntimeError:
+    """The error for a device index that is not there, in CUDA's words."""
+    return accelerator_error(
+        "CUDA error: invalid device ordinal\n"
+        "GPU device may be out of range, do you have enough GPUs?\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+        "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+
+
+def accelerator_error(message: str) -> RuntimeError:
+    """torch.AcceleratorError where this torch has it, else the RuntimeError that it derives from."""
+    kind = getattr(torch, "AcceleratorError", RuntimeError)
+    error: RuntimeError = kind(message)
+    return error
+
+
+_stack: list[Machine] = []
+
+
+def machine() -> Machine | None:
+    """The machine in force, or None."""
+    return _stack[-1] if _stack else None
+
+
+def push(new: Machine) -> None:
+    """Put a machine in force. Only context.py calls this."""
+    _stack.append(new)
+
+
+def pop() -> Machine:
+    """Take the innermost machine out of force. Only context.py calls this."""
+    return _stack.pop()

@@ -1,0 +1,182 @@
+"""Streams and events of virtual GPUs: they order nothing, because every virtual operation is finished when it returns.
+
+Never simulates asynchrony: a missing wait between two streams is not found. An event's time is the host's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from trimtab.virtual.state import machine
+
+CUDA_DEVICE_TYPE = 1  # c10::DeviceType::CUDA
+
+
+def _index(device: Any) -> int:
+    in_force = machine()
+    if device is None:
+        return in_force.current_device if in_force is not None else 0
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return index if index is not None else (in_force.current_device if in_force is not None else 0)
+
+
+class _StreamType(type):
+    """Lets `isinstance(x, torch.Stream)` go on holding for streams made before the virtual GPUs came."""
+
+    native: tuple[type, ...] = ()
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return super().__instancecheck__(instance) or isinstance(instance, cls.native)
+
+
+class Stream(metaclass=_StreamType):
+    """What `torch.cuda.Stream` and `torch.Stream` are while virtual GPUs are in force."""
+
+    native = (torch.Stream,)
+
+    def __init__(
+        self,
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        device_type: int = CUDA_DEVICE_TYPE,
+        **_: Any,
+    ) -> None:
+        self.device_index = device_index if device_index is not None else _index(device)
+        self.stream_id = stream_id if stream_id is not None else BOOK.next_id()
+        self.device_type = device_type
+        self.priority = priority
+        self._before: list[Stream] = []
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.device_index)
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+    native_handle = cuda_stream
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+    def wait_event(self, event: Event) -> None:
+        return None
+
+    def wait_stream(self, stream: Stream) -> None:
+        return None
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event if event is not None else Event()
+        event.record(self)
+        return event
+
+    @classmethod
+    def priority_range(cls) -> tuple[int, int]:
+        return (0, -5)
+
+    def __enter__(self) -> Stream:
+        self._before.append(current(self.device_index))
+        select(self)
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        select(self._before.pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
+            other.stream_id,
+            other.device_index,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
+
+
+class Event(metaclass=_StreamType):
+    """What `torch.cuda.Event` and `torch.Event` are while virtual GPUs are in force."""
+
+    native = (torch.Event,)
+
+    def __init__(
+        self,
+        device: Any = None,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        **_: Any,
+    ) -> None:
+        if isinstance(device, bool):  # torch.cuda.Event takes enable_timing first
+            device, enable_timing = None, device
+        self.enable_timing = enable_timing
+        self.recorded: float | None = None
+        self.device = torch.device("cuda", _index(device))
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.recorded = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+    def elapsed_time(self, end_event: Event) -> float:
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.recorded is None or end_event.recorded is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end_event.recorded - self.recorded) * 1000.0
+
+    def ipc_handle(self) -> bytes:
+        raise RuntimeError("Virtual GPUs have no event handles to share between processes.")
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event device={self.device}>"
+
+
+class Book:
+    """Which stream is selected on which device, and the last number given out; one per installed machine."""
+
+    def __init__(self) -> None:
+        self.selected: dict[int, Stream] = {}
+        self.last = 0
+
+    def next_id(self) -> int:
+        self.last += 1
+        return self.last
+
+
+BOOK = Book()  # replaced by each installation, put back when it ends
+
+
+def current(index: int) -> Stream:
+    """The stream selected on that device; the default stream is number 0."""
+    chosen = BOOK.selected.get(index)
+    return chosen if chosen is not None else Stream(stream_id=0, device_index=index)
+
+
+def select(stream: Stream) -> None:
+    """Make it the current stream of its device, and its device the current one."""
+    BOOK.selected[stream.device_index] = stream
+    in_force = machine()
+    if in_force is not None:
+        in_force.current_device = stream.device_index

@@ -1,0 +1,335 @@
+"""The virtual tensor: Python sees a CUDA tensor, C++ sees a meta tensor, the values are in a CPU tensor.
+
+The payload never requires a gradient and is never handed out: autograd runs on the wrapper, above it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.virtual import faults, origin, state
+from trimtab.virtual.memory import Block
+from trimtab.virtual.state import VirtualDevice
+
+_make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+# torch.autocast("cuda") switches this key on; amp.py holds its kernels.
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+# Makes torch.autocast("cuda") see virtual tensors; amp.py holds its rules.
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE)
+
+# dispatch.py puts its worker here; the tensor module cannot import it without a circle.
+_worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def set_worker(worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    """Tell the tensor class which function carries out an operation on virtual operands."""
+    global _worker
+    _worker = worker
+
+
+class VirtualTensor(torch.Tensor):
+    """A tensor on a virtual GPU."""
+
+    payload: Tensor
+    _slot: VirtualDevice
+    _block: Block
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Rebuild from data as `type(p)(data, requires_grad=…)` does; the device is that of the data."""
+        requires_grad = kwargs.pop("requires_grad", args[0] if args else issubclass(cls, nn.Parameter))
+        if data is None:
+            data = torch.empty(0)
+        if issubclass(cls, nn.Parameter):
+            return nn.Parameter(data, requires_grad)
+        if not isinstance(data, Tensor):
+            return torch.Tensor(data, *args)
+        return data.detach().requires_grad_(bool(requires_grad))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # Reached on threads where the dispatch mode is not on.
+        return _worker(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._slot.device
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, new: Tensor) -> None:
+        set_data(self, new)
+
+    @property
+    def _is_param(self) -> bool:
+        return isinstance(self, VirtualParameter)
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        # nn.Parameter(virtual) marks its result thus; the class makes the mark last through every test of it.
+        self.__class__ = VirtualParameter if value else VirtualTensor
+
+    def get_device(self) -> int:
+        return self._slot.index
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        from trimtab.virtual import functions
+
+        return functions.to(torch.Tensor.to, (self, *args), kwargs)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:  # type: ignore[override]
+        from trimtab.virtual import functions
+
+        return functions.cuda(torch.Tensor.cuda, (self, device), {})
+
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+        if dtype is None:
+            return f"torch.cuda.{torch.Tensor.type(self.payload).removeprefix('torch.')}"
+        if isinstance(dtype, torch.dtype):
+            return self.to(dtype)
+        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        plain = name.replace("torch.cuda.", "torch.")
+        target = self.to(torch.empty(0).type(plain).dtype)
+        return target if ".cuda." in name else target.cpu()
+
+    def record_stream(self, stream: Any) -> None:  # type: ignore[override]
+        """Nothing runs asynchronously here, so there is nothing to keep alive."""
+
+    def data_ptr(self) -> int:
+        return self.payload.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        from trimtab.virtual.serialization import label_storage
+
+        return label_storage(self.payload.untyped_storage(), self._slot.device)
+
+    def _typed_storage(self) -> torch.TypedStorage:
+        return torch.TypedStorage(wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True)
+
+    def storage(self) -> torch.TypedStorage:  # type: ignore[override]
+        return self._typed_storage()
+
+    def is_shared(self) -> bool:
+        return True
+
+    def share_memory_(self) -> VirtualTensor:  # type: ignore[override]
+        return self
+
+    def is_pinned(self, device: Any = None) -> bool:
+        return False
+
+    def pin_memory(self, device: Any = None) -> Tensor:  # type: ignore[override]
+        message = f"cannot pin '{self.type()}' only dense CPU tensors can be pinned"
+        fault = faults.make("pin-of-gpu-tensor", message, "Tensor.pin_memory", [("self", self)])
+        faults.report(fault, RuntimeError(message))
+        return self.cpu()
+
+    def tolist(self) -> Any:
+        return self.payload.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.payload.numpy(force=True)
+        if self.requires_grad:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        message = (
+            f"can't convert {self.device} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+        fault = faults.make("device-mismatch", message, "Tensor.numpy", [("self", self)])
+        faults.report(fault, TypeError(message))
+        return self.payload.numpy(force=True)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __format__(self, spec: str) -> str:
+        if self.dim() == 0:
+            return format(self.payload.item(), spec)
+        return object.__format__(self, spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        text = torch.Tensor.__repr__(self.payload)
+        start = text.rfind(", dtype=")
+        cut = start if start >= 0 else len(text) - 1
+        text = f"{text[:cut]}, device='{self.device}'{text[cut:]}"
+        if self.grad_fn is not None:
+            text = f"{text[:-1]}, grad_fn=<{type(self.grad_fn).__name__}>)"
+        elif self.requires_grad:
+            text = f"{text[:-1]}, requires_grad=True)"
+        return text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
+                "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
+            )
+        payload = copy.deepcopy(self.payload, memo)
+        key = ("virtual block", payload.untyped_storage().data_ptr())
+        block = memo.get(key)  # type: ignore[call-overload]
+        new = wrap(payload, self._slot, block)
+        memo[key] = new._block  # type: ignore[index]
+        memo[id(self)] = new
+        new.requires_grad_(self.requires_grad)
+        new.__class__ = self.__class__
+        for name, value in self.__dict__.items():
+            if name not in _INTERNAL:
+                new.__dict__[name] = copy.deepcopy(value, memo)
+        if self.grad is not None:
+            new.grad = copy.deepcopy(self.grad, memo)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        from trimtab.virtual import serialization
+
+        return serialization.reduce(self)
+
+
+class VirtualParameter(VirtualTensor, nn.Parameter):
+    """A parameter on a virtual GPU: made by nn.Parameter(virtual) or by moving a parameter."""
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return "Parameter containing:\n" + VirtualTensor.__repr__(self)
+
+
+VIRTUAL = frozenset((VirtualTensor, VirtualParameter))
+
+
+def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> VirtualTensor:
+    """A virtual tensor over a payload. Without a block the payload's storage is counted as a new allocation."""
+    if payload.layout is torch.strided:
+        made = _make(
+            VirtualTensor,
+            payload.size(),
+            strides=payload.stride(),
+            storage_offset=payload.storage_offset(),
+            dtype=payload.dtype,
+            device=slot.meta,
+            _extra_dispatch_keys=_AUTOCAST,
+        )
+        if block is None:
+            block = Block(slot, payload.untyped_storage().nbytes())
+    else:
+        made = _make(
+            VirtualTensor,
+            payload.size(),
+            dtype=payload.dtype,
+            layout=payload.layout,
+            device=slot.meta,
+            _extra_dispatch_keys=_AUTOCAST,
+        )
+        if block is None:
+            block = Block(slot, payload.numel() * payload.element_size())
+    made.payload = payload
+    made._slot = slot
+    made._block = block
+    return made  # type: ignore[no-any-return]
+
+
+def is_virtual(tensor: Any) -> bool:
+    """Whether a tensor is on a virtual GPU."""
+    return type(tensor) in VIRTUAL
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """The device of a tensor as the program sees it."""
+    return tensor._slot.device if type(tensor) in VIRTUAL else tensor.device  # type: ignore[attr-defined]
+
+
+def payload_of(tensor: Tensor) -> Tensor:
+    """The CPU tensor that holds the values (the tensor itself when it is not virtual)."""
+    return tensor.payload if type(tensor) in VIRTUAL else tensor  # type: ignore[attr-defined]
+
+
+def sync(tensor: VirtualTensor) -> None:
+    """Make the wrapper's shape that of its payload again, after an operation that changed it in place."""
+    payload = tensor.payload
+    if payload.layout is not torch.strided:
+        return
+    size, stride, offset = payload.size(), payload.stride(), payload.storage_offset()
+    if tensor.size() != size or tensor.stride() != stride or tensor.storage_offset() != offset:
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
+            torch.ops.aten.resize_.default(tensor, [payload.untyped_storage().nbytes() // payload.element_size()])
+            torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
+
+
+def set_data(tensor: Tensor, new: Tensor) -> None:
+    """`tensor.data = new` between any two devices; the tensor object stays the same one."""
+    if type(tensor) in VIRTUAL and type(new) in VIRTUAL:
+        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
+        tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]
+    else:
+        replacement = new.detach()
+        if replacement is new:
+            replacement = new.view_as(new)
+        become(tensor, replacement)
+    machine = state.machine()
+    if machine is not None and machine.observer is not None:
+        before = origin.trace_of(new)
+        mark = origin.ensure_trace(tensor)
+        mark.moved = before.moved if before is not None and before.moved is not None else origin.here()
+
+
+def become(tensor: Tensor, new: Tensor) -> None:
+    """Turn a tensor object into another tensor, keeping its identity, gradient flag, class and attributes.
+
+    A CPU tensor and a virtual one are different kinds of object for C++, so the implementations change places.
+    """
+    requires_grad, grad, parameter = tensor.requires_grad, tensor.grad, isinstance(tensor, nn.Parameter)
+    extra = {name: value for name, value in tensor.__dict__.items() if name not in ("payload", "_slot", "_block")}
+    hooks = tensor._backward_hooks
+    tensor.__class__, new.__class__ = new.__class__, tensor.__class__
+    tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
+    torch._C._swap_tensor_impl(tensor, new)
+    tensor.__dict__.update(extra)
+    if parameter:
+        tensor.__class__ = VirtualParameter if isinstance(tensor, VirtualTensor) else nn.Parameter
+    if tensor.is_leaf and tensor.requires_grad != requires_grad:
+        tensor.requires_grad_(requires_grad)
+    if hooks:
+        tensor._backward_hooks = hooks
+    if grad is not None and grad.device == tensor.device:
+        tensor.grad = grad
+    elif grad is not None:
+        _stale_grad(tensor, grad)
+
+
+def _stale_grad(tensor: Tensor, grad: Tensor) -> None:
+    """Bring a gradient along; hardware would leave it behind, and every program moves it in the next line."""
+    if grad.shape != tensor.shape:
+        return
+    moved = grad.detach().to(tensor.device)
+    tensor.grad = moved.to(tensor.dtype) if moved.dtype != tensor.dtype else moved

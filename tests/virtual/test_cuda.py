@@ -1,0 +1,209 @@
+"""torch.cuda and torch.accelerator as a program sees them on virtual GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from trimtab.virtual.context import virtual_gpus
+from trimtab.virtual.state import Machine
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def two() -> Iterator[Machine]:
+    with virtual_gpus(2, memory="80GiB") as machine:
+        yield machine
+
+
+def test_the_machine_shows_in_torch_cuda(two: Machine) -> None:
+    assert torch.cuda.is_available()  # noqa: TID251 - what is under test
+    assert torch.cuda.device_count() == 2
+    assert torch.cuda.get_device_name(1) == "NVIDIA H100 80GB HBM3"
+    assert torch.cuda.get_device_capability("cuda:1") == (9, 0)
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.major, properties.minor, properties.multi_processor_count) == (9, 0, 132)
+    assert properties.total_memory == 80 << 30
+    assert "H100" in repr(properties)
+    assert torch.cuda.is_bf16_supported()
+    assert "sm_90" in torch.cuda.get_arch_list()
+    assert torch.cuda.can_device_access_peer(0, 1)
+    assert torch.backends.cuda.is_built()
+    assert torch.version.cuda is not None
+    assert torch.cuda.nccl.version()[0] == 2
+
+
+def test_nothing_is_left_behind() -> None:
+    names = ("is_available", "Stream", "Event", "default_generators", "_initialized", "_lazy_init")
+    before = {name: getattr(torch.cuda, name) for name in names}
+    seen = (torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda, torch.Generator, torch.Stream)  # noqa: TID251
+    layer = {name for name in vars(torch._C) if name.startswith(("_cuda", "_accelerator"))}
+    import torch._dynamo  # sets a variable of its own when it is first imported
+
+    variables = dict(os.environ)
+    with virtual_gpus(2):
+        torch.ones(2, device="cuda").sum().item()
+    assert {name: getattr(torch.cuda, name) for name in names} == before
+    assert seen == (
+        torch.cuda.is_available(),  # noqa: TID251
+        torch.cuda.device_count(),
+        torch.version.cuda,
+        torch.Generator,
+        torch.Stream,
+    )
+    assert {name for name in vars(torch._C) if name.startswith(("_cuda", "_accelerator"))} == layer
+    assert dict(os.environ) == variables
+
+
+def test_initialisation_is_lazy(two: Machine) -> None:
+    assert not torch.cuda.is_initialized()
+    torch.cuda.device_count()
+    assert not torch.cuda.is_initialized()
+    torch.ones(1, device="cuda")
+    assert torch.cuda.is_initialized()
+
+
+def test_current_device(two: Machine) -> None:
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+        assert torch.ones(1, device="cuda").device == torch.device("cuda:1")
+        with torch.cuda.device(None), torch.cuda.device(-1):
+            assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.device_of(torch.ones(1, device="cuda:1")):
+        assert torch.cuda.current_device() == 1
+    with torch.cuda.device_of(torch.ones(1)):
+        assert torch.cuda.current_device() == 0
+    torch.cuda.set_device("cuda:1")
+    assert torch.cuda.current_device() == 1
+    torch.accelerator.set_device_index(0)
+    assert torch.cuda.current_device() == 0
+
+
+def test_a_device_that_is_not_there(two: Machine) -> None:
+    with pytest.raises(RuntimeError, match="CUDA error: invalid device ordinal"):
+        torch.cuda.set_device(2)
+    with pytest.raises(RuntimeError, match="CUDA error: invalid device ordinal"):
+        torch.ones(1, device="cuda:2")
+    with pytest.raises(RuntimeError, match="CUDA error: invalid device ordinal"), torch.cuda.device(7):
+        pass
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        torch.cuda.get_device_properties(2)
+
+
+def test_visible_devices_set_by_the_program_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # found so: a machine whose real GPUs are hidden
+    with virtual_gpus(2):
+        assert torch.cuda.device_count() == 2
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert torch.cuda.device_count() == 1
+        torch.cuda.init()
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            torch.ones(1, device="cuda:1")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        assert torch.cuda.device_count() == 1  # too late, as on hardware
+
+
+def test_memory_is_counted(two: Machine) -> None:
+    assert torch.cuda.memory_allocated() == 0
+    tensor = torch.zeros(MIB, device="cuda:1")
+    assert torch.cuda.memory_allocated(1) == 4 * MIB
+    assert torch.cuda.memory_allocated(0) == 0
+    del tensor
+    assert torch.cuda.memory_allocated(1) == 0
+    assert torch.cuda.max_memory_allocated(1) == 4 * MIB
+    assert torch.cuda.memory_reserved(1) == 4 * MIB
+    free, total = torch.cuda.mem_get_info(1)
+    assert (free, total) == ((80 << 30) - 4 * MIB, 80 << 30)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 0
+    assert torch.cuda.mem_get_info(1)[0] == 80 << 30
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(1) == 0
+    assert torch.cuda.max_memory_reserved(1) == 0
+    assert torch.cuda.memory_stats(1)["allocated_bytes.all.current"] == 0
+    assert "PyTorch CUDA memory summary" in torch.cuda.memory_summary()
+    assert len(torch.cuda.memory_snapshot()) == 2
+
+
+def test_memory_fraction_limits(two: Machine) -> None:
+    torch.cuda.set_per_process_memory_fraction(0.001, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(100 * MIB, device="cuda:0")
+    torch.empty(100 * MIB, device="cuda:1")
+
+
+def test_accelerator(two: Machine) -> None:
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.device_count() == 2
+    tensor = torch.zeros(MIB, device=torch.accelerator.current_accelerator())
+    assert torch.accelerator.memory_allocated() == tensor.numel() * 4
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_cache()
+    assert torch.get_device_module() is torch.cuda
+    with torch.accelerator.device_index(1):
+        assert torch.accelerator.current_device_index() == 1
+
+
+def test_streams_and_events(two: Machine) -> None:
+    side = torch.cuda.Stream()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+        product = torch.ones(4, device="cuda") * 2
+    torch.cuda.current_stream().wait_stream(side)
+    product.record_stream(torch.cuda.current_stream())
+    assert torch.cuda.current_stream() != side
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with pytest.raises(ValueError, match="must be recorded"):
+        start.elapsed_time(end)
+    start.record()
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) >= 0
+    assert end.query()
+    with pytest.raises(ValueError, match="enable_timing"):
+        torch.cuda.Event().elapsed_time(end)
+
+
+def test_what_is_not_simulated_says_so(two: Machine) -> None:
+    with pytest.raises(NotImplementedError, match="not simulated"):
+        torch.cuda.CUDAGraph()
+    with torch.cuda.nvtx.range("step"):
+        torch.cuda.nvtx.mark("inside")
+
+
+def test_an_inner_machine_replaces_the_outer_one(two: Machine) -> None:
+    torch.cuda.set_device(1)
+    outer = torch.cuda.Stream()
+    with torch.cuda.stream(outer):
+        with virtual_gpus(4, name="NVIDIA A100-SXM4-80GB", capability=(8, 0)):
+            assert torch.cuda.device_count() == 4
+            assert torch.cuda.get_device_name() == "NVIDIA A100-SXM4-80GB"
+            assert torch.cuda.current_device() == 0
+            assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert torch.cuda.device_count() == 2
+        assert torch.cuda.current_device() == 1
+        assert torch.cuda.current_stream() == outer
+
+
+def test_data_parallel(two: Machine) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    batch = torch.randn(6, 4)
+    expected = model(batch)
+    expected.sum().backward()
+    gradient = model.weight.grad.clone()
+    model.zero_grad()
+    parallel = torch.nn.DataParallel(model.cuda())
+    got = parallel(batch.cuda())
+    assert got.device == torch.device("cuda:0")
+    torch.testing.assert_close(got.cpu(), expected)
+    got.sum().backward()
+    torch.testing.assert_close(model.weight.grad.cpu(), gradient)
