@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -42,7 +43,7 @@ def test_nothing_is_left_behind() -> None:
     before = {name: getattr(torch.cuda, name) for name in names}
     seen = (torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda, torch.Generator, torch.Stream)  # noqa: TID251
     layer = {name for name in vars(torch._C) if name.startswith(("_cuda", "_accelerator"))}
-    import torch._dynamo  # sets a variable of its own when it is first imported
+    importlib.import_module("torch._dynamo")  # sets a variable of its own when it is first imported
 
     variables = dict(os.environ)
     with virtual_gpus(2):
@@ -207,3 +208,19 @@ def test_data_parallel(two: Machine) -> None:
     torch.testing.assert_close(got.cpu(), expected)
     got.sum().backward()
     torch.testing.assert_close(model.weight.grad.cpu(), gradient)
+
+
+def test_compiled_code_runs_as_it_is_written(two: Machine) -> None:
+    model = torch.nn.Linear(3, 2).cuda()
+    batch = torch.ones(1, 3, device="cuda")
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    assert torch.equal(compiled(batch), model(batch))
+    assert isinstance(compiled, torch._dynamo.OptimizedModule)
+
+
+def test_optimizer_steps_on_a_side_stream(two: Machine) -> None:
+    weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.optim.AdamW([weight], lr=0.1).step()
+    assert weight.max().item() < 1

@@ -91,8 +91,9 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
         change = 100 * (loss["after"] - loss["before"]) / loss["before"]
         print(f"\nheld-out loss {loss['before']:.3f} before, {loss['after']:.3f} after ({change:+.0f} %)")
     kept = "adapter" if config.method == "lora" else "model"
+    steps = f"{summary['steps']} step{'s' * (summary['steps'] != 1)}"
     print(
-        f"{summary['steps']} steps in {summary['train_seconds']:.0f} s on {summary['device']}; kept in "
+        f"{steps} in {summary['train_seconds']:.0f} s on {summary['device']}; kept in "
         f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json\n"
         f"next: trimtab export {config.output_dir} --to ollama"
     )

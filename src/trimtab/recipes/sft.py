@@ -58,9 +58,6 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
 
     arguments = sft_arguments(config, plan, run, data)
     bind_arguments(arguments, plan)
-    say(
-        f"✓ trainer device: {arguments.device}, precision {plan.precision}, scaler {'on' if plan.scaler else 'off'}"
-    )
     main = arguments.process_index == 0
     monitor = MonitorCallback(config.monitor, run.path, plan.device)
     stop = GracefulStop(monitor.say)

@@ -7,6 +7,7 @@ machine replaces the outer one until it ends.
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trimtab.virtual import dispatch, functions, memory, serialization, state
+from trimtab.virtual import dispatch, functions, memory, serialization, state, streams
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine
 
@@ -87,6 +88,8 @@ def install(
         if len(state._stack) == 1:
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
+        if "torch._dynamo" in sys.modules:
+            undo.enter_context(sys.modules["torch._dynamo"].config.patch(disable=True))
         if observer is not None:
             hook = nn.modules.module.register_module_forward_pre_hook(_remember)
             undo.callback(hook.remove)
@@ -130,12 +133,22 @@ def _remember(module: nn.Module, inputs: Any) -> None:
 
 
 def _own_patches(machine: Machine) -> list[Patch]:
+    interim: list[Patch] = []
+    if not hasattr(streams.Stream, "is_capturing"):
+        interim.append((streams.Stream, "is_capturing", lambda self: False))
     return [
+        *interim,
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),  # type: ignore[attr-defined]
+        (torch, "compile", _no_compile),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
+
+
+def _no_compile(model: Any = None, **options: Any) -> Any:
+    """torch.compile: kernels are not simulated, so the function runs as it is written."""
+    return model if model is not None else lambda function: function
 
 
 def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:

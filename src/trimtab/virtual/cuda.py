@@ -7,6 +7,7 @@ are torch's. Never computes anything: no kernels, no graphs, no NVML.
 
 from __future__ import annotations
 
+import functools
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -245,6 +246,18 @@ def _call_now(callable: Callable[[], Any], **_: Any) -> None:
     callable()  # noqa: A002 - torch's own parameter name
 
 
+def _eager_compile() -> Callable[..., Any]:
+    """torch.compile without its compiler: there is no kernel to generate, so compiled code runs as it is written."""
+    native = torch.compile
+
+    @functools.wraps(native)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("mode", "options")}
+        return native(*args, **{**kwargs, "backend": "eager", "fullgraph": False})
+
+    return compile
+
+
 def _lazy_init_for(machine: Machine) -> Callable[[], None]:
     native = torch.cuda._lazy_init
 
@@ -289,6 +302,7 @@ def patches(machine: Machine) -> list[Patch]:
         (cuda.streams, "Event", streams.Event),
         (torch, "Stream", streams.Stream),
         (torch, "Event", streams.Event),
+        (torch, "compile", _eager_compile()),
         (cuda, "CUDAGraph", _NoGraph),
         (cuda.graphs, "CUDAGraph", _NoGraph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),

@@ -341,6 +341,11 @@ def _trace_plain(result: Any, args: tuple[Any, ...]) -> None:
 class VirtualMode(TorchDispatchMode):
     """Sees every operation of its thread: factories and plain tensors too, which no tensor class could catch."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Compilation is off while a machine is in force (context.py); torch's own guard costs 3 µs an operation.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

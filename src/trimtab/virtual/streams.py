@@ -66,6 +66,9 @@ class Stream(metaclass=_StreamType):
 
     native_handle = cuda_stream
 
+    def is_capturing(self) -> bool:
+        return False
+
     def query(self) -> bool:
         return True
 
@@ -125,6 +128,7 @@ class Event(metaclass=_StreamType):
             device, enable_timing = None, device
         self.enable_timing = enable_timing
         self.recorded: float | None = None
+        self.event_id = self.cuda_event = id(self)
         self.device = torch.device("cuda", _index(device))
 
     def record(self, stream: Stream | None = None) -> None:
