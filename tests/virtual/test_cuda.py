@@ -41,7 +41,13 @@ def test_the_machine_shows_in_torch_cuda(two: Machine) -> None:
 def test_nothing_is_left_behind() -> None:
     names = ("is_available", "Stream", "Event", "default_generators", "_initialized", "_lazy_init")
     before = {name: getattr(torch.cuda, name) for name in names}
-    seen = (torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda, torch.Generator, torch.Stream)  # noqa: TID251
+    seen = (
+        torch.cuda.is_available(),  # noqa: TID251
+        torch.cuda.device_count(),
+        torch.version.cuda,
+        torch.Generator,
+        torch.Stream,
+    )
     layer = {name for name in vars(torch._C) if name.startswith(("_cuda", "_accelerator"))}
     importlib.import_module("torch._dynamo")  # sets a variable of its own when it is first imported
 

@@ -21,7 +21,11 @@ def test_the_default_generator_draws_what_the_cpu_would() -> None:
     torch.manual_seed(0)
     plain = [torch.randn(3), torch.rand(2), torch.randperm(5)]
     torch.manual_seed(0)
-    virtual = [torch.randn(3, device="cuda"), torch.rand(2, device="cuda:1"), torch.randperm(5, device="cuda")]
+    virtual = [
+        torch.randn(3, device="cuda"),
+        torch.rand(2, device="cuda:1"),
+        torch.randperm(5, device="cuda"),
+    ]
     for left, right in zip(plain, virtual, strict=True):
         assert torch.equal(left, right.cpu())
 
@@ -65,7 +69,9 @@ def test_a_generator_of_its_own() -> None:
 
 @pytest.mark.parametrize("draw", [torch.randn, torch.rand, torch.randperm])
 def test_a_cpu_generator_on_a_gpu(draw) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'") as caught:
+    with pytest.raises(
+        RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"
+    ) as caught:
         draw(4, generator=torch.Generator(), device="cuda")
     assert caught.value.fault.kind == "generator-device"  # type: ignore[attr-defined]
 

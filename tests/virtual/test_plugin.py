@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,9 @@ def module(pytester: pytest.Pytester) -> Path:
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    # A process of its own, with the plugin named in case the package is not installed with its entry point.
-    plugin = ("-p", "trimtab.virtual.pytest_plugin")
+    # A process of its own; the plugin is named where the package is not installed with its entry point.
+    installed = bool(entry_points(group="pytest11", name="trimtab"))
+    plugin = () if installed else ("-p", "trimtab.virtual.pytest_plugin")
     return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
 
 

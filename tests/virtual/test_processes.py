@@ -159,7 +159,9 @@ def test_a_started_program_gets_the_same_machine() -> None:
 
 
 @pytest.mark.usefixtures("_gpus")
-def test_a_started_program_keeps_its_own_sitecustomize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_program_keeps_its_own_sitecustomize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.mark = 'theirs'\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)]))
     program = "import sys; print(sys.mark, 'torch' in sys.modules)"

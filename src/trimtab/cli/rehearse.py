@@ -62,6 +62,5 @@ def rehearse(
         print("\x1b[0m" if dim else "", end="", flush=True)
     if json_file is not None:
         json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
-    name = next((word for word in words if word not in {"-m", "torchrun"}), "script")
-    print(render(result, name, colour=sys.stdout.isatty()))
+    print(render(result, colour=sys.stdout.isatty()))
     raise typer.Exit(result.exit_code)

@@ -32,6 +32,17 @@ def add_device(file: str, line: int, device: str) -> str | None:
     return ast.unparse(changed) if found else None
 
 
+def has_factory(node: ast.AST) -> bool:
+    """Whether an expression makes a new tensor (torch.ones(…), torch.from_numpy(…))."""
+    return any(
+        isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Attribute)
+        and (n.func.attr in _FACTORIES or n.func.attr in ("from_numpy", "load"))
+        and ast.unparse(n.func.value) in ("torch", "np", "numpy")
+        for n in ast.walk(node)
+    )
+
+
 def assigned(file: str, line: int) -> str | None:
     """What the first `.to(…)` on a line was given, as written."""
     for call in source.call_on(file, line):

@@ -9,13 +9,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from trimtab.diagnose import holders, source
 from trimtab.diagnose.finding import Cause
-from trimtab.diagnose.rewrite import add_device, assigned, last_move_argument
+from trimtab.diagnose.rewrite import add_device, assigned, has_factory, last_move_argument
 from trimtab.diagnose.scene import Scene, Sight, Suspect
+
+if TYPE_CHECKING:
+    from trimtab.virtual.origin import Origin
 
 
 @dataclass
@@ -35,6 +39,8 @@ def judge(scene: Scene) -> Verdict:
     verdict = _generator(scene) if scene.fault.kind == "generator-device" else None
     if verdict is not None:
         return verdict
+    if scene.fault.kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
+        return _alone(scene, scene.operands[0])
     strays = scene.strays
     for rule in rules:
         for stray in strays:
@@ -49,6 +55,19 @@ def judge(scene: Scene) -> Verdict:
             "",
         )
     return verdict
+
+
+def _alone(scene: Scene, suspect: Suspect) -> Verdict:
+    """An operation that wants a tensor of the host: nothing else takes part."""
+    place = (suspect.moved or suspect.born) if scene.fault.kind == "pin-of-gpu-tensor" else scene.fault.frame
+    if place is None:
+        return Verdict()
+    why = (
+        f"the tensor is on {suspect.device}"
+        if place == scene.fault.frame
+        else f"put on {suspect.device} here"
+    )
+    return Verdict(source.cause(place.file, place.line, why))
 
 
 def _target(scene: Scene, stray: Suspect) -> str:
@@ -211,7 +230,9 @@ def _placement_conflict(scene: Scene, stray: Suspect) -> Verdict | None:
 def _sibling(scene: Scene, stray: Suspect) -> Verdict | None:
     """One of several things that came together was moved, this one was not."""
     for sight in scene.sights(stray):
-        line = source.sibling_move(sight.file, sight.line, sight.root)
+        line = source.sibling_move(
+            sight.file, sight.line, sight.root, inline=sight.frame is not scene.frames[0]
+        )
         if line is not None:
             device = assigned(sight.file, line) or _target(scene, stray)
             why = f"here its siblings are moved and {sight.name} is not"
@@ -255,29 +276,43 @@ def _assignment(scene: Scene, stray: Suspect) -> Verdict | None:
         if made is None:
             continue
         made = _followed(scene, sight, made, stray.device)
+        born = stray.born
+        if born is not None and born.line != made.lineno and _made_elsewhere(made, born):
+            return _birth(scene, stray)
         why = f"{sight.name} is made here on {stray.device}, and it meets a tensor on {_other(scene, stray)}"
         return Verdict(source.cause(sight.file, made.lineno, why), _fix_at(scene, stray, sight, made.lineno))
     return None
 
 
+def _made_elsewhere(made: ast.stmt, born: Origin) -> bool:
+    """The variable was set from a call, and the tensor was made by a factory on another line: inside that call."""
+    value = getattr(made, "value", None)
+    if not isinstance(value, ast.Call) or has_factory(value):
+        return False
+    return any(has_factory(call) for call in source.call_on(born.file, born.line))
+
+
 def _followed(scene: Scene, sight: Sight, made: ast.stmt, device: str) -> ast.stmt:
+    """Back over lines that only reshape or cast a tensor to the one that made it."""
     for _ in range(5):
         value = getattr(made, "value", None)
-        if value is None or _has_factory(value):
+        name = _derived_from(value) if value is not None else None
+        if name is None or str(getattr(sight.frame.f_locals.get(name), "device", device)) != device:
             break
-        names = scene.reads(sight.frame, value, device)
-        if len(names) != 1 or (before := source.last_assignment(sight.file, made.lineno, names[0])) is None:
+        if (before := source.last_assignment(sight.file, made.lineno, name)) is None:
             break
         made = before
     return made
 
 
-def _has_factory(node: ast.AST) -> bool:
-    return any(
-        isinstance(n, ast.Call)
-        and isinstance(n.func, ast.Attribute)
-        and ast.unparse(n.func.value) in ("torch", "np", "numpy")
-        for n in ast.walk(node)
+def _derived_from(node: ast.expr) -> str | None:
+    """The name that an expression only reshapes or casts: `mask` in `mask.tril()[None]` and `torch.triu(mask)`."""
+    if has_factory(node):
+        return None
+    if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch.") and node.args:
+        return _derived_from(node.args[0])
+    return (
+        source.root(node) if not isinstance(node, ast.Call) or isinstance(node.func, ast.Attribute) else None
     )
 
 
@@ -374,6 +409,5 @@ _BY_KIND: dict[str, tuple[Rule, ...]] = {
     "device-mismatch": _PLACEMENT,
     "index-device": _PLACEMENT,
     "unmoved-state": _PLACEMENT,
-    "pin-of-gpu-tensor": (_assignment, _birth),
     "dtype-mismatch": (_dtype, _birth),
 }

@@ -5,7 +5,6 @@ Works while the failing operation is on the stack; afterwards the frames are gon
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -161,11 +160,3 @@ class Scene:
                     if value is attribute.module:
                         return f"{name}.{attribute.name}"
         return None
-
-    def reads(self, frame: FrameType, node: ast.AST, device: str) -> list[str]:
-        """The names in an expression whose values are tensors on a device."""
-        return [
-            name
-            for name in sorted(source.names_in(node))
-            if isinstance(value := frame.f_locals.get(name), torch.Tensor) and str(value.device) == device
-        ]

@@ -85,11 +85,12 @@ def parameters(file: str, line: int) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-def sibling_move(file: str, line: int, name: str) -> int | None:
+def sibling_move(file: str, line: int, name: str, inline: bool = False) -> int | None:
     """The line before `line` that moved what was bound together with `name`: where its own move is missing.
 
     Bound together: in one tuple (`x, y = …`, `for x, y in loader`), as parameters of one function, or as entries of one
-    dict (`name` is then the dict, of which some entries were moved one by one).
+    dict (`name` is then the dict, of which some entries were moved one by one). With `inline`, a sibling that is moved
+    in the arguments of the call on `line` itself counts too.
     """
     binding = last_assignment(file, line, name)
     together = _bound(binding) if binding is not None else set(parameters(file, line))
@@ -100,9 +101,14 @@ def sibling_move(file: str, line: int, name: str) -> int | None:
         if not since < node.lineno < line or not isinstance(node, ast.Assign) or not _has_move(node.value):
             continue
         targets = _bound(node)
-        entry = any(isinstance(t, ast.Subscript) and _root(t) == name for t in node.targets)
+        entry = any(isinstance(t, ast.Subscript) and root(t) == name for t in node.targets)
         if entry or (name not in targets and targets & together and len(together) > 1):
             found = node.lineno
+    if found is None and inline and len(together) > 1:
+        for call in call_on(file, line):
+            for argument in (*call.args, *(k.value for k in call.keywords)):
+                if root(argument) in together - {name} and _has_move(argument):
+                    found = line
     return found
 
 
@@ -220,8 +226,11 @@ def _has_move(node: ast.AST) -> bool:
     )
 
 
-def _root(node: ast.expr) -> str:
+def root(node: ast.expr) -> str:
+    """The variable at the bottom of a chain of attributes, indices and method calls; empty when there is none."""
     while isinstance(node, ast.Subscript | ast.Attribute | ast.Call):
+        if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+            return ""
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -253,7 +254,7 @@ def _missing(
     return Finding(
         kind="ranks-disagree",
         message=f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
-        f"enters: {seen}. {error.splitlines()[0] if error else ''}".strip(),
+        f"enters: {seen}. On hardware it would wait until the time-out ends the run{_heard(error)}.",
         where=where,
         cause=places.cause_at(
             loop or where,
@@ -263,6 +264,11 @@ def _missing(
         "`with ddp.join():`.",
         op=mine["op"],
     )
+
+
+def _heard(error: str) -> str:
+    found = re.search(r"Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms", error)
+    return f" (here: {found[0]})" if found else ""
 
 
 def _said(record: dict[str, Any]) -> str:

@@ -44,7 +44,10 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         return _plain(error)
     from trimtab.diagnose.causes import diagnose_exception
 
-    return diagnose_exception(error, places.traceback_places(error.__traceback__))
+    finding = diagnose_exception(error, places.traceback_places(error.__traceback__))
+    # What C++ calls meta:1 is the program's cuda:1.
+    finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
+    return finding
 
 
 def _plain(error: BaseException) -> Finding:

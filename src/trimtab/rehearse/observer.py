@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import os
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.causes import diagnose
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
     from trimtab.virtual.faults import Fault
 
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+
 
 class RehearsalObserver(Observer):
     """Turns each distinct fault into a finding; a repeated one is only counted."""
@@ -22,18 +24,28 @@ class RehearsalObserver(Observer):
         super().__init__()
         self._process = process
         self._known: dict[tuple[object, ...], Finding] = {}
-        self._met: Counter[tuple[object, ...]] = Counter()
 
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
         key = (fault.kind, fault.op, tuple(fault.frame) if fault.frame else fault.message)
         finding = self._known.get(key)
         if finding is None:
-            finding = diagnose(fault)
+            # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
+            fault.frames = [frame for frame in fault.frames if not frame.file.startswith(_OWN)]
+            finding = self._echoed(diagnose(fault))
             for check in self._process.checks:
                 finding = check.enrich(finding, None)
             self._known[key] = finding
         self._process.report(finding)
+
+    def _echoed(self, finding: Finding) -> Finding:
+        """Backward meets the same stray tensor again: that is the fault of the forward pass, not another one."""
+        if "backward" not in finding.op or finding.cause is None:
+            return finding
+        for known in self._known.values():
+            if known.kind == finding.kind and known.cause and known.cause.line == finding.cause.line:
+                return known
+        return finding
 
     def collective(self, record: dict[str, Any]) -> None:
         """Compare with the other ranks before entering."""

@@ -113,6 +113,23 @@ def loop_header(place: Place) -> Place | None:
     return place_of(place.file, loop.lineno) if loop else None
 
 
+def appending_line(file: str, name: str) -> Place | None:
+    """The first line that appends to the list of this name, or adds to it."""
+    tree = _tree(file)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            target, method = node.func.value, node.func.attr
+            if (
+                method in {"append", "extend", "insert"}
+                and isinstance(target, ast.Name)
+                and target.id == name
+            ):
+                return place_of(file, node.lineno)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return place_of(file, node.lineno)
+    return None
+
+
 def return_line(function: object, constructs: str) -> Place | None:
     """The `return` of a function that builds an object of the named class, else its last `return`."""
     code = getattr(function, "__code__", None)

@@ -52,6 +52,8 @@ class Process:
         self.recorder = Recorder(folder)
         self.checks: list[Check] = []
         self.finished_in = -1
+        self.explained: set[int] = set()
+        """Ids of parameters whose missing gradient one check has already explained."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
 
     def report(self, finding: Finding) -> None:
@@ -107,6 +109,9 @@ class Process:
             )
 
 
+SETUP = "trimtab.rehearse.process:attach"
+"""What a process of the rehearsal calls when its virtual GPUs stand."""
+
 _process: Process | None = None
 
 
@@ -143,8 +148,11 @@ def _attach(process: Process, machine: Machine) -> None:
 
     from trimtab.rehearse import checks
     from trimtab.rehearse.observer import RehearsalObserver
+    from trimtab.virtual import bootstrap
 
     machine.observer = RehearsalObserver(process)
+    # The processes that this one starts belong to the rehearsal too.
+    os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
     _catch_spawned(process)
     process.checks = checks.all_checks(process)

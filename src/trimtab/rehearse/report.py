@@ -16,14 +16,14 @@ _WIDTH = 110
 _LABEL = 8
 
 
-def render(result: Result, name: str, *, colour: bool = False) -> str:
+def render(result: Result, *, colour: bool = False) -> str:
     """The whole report."""
 
     def paint(code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[{_OFF}m" if colour else text
 
     blocks = [_block(number, finding, paint) for number, finding in enumerate(result.findings, 1)]
-    return "\n\n".join([*blocks, _verdict(result, name, paint)])
+    return "\n\n".join([*blocks, _verdict(result, paint)])
 
 
 def _block(number: int, finding: Finding, paint: object) -> str:
@@ -94,8 +94,9 @@ def _short(file: str) -> str:
     return file if relative.startswith("..") else relative
 
 
-def _verdict(result: Result, name: str, paint: object) -> str:
+def _verdict(result: Result, paint: object) -> str:
     assert callable(paint)
+    name = _short(result.target)
     faults = sum(finding.severity == "fault" for finding in result.findings)
     warnings = len(result.findings) - faults
     seen = f"{result.steps} optimizer step{'s' * (result.steps != 1)}, {result.seconds:.1f} s"

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from trimtab.diagnose.finding import Finding
 from trimtab.rehearse.places import is_user_file
+from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, Settings, gather
 from trimtab.rehearse.target import Target, parse_target
 from trimtab.virtual import bootstrap
@@ -44,6 +45,8 @@ class Result:
     seconds: float
     notes: list[str] = field(default_factory=list)
     """Why nothing is proven, or what limits the verdict."""
+    target: str = ""
+    """What was rehearsed."""
 
     @property
     def exit_code(self) -> int:
@@ -81,7 +84,9 @@ def rehearse(
         finally:
             for child in children:
                 _end_group(child)
-        return _result(folder, children, timed_out, timeout, time.monotonic() - started)
+        result = _result(folder, children, timed_out, timeout, time.monotonic() - started)
+        result.target = target.name
+        return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -111,7 +116,7 @@ def _machine(settings: Settings) -> dict[str, Any]:
         "capability": list(settings.capability),
         "on_fault": "repair",
         "visible_at_install": None,
-        "setup": "trimtab.rehearse.process:attach",
+        "setup": SETUP,
     }
 
 

@@ -17,22 +17,29 @@ if TYPE_CHECKING:
 
     from trimtab.virtual.state import Machine
 
-KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)  # V's tensors are made with this extra key
-CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+KEY = torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)  # tensor.py makes virtual tensors with this extra key
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 # Which operations have a CUDA autocast rule is read from torch; which rule it is follows its documentation. What is in
 # none of these lists runs in float32.
-_LOWER = frozenset(
-    """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
-    cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
-    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
-    rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention""".split()
+_LOWER = _names(
+    """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
+    convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv
+    linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
+    _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
+    scaled_dot_product_attention"""
 )
-_DTYPE_ARGUMENT = frozenset(
-    """prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm""".split()
+_DTYPE_ARGUMENT = _names(
+    """prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"""
 )
-_WIDEST = frozenset(
-    """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack""".split()
+_WIDEST = _names(
+    """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"""
 )
 BANNED = (
     "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trimtab.virtual import dispatch, functions, memory, serialization, state, streams
+from trimtab.virtual import dispatch, functions, memory, serialization, state
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine
 
@@ -24,7 +24,7 @@ Patch = tuple[object, str, object]
 _MISSING = object()
 
 # Each has patches(machine) -> list of (object, attribute name, replacement), and may have enter(machine) -> undo.
-_PARTS = ("cuda", "generators", "amp", "processes", "ranks")
+_PARTS = ("cuda", "legacy", "generators", "amp", "processes", "ranks")
 
 _open: list[ExitStack] = []
 
@@ -133,22 +133,12 @@ def _remember(module: nn.Module, inputs: Any) -> None:
 
 
 def _own_patches(machine: Machine) -> list[Patch]:
-    interim: list[Patch] = []
-    if not hasattr(streams.Stream, "is_capturing"):
-        interim.append((streams.Stream, "is_capturing", lambda self: False))
     return [
-        *interim,
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),  # type: ignore[attr-defined]
-        (torch, "compile", _no_compile),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
-
-
-def _no_compile(model: Any = None, **options: Any) -> Any:
-    """torch.compile: kernels are not simulated, so the function runs as it is written."""
-    return model if model is not None else lambda function: function
 
 
 def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -207,7 +207,15 @@ def _nvtx() -> SimpleNamespace:
     def no_range(*_: Any, **__: Any) -> int:
         return 0
 
-    names = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
+    names = (
+        "rangePushA",
+        "rangePop",
+        "rangeStartA",
+        "rangeEnd",
+        "markA",
+        "deviceRangeStart",
+        "deviceRangeEnd",
+    )
     return SimpleNamespace(**dict.fromkeys(names, no_range))
 
 
@@ -243,19 +251,44 @@ def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None =
 
 
 def _call_now(callable: Callable[[], Any], **_: Any) -> None:
-    callable()  # noqa: A002 - torch's own parameter name
+    callable()
 
 
-def _eager_compile() -> Callable[..., Any]:
+def _eager_compile(machine: Machine) -> Callable[..., Any]:
     """torch.compile without its compiler: there is no kernel to generate, so compiled code runs as it is written."""
     native = torch.compile
 
     @functools.wraps(native)
     def compile(*args: Any, **kwargs: Any) -> Any:
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("mode", "options")}
-        return native(*args, **{**kwargs, "backend": "eager", "fullgraph": False})
+        if "stance" not in machine.extras:  # not before it is asked for: it imports the compiler
+            machine.extras["stance"] = torch.compiler.set_stance("force_eager")
+        return native(*args, **kwargs)
 
     return compile
+
+
+def enter(machine: Machine) -> Callable[[], None]:
+    """Nothing now; the undo gives torch.compile its compiler back if it was taken away."""
+
+    def leave() -> None:
+        stance = machine.extras.pop("stance", None)
+        if stance is not None:
+            stance.__exit__(None, None, None)
+
+    return leave
+
+
+def _host_profiler() -> Callable[..., None]:
+    """Profiling the GPU finds no kernels; only the host's side is recorded."""
+    native = torch.autograd.profiler.profile.__init__
+
+    @functools.wraps(native)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in ("use_device", "use_cuda"):
+            kwargs.pop(name, None)
+        native(self, *args, **kwargs)
+
+    return __init__
 
 
 def _lazy_init_for(machine: Machine) -> Callable[[], None]:
@@ -302,7 +335,8 @@ def patches(machine: Machine) -> list[Patch]:
         (cuda.streams, "Event", streams.Event),
         (torch, "Stream", streams.Stream),
         (torch, "Event", streams.Event),
-        (torch, "compile", _eager_compile()),
+        (torch, "compile", _eager_compile(machine)),
+        (torch.autograd.profiler.profile, "__init__", _host_profiler()),
         (cuda, "CUDAGraph", _NoGraph),
         (cuda.graphs, "CUDAGraph", _NoGraph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),

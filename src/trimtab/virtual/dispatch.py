@@ -26,6 +26,10 @@ _PLAIN = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device
 _SILENT_VIEWS = frozenset(("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh"))
 
 
+# Operations with a result that CUDA leaves on the CPU, and its place among the results.
+_HOST_RESULTS = {"aten::_pack_padded_sequence": 1}
+
+
 class Plan:
     """What is known of an operation from its schema."""
 
@@ -162,7 +166,7 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if slot is None:
         out = func(*payloads, **named)
         if observer is not None:
-            _trace_plain(out, args)
+            _trace_plain(plan, out, args)
         return out
     if plan.before is not None:
         payloads = plan.before(plan, payloads, args)
@@ -258,8 +262,13 @@ def _general(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
         return wrap(value, where, block)
 
     if out.__class__ is tuple or out.__class__ is list:
+        host = _HOST_RESULTS.get(plan.name)
         made = [
-            [one(item, i) for i, item in enumerate(value)] if value.__class__ is list else one(value, index)
+            [one(item, i) for i, item in enumerate(value)]
+            if value.__class__ is list
+            else value
+            if index == host
+            else one(value, index)
             for index, value in enumerate(out)
         ]
         return tuple(made) if out.__class__ is tuple else made
@@ -295,44 +304,46 @@ def _after_write(name: str, value: Any) -> None:
 def _trace(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     """Remember where a virtual result was made, or where it was moved to its device."""
     if isinstance(result, Tensor):
-        if plan.factory and args and isinstance(args[0], Tensor) and plan.name == "aten::_to_copy":
-            source = args[0]
-            if source.__class__ not in VIRTUAL or source._slot is not result._slot:  # type: ignore[attr-defined]
-                origin.note_move(source, result)
+        source = args[0] if args else None
+        if plan.name == "aten::_to_copy":
+            if source.__class__ not in VIRTUAL or source._slot is not result._slot:  # type: ignore[union-attr,attr-defined]
+                origin.note_move(source, result)  # type: ignore[arg-type]
                 return
-        if plan.kind == VIEW and args and isinstance(args[0], Tensor) and plan.name in _KEEPERS:
-            known = args[0].__dict__.get(origin.ATTRIBUTE)
-            if known is not None:
-                result.__dict__[origin.ATTRIBUTE] = origin.Trace(known.born, known.moved)
-                return
+        elif plan.kind == VIEW and _inherit(result, source):
+            return
         if origin.ATTRIBUTE not in result.__dict__:
             result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
-    elif isinstance(result, (list, tuple)):
-        trace = origin.Trace(origin.here(1))
-        for item in result:
-            if isinstance(item, Tensor) and origin.ATTRIBUTE not in item.__dict__:
-                item.__dict__[origin.ATTRIBUTE] = trace
+    else:
+        _trace_many(result)
 
 
-# Views that are the same tensor by another name: they keep where it came from.
-_KEEPERS = frozenset(("aten::detach", "aten::alias", "aten::lift_fresh", "aten::view_as"))
-
-
-def _trace_plain(result: Any, args: tuple[Any, ...]) -> None:
+def _trace_plain(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     """Remember where a plain tensor was made, or that it was copied back from a virtual device."""
     if isinstance(result, Tensor):
         source = args[0] if args else None
         if source.__class__ in VIRTUAL:
             if result is not source:
-                origin.note_move(source, result)
-        elif result is source:
-            origin.ensure_trace(result)
-            if result.__dict__[origin.ATTRIBUTE].born is None:
-                result.__dict__[origin.ATTRIBUTE].born = origin.here(1)
+                origin.note_move(source, result)  # type: ignore[arg-type]
+        elif plan.kind == VIEW and result is not source and _inherit(result, source):
+            return
         elif origin.ATTRIBUTE not in result.__dict__:
             result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
-    elif isinstance(result, (list, tuple)):
-        trace = origin.Trace(origin.here(1))
+    else:
+        _trace_many(result)
+
+
+def _inherit(result: Tensor, source: Any) -> bool:
+    """A view is the same tensor by another name: what is known of the one is known of the other."""
+    known = source.__dict__.get(origin.ATTRIBUTE) if isinstance(source, Tensor) else None
+    if known is None:
+        return False
+    result.__dict__[origin.ATTRIBUTE] = known
+    return True
+
+
+def _trace_many(result: Any) -> None:
+    if isinstance(result, (list, tuple)):
+        trace = origin.Trace(origin.here(2))
         for item in result:
             if isinstance(item, Tensor) and origin.ATTRIBUTE not in item.__dict__:
                 item.__dict__[origin.ATTRIBUTE] = trace

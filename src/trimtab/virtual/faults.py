@@ -85,12 +85,36 @@ def report(fault: Fault, error: BaseException | None = None) -> None:
     """
     machine = state.machine()
     if machine is not None:
-        if machine.observer is not None:
+        repairs = machine.on_fault == "repair"
+        if machine.observer is not None and not (repairs and _echo(fault, machine)):
             machine.observer.fault(fault)
-        if machine.on_fault == "repair":
+        if repairs:
             return
     if error is None:
         error = DeviceMismatch(fault)
     elif not hasattr(error, "fault"):
         error.fault = fault  # type: ignore[attr-defined]
     raise error
+
+
+_FORWARD = ("device-mismatch", "index-device", "dtype-mismatch")
+
+
+def _echo(fault: Fault, machine: state.Machine) -> bool:
+    """Whether a fault in backward only repeats one that was repaired in forward: the same operands, no user code.
+
+    On hardware the forward would have raised, and this backward would never have run.
+    """
+    if fault.kind not in _FORWARD:
+        return False
+    if torch._C._current_graph_task_id() == -1:
+        machine.extras["repaired"] = True
+        return False
+    if not machine.extras.get("repaired"):
+        return False
+    for frame in fault.frames:
+        if frame.function == "_engine_run_backward":
+            return True
+        if frame in fault.stack:
+            return False
+    return False

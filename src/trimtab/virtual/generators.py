@@ -22,6 +22,10 @@ _Native: type[torch._C.Generator] = torch._C.Generator
 _known: weakref.WeakValueDictionary[int, VirtualGenerator] = weakref.WeakValueDictionary()
 
 
+def _address(generator: torch._C.Generator) -> int:
+    return generator._cdata  # type: ignore[attr-defined, no-any-return]
+
+
 class VirtualGenerator(torch._C.Generator):
     """A CPU generator that says it belongs to a GPU."""
 
@@ -32,7 +36,7 @@ class VirtualGenerator(torch._C.Generator):
         made = super().__new__(cls)
         made._index = index
         made._stands_for = stands_for
-        _known[made._cdata] = made
+        _known[_address(made)] = made
         return made
 
     def __init__(self, index: int, stands_for: torch._C.Generator | None = None) -> None:
@@ -118,7 +122,7 @@ def virtual_of(generator: torch._C.Generator) -> VirtualGenerator | None:
     """The virtual generator behind a generator that came through C++, if it is one."""
     if type(generator) is VirtualGenerator:
         return generator
-    return _known.get(generator._cdata)
+    return _known.get(_address(generator))
 
 
 def generator_device(generator: torch._C.Generator) -> torch.device:

@@ -59,10 +59,23 @@ def unscale(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]
     return payloads
 
 
+def packing(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+    """The lengths of a packed sequence are read on the host."""
+    lengths = args[1]
+    if isinstance(lengths, Tensor) and lengths.is_cuda:
+        message = (
+            "'lengths' argument should be a 1D CPU int64 tensor, but got "
+            f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)} tensor"
+        )
+        _tell("device-mismatch", message, plan, args, RuntimeError(message))
+    return payloads
+
+
 BEFORE: dict[str, Callable[[Plan, list[Any], tuple[Any, ...]], list[Any]]] = {
     f"aten::{name}": product for name in _PRODUCTS
 }
 BEFORE["aten::_amp_foreach_non_finite_check_and_unscale_"] = unscale
+BEFORE["aten::_pack_padded_sequence"] = packing
 
 
 def _tell(kind: str, message: str, plan: Plan, args: tuple[Any, ...], error: BaseException) -> None:

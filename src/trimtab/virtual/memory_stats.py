@@ -122,4 +122,8 @@ class Statistics:
             }
             for device in self.machine.devices
         ]
-        return {"segments": segments, "device_traces": [[] for _ in self.machine.devices], "allocator_settings": {}}
+        return {
+            "segments": segments,
+            "device_traces": [[] for _ in self.machine.devices],
+            "allocator_settings": {},
+        }

@@ -1,7 +1,8 @@
 """Processes and page-locked memory around virtual GPUs.
 
 A process forked after CUDA was initialised may not use it, as on hardware; one that is spawned starts with the same
-virtual machine (see bootstrap.py). Pinned memory is ordinary memory that says it is pinned. Never shares a GPU tensor between processes without a copy.
+virtual machine (see bootstrap.py). Pinned memory is ordinary memory that says it is pinned. Never shares a GPU tensor
+between processes without a copy.
 """
 
 from __future__ import annotations

@@ -53,6 +53,16 @@ _STRICT = frozenset(
 )
 
 
+# Arguments that CUDA's kernels read on the host.
+_HOSTED = {
+    "_pack_padded_sequence": ("lengths",),
+    "_pack_padded_sequence_backward": ("batch_sizes",),
+    "_ctc_loss": ("targets", "input_lengths", "target_lengths"),
+    "_ctc_loss_backward": ("targets", "input_lengths", "target_lengths"),
+    "tensor_split": ("tensor_indices_or_sections",),
+}
+
+
 def rule_for(func: Any, name: str) -> Rule:
     """The rule of an operation, chosen once from its name and tags."""
     base = name.removeprefix("aten::")
@@ -140,6 +150,9 @@ def checked(
     """All other kernels: the arguments are checked one after the other, and the odd one is named."""
     found = operands(plan, args, kwargs)
     base = plan.name.removeprefix("aten::")
+    hosted = _HOSTED.get(base)
+    if hosted is not None:
+        found = [(name, tensor) for name, tensor in found if name not in hosted]
     strict = base in _STRICT
     common: torch.device | None = None
     for name, tensor in found:

@@ -35,6 +35,10 @@ class VirtualStorage(torch.UntypedStorage):
     def cpu(self) -> torch.UntypedStorage:
         return cpu_copy(self)
 
+    def __reduce__(self) -> Any:
+        # Reached by plain pickling and by multiprocessing; torch.save writes the bytes itself.
+        return _storage_from, (bytes(cpu_copy(self).tolist()), str(self.device))
+
     def __repr__(self) -> str:
         return f"[torch.storage.UntypedStorage(device={self.device}) of size {len(self)}]"
 
@@ -45,6 +49,12 @@ def label_storage(storage: torch.UntypedStorage, device: torch.device) -> torch.
         storage.__class__ = VirtualStorage
     storage._virtual_device = device  # type: ignore[attr-defined]
     return storage
+
+
+def _storage_from(data: bytes, location: str) -> torch.UntypedStorage:
+    with torch._C.DisableTorchFunction():
+        storage = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8).clone().untyped_storage()
+    return torch.serialization.default_restore_location(storage, location)  # type: ignore[no-any-return]
 
 
 def cpu_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:

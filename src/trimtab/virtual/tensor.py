@@ -298,9 +298,12 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
         become(tensor, replacement)
     machine = state.machine()
     if machine is not None and machine.observer is not None:
-        before = origin.trace_of(new)
-        mark = origin.ensure_trace(tensor)
-        mark.moved = before.moved if before is not None and before.moved is not None else origin.here()
+        before, after = origin.trace_of(tensor), origin.trace_of(new)
+        # A trace of its own: the data that was assigned may live on under another name.
+        tensor.__dict__[origin.ATTRIBUTE] = origin.Trace(
+            (before.born if before is not None else None) or (after.born if after is not None else None),
+            (after.moved if after is not None else None) or origin.here(),
+        )
 
 
 def become(tensor: Tensor, new: Tensor) -> None:
@@ -309,7 +312,7 @@ def become(tensor: Tensor, new: Tensor) -> None:
     A CPU tensor and a virtual one are different kinds of object for C++, so the implementations change places.
     """
     requires_grad, grad, parameter = tensor.requires_grad, tensor.grad, isinstance(tensor, nn.Parameter)
-    extra = {name: value for name, value in tensor.__dict__.items() if name not in ("payload", "_slot", "_block")}
+    extra = {name: value for name, value in tensor.__dict__.items() if name not in _INTERNAL}
     hooks = tensor._backward_hooks
     tensor.__class__, new.__class__ = new.__class__, tensor.__class__
     tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__

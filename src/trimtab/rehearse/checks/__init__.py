@@ -16,10 +16,12 @@ def all_checks(process: Process) -> list[Check]:
     from trimtab.rehearse.checks.graph_kept import GraphKept
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.steps import Steps
+    from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.values import Values
 
     return [
         Gradients(process),
+        Untrained(process),
         GraphKept(process),
         Ddp(process),
         DataOrder(process),

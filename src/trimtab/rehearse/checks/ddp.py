@@ -56,7 +56,9 @@ class Ddp(BaseCheck):
     def _made(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def init(ddp: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
             real(ddp, module, *args, **kwargs)
-            self._wrapped.append(_Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules())))
+            entry = _Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules()))
+            entry.collectives = agreement.made()
+            self._wrapped.append(entry)
 
         return init
 

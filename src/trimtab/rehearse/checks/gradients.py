@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.diagnose.finding import Cause, Finding, Place
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown
+from trimtab.virtual import functions
 
 _LOOKED_AT = 3
 """Backward passes whose graphs are searched for their leaves."""
@@ -58,10 +60,14 @@ class Gradients(BaseCheck):
         self._leaf: Place | None = None
         self._detached_at: Place | None = None
         self._reached = False
+        self._cuts: dict[tuple[str, int], set[int]] = {}
+        """Lines of the user's code that detach a tensor, with the ids of the parameters behind it."""
         around(torch.optim.Optimizer, "add_param_group", self._add_group)
         register_optimizer_step_pre_hook(self._step)
         around(torch.utils.checkpoint, "checkpoint", self._checkpoint)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
+        for function in (torch.Tensor.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
+            functions.HANDLERS[function] = self._detach(functions.HANDLERS.get(function, functions.call))
         hub = backward_hub()
         hub.before.append(self._before)
         hub.after.append(self._after)
@@ -69,6 +75,18 @@ class Gradients(BaseCheck):
     def _forward(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
             self._ran.add(module)
+
+    def _detach(self, real: functions.Handler) -> functions.Handler:
+        def detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # One frame up is the function mode, two up the line that asked.
+            caller = sys._getframe(2)
+            if args[0].grad_fn is not None and places.is_user_file(caller.f_code.co_filename):
+                key = (caller.f_code.co_filename, caller.f_lineno)
+                if key not in self._cuts:
+                    self._cuts[key] = {id(leaf) for leaf in _leaves(args[0])}
+            return real(func, args, kwargs)
+
+        return detach
 
     def _add_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def add(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
@@ -160,7 +178,7 @@ class Gradients(BaseCheck):
         )
 
     def finish(self) -> None:
-        explained: set[int] = set()
+        explained = self.process.explained
         for cut in self._checkpoints.values():
             dead = [known for known in cut.parameters if not known.got]
             if dead and self._passes:
@@ -189,6 +207,14 @@ class Gradients(BaseCheck):
             )
         )
 
+    def _cut_at(self, dead: set[int]) -> Cause | None:
+        for (file, line), behind in self._cuts.items():
+            if dead & behind:
+                return places.cause_at(
+                    places.place_of(file, line), "the graph is cut here, in front of these layers"
+                )
+        return None
+
     def _report_optimizer(self, optimizer: _Optimizer, dead: list[_Parameter]) -> None:
         everything = len(dead) == len(optimizer.parameters)
         certain = [known for known in dead if known.ran]
@@ -201,7 +227,7 @@ class Gradients(BaseCheck):
                 f"No parameter of the optimizer ever received a gradient in {optimizer.steps} steps: {names}."
             )
         elif certain:
-            cause = None
+            cause = self._cut_at({id(known.held()) for known in certain})
             message = (
                 f"Trainable parameters never received a gradient in {optimizer.steps} steps, though their layers "
                 f"ran: {names}."

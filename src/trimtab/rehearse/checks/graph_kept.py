@@ -67,7 +67,7 @@ class GraphKept(BaseCheck):
 
     def _report(self, place: Place | None, count: int) -> None:
         holder = _holder()
-        kept_at = place_born(holder) if holder is not None else None
+        kept_at = place_born(holder) if holder is not None else _kept_in_list()
         if kept_at is not None and place is not None and kept_at == place:
             kept_at = None
         self._done = True
@@ -83,6 +83,21 @@ class GraphKept(BaseCheck):
                 op="backward",
             )
         )
+
+
+def _kept_in_list() -> Place | None:
+    """The line that puts losses into a list which a function on the stack holds by name."""
+    for frame in places.frames():
+        for name, value in frame.f_locals.items():
+            if isinstance(value, list | deque) and sum(_is_marked(item) for item in value) > 1:
+                return places.appending_line(frame.f_code.co_filename, name)
+    return None
+
+
+def _is_marked(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+        return False
+    return any(_NAME in (node.metadata or ()) for node in _top(value.grad_fn, 6))
 
 
 def _top(node: Any, most: int) -> list[Any]:

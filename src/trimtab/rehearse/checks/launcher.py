@@ -28,6 +28,7 @@ class StaleLauncher(BaseCheck):
     """Looks at every rendezvous before it is entered."""
 
     def install(self) -> None:
+        self._looking = False
         self._read: Place | None = None
         self._set: Place | None = None
         self._watch_environment()
@@ -39,7 +40,7 @@ class StaleLauncher(BaseCheck):
         real_get, real_set = kind.__getitem__, kind.__setitem__
 
         def get(environment: Any, key: Any) -> Any:
-            if key in _NAMES:
+            if key in _NAMES and not self._looking:
                 self._read = places.here() or self._read
             return real_get(environment, key)
 
@@ -54,12 +55,15 @@ class StaleLauncher(BaseCheck):
         real = torch.distributed.init_process_group
 
         def init_process_group(*args: Any, **kwargs: Any) -> None:
+            # Our own look at the variables, and torch's in the rendezvous, are not the program's.
+            self._looking = True
             if self._nobody_comes(args, kwargs):
                 self._report()
                 kwargs = {k: v for k, v in kwargs.items() if k not in {"rank", "world_size", "init_method"}}
                 kwargs.update(rank=0, world_size=1, store=dist.HashStore())
                 args = args[:1]
             real(*args, **kwargs)
+            self._looking = False
             agreement.joined(self.process)
 
         init_process_group.__wrapped__ = real  # type: ignore[attr-defined]

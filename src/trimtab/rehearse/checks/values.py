@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, shown
+from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown
+from trimtab.virtual import functions, state
 
 _EVERY_STEP_UNTIL = 8
 
@@ -26,14 +27,14 @@ class Values(BaseCheck):
     """Looks at the loss of every backward pass, and at the weights after steps."""
 
     def install(self) -> None:
-        self._filled: list[tuple[ref[torch.Tensor], Place | None]] = []
+        self._filled: set[tuple[str, int]] = set()
         self._emptied: WeakKeyDictionary[nn.Module, Place | None] = WeakKeyDictionary()
         self._steps = 0
         self._scaled = False
         self._told = False
-        for name in ("empty", "empty_like", "empty_strided"):
-            around(torch, name, self._fresh)
-        around(torch.Tensor, "new_empty", self._fresh)
+        # As handlers of the function mode: a wrapper in torch's namespace would hide the function's identity.
+        for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
+            functions.HANDLERS[function] = self._fresh(functions.HANDLERS.get(function, functions.call))
         around(nn.Module, "to_empty", self._to_empty)
         around(torch.amp.GradScaler, "scale", self._scaler)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
@@ -47,15 +48,13 @@ class Values(BaseCheck):
 
         return scale
 
-    def _fresh(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            tensor = real(*args, **kwargs)
-            caller = sys._getframe(1)
+    def _fresh(self, real: functions.Handler) -> functions.Handler:
+        def make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            tensor = real(func, args, kwargs)
+            # One frame up is the function mode, two up the line that asked.
+            caller = sys._getframe(2)
             if places.is_user_file(caller.f_code.co_filename) and _fill(tensor):
-                self._filled = [pair for pair in self._filled if pair[0]() is not None]
-                self._filled.append(
-                    (ref(tensor), places.place_of(caller.f_code.co_filename, caller.f_lineno))
-                )
+                self._filled.add((caller.f_code.co_filename, caller.f_lineno))
             return tensor
 
         return make
@@ -110,11 +109,8 @@ class Values(BaseCheck):
 
     def _report(self, message: str, where: Place | None, op: str) -> None:
         self._told = True
-        for held, place in self._filled:
-            tensor = held()
-            if tensor is not None and _all_nan(tensor):
-                self._report_garbage([f"tensor of shape {tuple(tensor.shape)}"], place, "")
-                return
+        if self._filled and self._unwritten():
+            return
         self.process.report(
             Finding(
                 kind="non-finite",
@@ -125,6 +121,18 @@ class Values(BaseCheck):
                 op=op,
             )
         )
+
+    def _unwritten(self) -> bool:
+        """Report parameters and buffers that still hold what torch.empty gave them."""
+        here = state.machine()
+        found = False
+        for module in list(here.modules) if here is not None else ():
+            for name, tensor in _tensors(module, recurse=False).items():
+                place = place_born(tensor)
+                if place is not None and (place.file, place.line) in self._filled and _all_nan(tensor):
+                    self._report_garbage([name], place, type(module).__name__)
+                    found = True
+        return found
 
     def _report_garbage(self, names: list[str], place: Place | None, owner: str) -> None:
         self.process.report(

@@ -1,11 +1,15 @@
 """Put first on a child's path by trimtab.virtual.bootstrap: gives the child its virtual GPUs as soon as it imports
 torch, and then lets the sitecustomize that this file hides have its turn. Never imports torch itself."""
 
+from __future__ import annotations
+
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from types import ModuleType
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -13,7 +17,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class _AfterTorch(importlib.abc.MetaPathFinder):
     """Waits for `import torch`, installs the virtual machine when it is done, and steps aside."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -22,17 +28,17 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
             return spec
         run = spec.loader.exec_module
 
-        def exec_module(module):
+        def exec_module(module: ModuleType) -> None:
             run(module)
             from trimtab.virtual.bootstrap import install_from_environment
 
             install_from_environment()
 
-        spec.loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _next_sitecustomize():
+def _next_sitecustomize() -> None:
     elsewhere = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:

@@ -1,0 +1,95 @@
+"""The old tensor types `torch.cuda.FloatTensor` and `torch.set_default_tensor_type` on virtual GPUs.
+
+Old scripts still use them. Each stands for a dtype on the current GPU; they are never classes of tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.virtual.tensor import VirtualTensor
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import Machine
+
+_DTYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+
+
+class _TensorType(type):
+    """A type that makes tensors of one dtype on the current GPU and recognises them."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
+        device = torch.device("cuda", torch.cuda.current_device())
+        if not args:
+            return torch.empty(0, dtype=cls.dtype, device=device)
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return args[0].to(device=device, dtype=cls.dtype)
+        if all(isinstance(a, int) for a in args) or isinstance(args[0], torch.Size):
+            return torch.empty(*args, dtype=cls.dtype, device=device)
+        return torch.tensor(args[0], dtype=cls.dtype, device=device)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+
+
+def _types() -> dict[str, _TensorType]:
+    return {
+        name: _TensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
+        for name, dtype in _DTYPES.items()
+    }
+
+
+def patches(machine: Machine) -> list[tuple[object, str, object]]:
+    types = _types()
+    native = torch.set_default_tensor_type
+
+    def set_default_tensor_type(t: Any) -> None:
+        name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+        if name.startswith("torch.cuda."):
+            torch.set_default_dtype(_DTYPES[name.removeprefix("torch.cuda.")])
+            torch.set_default_device("cuda")
+        else:
+            torch.set_default_device(None)
+            native(t)
+
+    def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """Tensor.type of a plain tensor, also to a GPU's type."""
+        name = (
+            dtype
+            if isinstance(dtype, str)
+            else f"{dtype.__module__}.{dtype.__name__}"
+            if isinstance(dtype, _TensorType)
+            else ""
+        )
+        if name.startswith("torch.cuda."):
+            return self.to("cuda", _DTYPES[name.removeprefix("torch.cuda.")])
+        return native_type(self, dtype, non_blocking, **kwargs) if dtype is not None else native_type(self)
+
+    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Tensor.new of a virtual tensor: uninitialised, or from data, with its dtype and on its device."""
+        if not args or all(isinstance(a, int) for a in args) or isinstance(args[0], torch.Size):
+            return torch.empty(*(args or (0,)), dtype=self.dtype, device=self.device)
+        return torch.as_tensor(args[0], dtype=self.dtype, device=self.device)
+
+    native_type = torch._C.TensorBase.type
+    return [
+        *((torch.cuda, name, made) for name, made in types.items()),
+        (torch, "set_default_tensor_type", set_default_tensor_type),
+        (torch.Tensor, "type", type_),
+        (VirtualTensor, "new", new),
+    ]
