@@ -55,10 +55,21 @@ def operation_table() -> None:
     with virtual.virtual_gpus(1, observer=Observer()):
         watched = {name: per_call(work) for name, work in operations("cuda:0").items()}
     after = {name: per_call(work) for name, work in operations("cpu").items()}
-    print(f"{'µs per op':<10}{'plain':>9}{'virtual':>9}{'overhead':>10}{'observed':>10}{'cpu beside':>12}{'off again':>11}")
+    print(
+        f"{'µs per op':<10}{'plain':>9}{'virtual':>9}{'overhead':>10}{'observed':>10}{'cpu beside':>12}{'off again':>11}"
+    )
     for name, base in plain.items():
-        row = (base, there[name], there[name] - base, watched[name] - base, beside[name] - base, after[name] - base)
-        print(f"{name:<10}{row[0]:>9.1f}{row[1]:>9.1f}{row[2]:>10.1f}{row[3]:>10.1f}{row[4]:>12.1f}{row[5]:>11.1f}")
+        row = (
+            base,
+            there[name],
+            there[name] - base,
+            watched[name] - base,
+            beside[name] - base,
+            after[name] - base,
+        )
+        print(
+            f"{name:<10}{row[0]:>9.1f}{row[1]:>9.1f}{row[2]:>10.1f}{row[3]:>10.1f}{row[4]:>12.1f}{row[5]:>11.1f}"
+        )
     mix = statistics.mean(there[n] - plain[n] for n in ("add", "mm", "view"))
     print(f"overhead of the mix (add, mm, view): {mix:.1f} µs per op; bound 40")
 
@@ -95,7 +106,9 @@ def model_table(steps: int) -> None:
         there, losses = model_step("cuda:0", steps)
     with virtual.virtual_gpus(1, observer=Observer()):
         watched, _ = model_step("cuda:0", steps)
-    print(f"LoRA step, built-in model, 1 × 256: plain {plain:.3f} s, virtual {there:.3f} s, ratio {there / plain:.2f}; ")
+    print(
+        f"LoRA step, built-in model, 1 × 256: plain {plain:.3f} s, virtual {there:.3f} s, ratio {there / plain:.2f}; "
+    )
     print(f"with an observer {watched:.3f} s, ratio {watched / plain:.2f}; bound 2.00")
     print("losses equal bit for bit:", plain_losses == losses)
 

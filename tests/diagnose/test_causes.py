@@ -295,9 +295,114 @@ CASES = {
     "an adapter in full precision on a half base": (
         "dtype-mismatch",
         """
+        base = nn.Linear(4, 4).to("cuda", torch.bfloat16)
         down = nn.Linear(4, 2, device="cuda")  # CAUSE
         x = torch.randn(3, 4, device="cuda", dtype=torch.bfloat16)
+        base(x)
         down(x)  # WHERE
+        """,
+    ),
+    "an average of a plain attribute": (
+        "unmoved-state",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.mean = torch.zeros(4)  # CAUSE
+            def forward(self, x):
+                self.mean = 0.9 * self.mean + 0.1 * x.mean(0)  # WHERE
+                return x - self.mean
+        Net().cuda()(torch.randn(3, 4, device="cuda"))
+        """,
+    ),
+    "a cache filled in forward": (
+        "unmoved-state",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.past = None
+            def forward(self, x):
+                if self.past is None:
+                    self.past = torch.zeros(1, 4)  # CAUSE
+                return torch.cat([self.past, x])  # WHERE
+        Net().cuda()(torch.randn(3, 4, device="cuda"))
+        """,
+    ),
+    "a cache of another GPU": (
+        "device-mismatch",
+        """
+        class Rope:
+            cache = {}
+            def __call__(self, x):
+                if 4 not in Rope.cache:
+                    Rope.cache[4] = torch.arange(4, device=x.device).cos()  # CAUSE
+                return x * Rope.cache[4]  # WHERE
+        rope = Rope()
+        for device in ("cuda:0", "cuda:1"):
+            rope(torch.randn(2, 4, device=device))
+        """,
+    ),
+    "an average of weights taken before the move": (
+        "device-mismatch",
+        """
+        class Average:
+            def __init__(self, model):
+                self.shadow = {n: p.detach().clone() for n, p in model.named_parameters()}
+            def update(self, model):
+                for n, p in model.named_parameters():
+                    self.shadow[n] = 0.9 * self.shadow[n] + 0.1 * p.detach()  # WHERE
+        model = nn.Linear(4, 2)
+        average = Average(model)  # CAUSE
+        model.cuda()
+        average.update(model)
+        """,
+    ),
+    "a nested batch and a mover that does not go down": (
+        "device-mismatch",
+        """
+        def move(batch):
+            return {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch.items()}  # CAUSE
+        model = nn.Linear(4, 3).cuda()
+        batch = {"x": torch.randn(5, 4), "targets": {"y": torch.zeros(5).long()}}
+        batch = move(batch)
+        F.cross_entropy(model(batch["x"]), batch["targets"]["y"])  # WHERE
+        """,
+    ),
+    "rows on the GPU that are to be pinned": (
+        "pin-of-gpu-tensor",
+        """
+        class Rows:
+            def __init__(self):
+                self.x = torch.randn(4, 3).cuda()  # CAUSE
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return self.x[index]
+        from torch.utils.data import DataLoader
+        for x in DataLoader(Rows(), batch_size=2, pin_memory=True):  # WHERE
+            pass
+        """,
+    ),
+    "optimizer state brought to the CPU": (
+        "unmoved-state",
+        """
+        model = nn.Linear(4, 2).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.randn(3, 4, device="cuda")).sum().backward()
+        optimizer.step()
+        for state in optimizer.state.values():
+            state["exp_avg"] = state["exp_avg"].cpu()  # CAUSE
+        optimizer.step()  # WHERE
+        """,
+    ),
+    "autocast for another device": (
+        "autocast-device",
+        """
+        model = nn.Linear(4, 2).to("cuda", torch.bfloat16)
+        x = torch.randn(3, 4, device="cuda")
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # CAUSE
+            model(x)  # WHERE
         """,
     ),
     "a NumPy array of a GPU tensor": (
@@ -394,6 +499,33 @@ RAISED = {
         """
         model = nn.Linear(4, 4).half()  # CAUSE
         raise ValueError("Attempting to unscale FP16 gradients.")  # WHERE
+        """,
+    ),
+    "a loss under no_grad": (
+        "no-gradient",
+        """
+        model = nn.Linear(4, 2)
+        with torch.no_grad():  # CAUSE
+            loss = model(torch.randn(3, 4)).sum()
+        loss.backward()  # WHERE
+        """,
+    ),
+    "frozen parameters under a scaler": (
+        "scaler-misuse",
+        """
+        model = nn.Linear(4, 2)
+        for p in model.parameters():
+            p.requires_grad = False  # CAUSE
+        def step(optimizer):
+            raise AssertionError("No inf checks were recorded for this optimizer.")  # WHERE
+        step(torch.optim.SGD(model.parameters()))
+        """,
+    ),
+    "a GPU number that is not there": (
+        "placement-conflict",
+        """
+        device = torch.device("cuda", 5)  # CAUSE
+        raise RuntimeError(f"CUDA error: invalid device ordinal\\n{device}")  # WHERE
         """,
     ),
     "a loss rebuilt as a leaf": (

@@ -38,6 +38,13 @@ def test_matrix_products_run_in_the_lower_precision(dtype: torch.dtype) -> None:
     assert (x(2, 3) @ x(3, 4)).dtype is torch.float32
 
 
+def test_recurrent_layers_are_lowered_whole() -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out, (hidden, _) = nn.LSTM(4, 4, batch_first=True).cuda()(x(2, 3, 4))
+        assert (out.dtype, hidden.dtype) == (torch.bfloat16, torch.bfloat16)
+        assert nn.GRU(4, 4).cuda()(x(3, 2, 4))[0].dtype is torch.bfloat16
+
+
 def test_the_default_lower_precision_is_half() -> None:
     with torch.autocast("cuda"):
         assert (x(2, 3) @ x(3, 4)).dtype is torch.float16

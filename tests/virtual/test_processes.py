@@ -91,6 +91,8 @@ def test_what_a_forked_child_may_still_do() -> None:
         lambda: torch.ones(1, device="cuda"),
     ):
         assert BAD_FORK in in_child(use)
+    assert "CUDA error: initialization error" in in_child(lambda: held + 1)
+    assert in_child(lambda: held[0].shape) == "torch.Size([])"  # a view touches no GPU
     assert held.item() == 1  # the parent goes on
 
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trimtab.diagnose import source
+from trimtab.diagnose import holders, source
 from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
-from trimtab.diagnose.rules import judge
+from trimtab.diagnose.rules import PLACEMENT, birth
+from trimtab.diagnose.rules_values import dtype, generator, host_only
 from trimtab.diagnose.scene import Scene
+from trimtab.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
     from trimtab.virtual.faults import Fault
@@ -39,7 +41,7 @@ def diagnose(fault: Fault) -> Finding:
 
 def _diagnose(fault: Fault) -> Finding:
     scene = Scene(fault)
-    verdict = judge(scene)
+    verdict = _judge(scene) or Verdict()
     where = _place(fault.frame)
     library = _library(fault)
     finding = Finding(
@@ -49,11 +51,33 @@ def _diagnose(fault: Fault) -> Finding:
         cause=verdict.cause,
         fix=verdict.fix or _known_fix(fault.message),
         op=fault.op,
-        module=verdict.module,
+        module=_module(scene),
         tensors=_notes(scene),
         library=library if where is not None else None,
     )
     return finding
+
+
+def _judge(scene: Scene) -> Verdict | None:
+    """What the rules for this kind of fault say; the first that applies speaks."""
+    kind = scene.fault.kind
+    if kind == "generator-device":
+        return generator(scene)
+    if kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
+        return host_only(scene)
+    if kind == "dtype-mismatch" and (verdict := dtype(scene)):
+        return verdict
+    rules = PLACEMENT if kind in ("device-mismatch", "index-device", "unmoved-state") else (birth,)
+    for rule in rules:
+        for stray in scene.strays:
+            if verdict := rule(scene, stray):
+                return verdict
+    return None
+
+
+def _module(scene: Scene) -> str:
+    held = (s.attributes[0].module for s in scene.operands if s.attributes)
+    return next((path for module in held if (path := holders.path_of(module, scene.modules))), "")
 
 
 def _notes(scene: Scene) -> list[TensorNote]:

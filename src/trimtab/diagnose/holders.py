@@ -5,6 +5,7 @@ Looks at live frames and modules; changes nothing, computes nothing on tensors.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from trimtab.diagnose import source
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ def variable_of(tensor: torch.Tensor, frame: FrameType) -> str | None:
                 return expression
             if shared is None and same(found, tensor):
                 shared = expression
-    return shared
+    if shared is not None:
+        return shared
+    named = expressions(frame.f_code.co_filename, frame.f_lineno, frame)
+    return next((expression for expression, found in named if same(found, tensor)), None)
 
 
 def _reach(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -85,6 +91,56 @@ def _reach(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{name}.{key}", entry
             elif isinstance(entry, dict) and key == "data":
                 yield from _reach(name, entry)
+
+
+def expressions(file: str, line: int, frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that a line's statement names, with the code that names them, the longest first."""
+    node = source.statement(file, line)
+    named = [
+        inner
+        for inner in (source.header(node) if node is not None else ())
+        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
+    ]
+    for inner in sorted(named, key=lambda n: -len(ast.unparse(n))):
+        value = _value(inner, frame)
+        if isinstance(value, torch.Tensor):
+            yield ast.unparse(inner), value
+
+
+def _value(node: ast.AST, frame: FrameType) -> Any:
+    """What a plain chain of names, attributes and keys stands for; None for anything that would have to be computed."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute):
+        return _stored(_value(node.value, frame), node.attr)
+    if isinstance(node, ast.Subscript):
+        base, key = _value(node.value, frame), _value(node.slice, frame)
+        if isinstance(base, dict) and isinstance(key, str | int | tuple):
+            return base.get(key)
+        if (
+            isinstance(base, list | tuple | nn.ModuleList)
+            and isinstance(key, int)
+            and -len(base) <= key < len(base)
+        ):
+            return base[key]
+    return None
+
+
+def _stored(owner: Any, name: str) -> Any:
+    """An attribute that is simply stored: no property and no method runs for it."""
+    if isinstance(owner, nn.Module):
+        for table in (owner._parameters, owner._buffers, owner._modules):
+            if name in table:
+                return table[name]
+    if owner is None or isinstance(owner, torch.Tensor):
+        return None
+    for values in (getattr(owner, "__dict__", {}), *(vars(c) for c in type(owner).__mro__[:-1])):
+        if name in values:
+            found = values[name]
+            return None if hasattr(type(found), "__get__") else found
+    return None
 
 
 def modules_seen(frame: FrameType | None) -> list[nn.Module]:

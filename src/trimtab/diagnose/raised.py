@@ -252,6 +252,56 @@ def _rebuilt_loss(file: str, own: Sequence[Place], error: BaseException) -> int 
     return None
 
 
+def _frozen(file: str, own: Sequence[Place], error: BaseException) -> int | None:
+    """All parameters of the optimizer are frozen: the line that freezes; else a loss that was rebuilt."""
+    optimizers = [v for v in _values(error, "optimizer") if hasattr(v, "param_groups")]
+    parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    if parameters and not any(p.requires_grad for p in parameters):
+        for node in source.walk(file):
+            if (
+                isinstance(node, ast.Call)
+                and source.called_name(node) == "requires_grad_"
+                and _is_false(node.args)
+            ):
+                return node.lineno
+            if (
+                isinstance(node, ast.Assign)
+                and _is_false([node.value])
+                and "requires_grad" in ast.unparse(node)
+            ):
+                return node.lineno
+    return _rebuilt_loss(file, own, error)
+
+
+def _is_false(nodes: Sequence[ast.expr]) -> bool:
+    return bool(nodes) and isinstance(nodes[0], ast.Constant) and nodes[0].value is False
+
+
+def _without_grad(file: str, own: Sequence[Place], error: BaseException) -> int | None:
+    """The loss was computed under no_grad: the line that switches gradients off; else a loss that was rebuilt."""
+    where = own[0]
+    for name in (
+        sorted(source.names_in(node)) if (node := source.statement(file, where.line)) is not None else ()
+    ):
+        made = source.last_assignment(file, where.line, name)
+        for block in source.withs_around(file, made.lineno) if made is not None else ():
+            opened = " ".join(ast.unparse(item.context_expr) for item in block.items)
+            if "no_grad" in opened or "inference_mode" in opened:
+                return block.lineno
+    return _rebuilt_loss(file, own, error)
+
+
+def _device_number(file: str, own: Sequence[Place], error: BaseException) -> int | None:
+    """The line that chose the number of the device."""
+    line = own[0].line
+    node = source.statement(file, line)
+    for name in sorted(source.names_in(node)) if node is not None else ():
+        made = source.last_assignment(file, line, name)
+        if made is not None and "cuda" in ast.unparse(made):
+            return made.lineno
+    return None
+
+
 def _world_size(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """The line that trusts a launcher's variable."""
     for node in source.walk(file):
@@ -273,8 +323,9 @@ _RULES: dict[str, Rule] = {
     "ddp-unused": _unused_branch,
     "unscale-fp16": _half_cast,
     "scaler-bf16": _half_cast,
-    "no-inf-checks": _rebuilt_loss,
-    "no-grad-fn": _rebuilt_loss,
+    "no-inf-checks": _frozen,
+    "no-grad-fn": _without_grad,
+    "invalid-ordinal": _device_number,
     "stale-store": _world_size,
     "store-connect": _world_size,
 }

@@ -8,66 +8,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from trimtab.diagnose import holders, source
-from trimtab.diagnose.finding import Cause
 from trimtab.diagnose.rewrite import add_device, assigned, has_factory, last_move_argument
 from trimtab.diagnose.scene import Scene, Sight, Suspect
+from trimtab.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
     from trimtab.virtual.origin import Origin
-
-
-@dataclass
-class Verdict:
-    """What the rules say."""
-
-    cause: Cause | None = None
-    fix: str = ""
-    kind: str = ""
-    """Another kind than the fault's, when the cause shows one."""
-    module: str = ""
-
-
-def judge(scene: Scene) -> Verdict:
-    """The verdict on a fault."""
-    rules = _BY_KIND.get(scene.fault.kind, (_birth,))
-    verdict = _generator(scene) if scene.fault.kind == "generator-device" else None
-    if verdict is not None:
-        return verdict
-    if scene.fault.kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
-        return _alone(scene, scene.operands[0])
-    strays = scene.strays
-    for rule in rules:
-        for stray in strays:
-            if verdict := rule(scene, stray):
-                break
-        if verdict:
-            break
-    verdict = verdict or Verdict()
-    if not verdict.module:
-        verdict.module = next(
-            (holders.path_of(s.attributes[0].module, scene.modules) for s in scene.operands if s.attributes),
-            "",
-        )
-    return verdict
-
-
-def _alone(scene: Scene, suspect: Suspect) -> Verdict:
-    """An operation that wants a tensor of the host: nothing else takes part."""
-    place = (suspect.moved or suspect.born) if scene.fault.kind == "pin-of-gpu-tensor" else scene.fault.frame
-    if place is None:
-        return Verdict()
-    why = (
-        f"the tensor is on {suspect.device}"
-        if place == scene.fault.frame
-        else f"put on {suspect.device} here"
-    )
-    return Verdict(source.cause(place.file, place.line, why))
 
 
 def _target(scene: Scene, stray: Suspect) -> str:
@@ -80,11 +31,12 @@ def _target(scene: Scene, stray: Suspect) -> str:
 
 def _optimizer_state(scene: Scene, stray: Suspect) -> Verdict | None:
     in_step = any("/torch/optim/" in f.file.replace("\\", "/") for f in scene.fault.frames)
-    if not in_step or stray.is_parameter or stray.born is None:
+    place = stray.moved or stray.born
+    if not in_step or stray.is_parameter or place is None:
         return None
-    why = "the optimizer's state was made here, on the parameters' device of that moment; the model moved afterwards"
+    why = "the optimizer's state was put here, and its parameters are (or have moved) elsewhere"
     fix = "move the model first (model.to(device)), then build the optimizer and load its state"
-    return Verdict(source.cause(stray.born.file, stray.born.line, why), fix, "unmoved-state")
+    return Verdict(source.cause(place.file, place.line, why), fix, "unmoved-state")
 
 
 def _tied(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -131,12 +83,17 @@ def _unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
         plain += _plain_holder(attribute.module, scene)
     for attribute in plain:
         named = holders.source_of(attribute.module)
-        line = source.attribute_assignment(*named, attribute.name) if named else None
+        born = stray.born.line if stray.born is not None and named and stray.born.file == named[0] else 0
+        line = source.attribute_assignment(*named, attribute.name, born) if named else None
         if named is None or line is None:
             continue
         file, class_name = named
         layers = any(a.registered for a in stray.attributes) and bool(attribute.container)
         why, fix = _registration(attribute, class_name, layers)
+        rewritten = add_device(file, line, _target(scene, stray))
+        function = source.function_at(file, line)
+        if rewritten and function is not None and function.name != "__init__":
+            fix = f"make it where its partner is: {rewritten}"
         return Verdict(source.cause(file, line, why), fix, "unmoved-state")
     return None
 
@@ -227,6 +184,41 @@ def _placement_conflict(scene: Scene, stray: Suspect) -> Verdict | None:
     return None
 
 
+def _made_before_move(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A copy of the weights (an average, a teacher) that was taken before the model moved."""
+    from trimtab.virtual import origin
+
+    if stray.is_parameter or stray.moved is not None or (born := stray.born) is None:
+        return None
+    line = _construction(born.file, born.line, 0)
+    if line == born.line:
+        return None
+    parameters = [p for module in scene.modules for p in module._parameters.values() if p is not None]
+    moves = [m for p in parameters if (m := origin.moved_of(p)) is not None]
+    after = [m.line for m in moves if m.file == born.file and m.line > line]
+    if not after:
+        return None
+    why = f"made here on {stray.device}, before the model moved (line {min(after)})"
+    return Verdict(source.cause(born.file, line, why), "move the model first, then make this")
+
+
+def _mover(scene: Scene, stray: Suspect) -> Verdict | None:
+    """The batch went through a function or comprehension that moves tensors, and it passed this one by."""
+    for sight in scene.sights(stray):
+        made = source.last_assignment(sight.file, sight.line, sight.root)
+        value = getattr(made, "value", None)
+        if made is None or value is None or sight.name == sight.root:
+            continue
+        line = made.lineno if source.has_move(value) else None
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            line = line or source.move_in(sight.file, value.func.id)
+        if line is not None:
+            why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
+            fix = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
+            return Verdict(source.cause(sight.file, line, why), fix)
+    return None
+
+
 def _sibling(scene: Scene, stray: Suspect) -> Verdict | None:
     """One of several things that came together was moved, this one was not."""
     for sight in scene.sights(stray):
@@ -267,7 +259,7 @@ def _device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
     return None
 
 
-def _assignment(scene: Scene, stray: Suspect) -> Verdict | None:
+def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that gave the variable its value, followed back to the line that made the tensor."""
     for sight in scene.sights(stray):
         if sight.name.startswith("self."):
@@ -278,7 +270,7 @@ def _assignment(scene: Scene, stray: Suspect) -> Verdict | None:
         made = _followed(scene, sight, made, stray.device)
         born = stray.born
         if born is not None and born.line != made.lineno and _made_elsewhere(made, born):
-            return _birth(scene, stray)
+            return birth(scene, stray)
         why = f"{sight.name} is made here on {stray.device}, and it meets a tensor on {_other(scene, stray)}"
         return Verdict(source.cause(sight.file, made.lineno, why), _fix_at(scene, stray, sight, made.lineno))
     return None
@@ -316,7 +308,8 @@ def _derived_from(node: ast.expr) -> str | None:
     )
 
 
-def _birth(scene: Scene, stray: Suspect) -> Verdict | None:
+def birth(scene: Scene, stray: Suspect) -> Verdict | None:
+    """The line that made the tensor."""
     if (born := stray.born) is None:
         return None
     why = f"made here on {stray.device} ({stray.operand.dtype})"
@@ -337,77 +330,18 @@ def _other(scene: Scene, stray: Suspect) -> str:
     return partner.device if partner is not None else "another device"
 
 
-def _dtype(scene: Scene, stray: Suspect) -> Verdict | None:
-    """Two precisions in one operation: the weight's origin if it is the wider one, else the input's."""
-    parameter = next((s for s in scene.operands if s.is_parameter), None)
-    inputs = [
-        s
-        for s in scene.operands
-        if not s.is_parameter and parameter and s.operand.dtype != parameter.operand.dtype
-    ]
-    if parameter is None or not inputs:
-        return None
-    name = scene.expression_of(inputs[0]) or "x"
-    weight = scene.expression_of(parameter) or "layer.weight"
-    fix = f"cast the input: {name} = {name}.to({weight}.dtype), or run it under torch.autocast"
-    low = ("bfloat16", "float16")
-    blamed = (
-        parameter if parameter.operand.dtype == "float32" and inputs[0].operand.dtype in low else inputs[0]
-    )
-    place = blamed.moved or blamed.born
-    if blamed is inputs[0] and (found := _assignment(scene, blamed)) and found.cause is not None:
-        cause = found.cause
-        why = f"this is {blamed.operand.dtype}, the weight is {parameter.operand.dtype}"
-        return Verdict(Cause(cause.file, cause.line, cause.code, why), fix)
-    if place is None:
-        return Verdict(None, fix)
-    why = f"made here in {blamed.operand.dtype}, while its partner is {inputs[0].operand.dtype}"
-    return Verdict(source.cause(place.file, place.line, why), fix)
-
-
-def _generator(scene: Scene) -> Verdict | None:
-    """The line that made the generator, or the sampler or loader that was given one."""
-    if (frame := scene.fault.frame) is None:
-        return None
-    lines = [frame.line]
-    node = source.statement(frame.file, frame.line)
-    for name in sorted(source.names_in(getattr(node, "iter", None) or node)) if node is not None else ():
-        if (made := source.last_assignment(frame.file, frame.line, name)) is not None:
-            lines.append(made.lineno)
-    for line in lines:
-        for call in source.call_on(frame.file, line):
-            if (given := source.keyword(call, "generator")) is None:
-                continue
-            made = source.last_assignment(frame.file, line, given.id) if isinstance(given, ast.Name) else None
-            why = "this generator belongs to another device than the random numbers that are drawn with it"
-            fix = "generator=torch.Generator(device=...) on the device where the numbers are drawn"
-            return Verdict(source.cause(frame.file, made.lineno if made else line, why), fix)
-    for line in source.calls(frame.file, "set_default_device"):
-        why = (
-            "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
-        )
-        return Verdict(
-            source.cause(frame.file, line, why), "give device= where tensors are made; set no global default"
-        )
-    return None
-
-
 Rule = Callable[[Scene, Suspect], "Verdict | None"]
-_PLACEMENT: tuple[Rule, ...] = (
+PLACEMENT: tuple[Rule, ...] = (
     _optimizer_state,
     _tied,
     _dropped_move,
     _unregistered,
     _made_after_move,
     _placement_conflict,
+    _made_before_move,
+    _mover,
     _sibling,
     _device_alias,
-    _assignment,
-    _birth,
+    assignment,
+    birth,
 )
-_BY_KIND: dict[str, tuple[Rule, ...]] = {
-    "device-mismatch": _PLACEMENT,
-    "index-device": _PLACEMENT,
-    "unmoved-state": _PLACEMENT,
-    "dtype-mismatch": (_dtype, _birth),
-}

@@ -16,6 +16,7 @@ from torch import nn
 
 from trimtab.diagnose import holders, source
 from trimtab.diagnose.holders import Attribute
+from trimtab.virtual import faults
 
 if TYPE_CHECKING:
     from trimtab.virtual.faults import Fault, Operand
@@ -110,15 +111,22 @@ class Scene:
         if len({s.device for s in real}) < 2:
             return list(real)
         on_cpu = [s for s in real if s.device == "cpu"]
-        if on_cpu:
-            return sorted(on_cpu, key=lambda s: not s.is_parameter)
-        return sorted(real, key=self._innocence)
+        ordered = (
+            sorted(on_cpu, key=lambda s: not s.is_parameter) if on_cpu else sorted(real, key=self._innocence)
+        )
+        return [ancestor for stray in ordered for ancestor in self._ancestors(stray)]
 
     def _innocence(self, suspect: Suspect) -> tuple[int, bool]:
         """Among GPUs: plain data is moved to weights and to what has a gradient, not the other way round."""
         tensor = suspect.tensor
         grown = suspect.is_parameter or (tensor is not None and tensor.requires_grad)
-        return (2 if suspect.is_parameter else 1 if grown else 0), not self._explicit(suspect)
+        rank = 3 if suspect.is_parameter else 2 if grown else 0 if self._kept(suspect) else 1
+        return rank, not self._explicit(suspect)
+
+    def _kept(self, suspect: Suspect) -> bool:
+        """Whether it outlives the call: reached through self, a class or a global, as a cache is."""
+        sight = next(self.sights(suspect), None)
+        return sight is not None and (sight.root == "self" or sight.root not in sight.frame.f_locals)
 
     def _explicit(self, suspect: Suspect) -> bool:
         """Whether it was made with an explicit `device=`: the choice of the program rather than of its"
@@ -127,6 +135,16 @@ class Scene:
         return born is not None and any(
             source.keyword(call, "device") is not None for call in source.call_on(born.file, born.line)
         )
+
+    def _ancestors(self, stray: Suspect) -> list[Suspect]:
+        """What the failing line computed a nameless operand from: the tensors that it names on the same device."""
+        if stray.tensor is None or stray.attributes or not self.frames or next(self.sights(stray), None):
+            return [stray]
+        frame, found = self.frames[0], []
+        for name, tensor in holders.expressions(frame.f_code.co_filename, frame.f_lineno, frame):
+            if str(tensor.device) == stray.device and tensor.dim():
+                found.append(self._suspect(faults.operand(name, tensor)))
+        return [*found, stray]
 
     def partner(self, stray: Suspect) -> Suspect | None:
         """An operand on the other device: where the stray one should have been."""

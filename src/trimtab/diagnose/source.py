@@ -98,7 +98,7 @@ def sibling_move(file: str, line: int, name: str, inline: bool = False) -> int |
     scope: ast.AST | None = function_at(file, line) or tree(file)
     found: int | None = None
     for node in _own_statements(scope) if scope else ():
-        if not since < node.lineno < line or not isinstance(node, ast.Assign) or not _has_move(node.value):
+        if not since < node.lineno < line or not isinstance(node, ast.Assign) or not has_move(node.value):
             continue
         targets = _bound(node)
         entry = any(isinstance(t, ast.Subscript) and root(t) == name for t in node.targets)
@@ -107,7 +107,7 @@ def sibling_move(file: str, line: int, name: str, inline: bool = False) -> int |
     if found is None and inline and len(together) > 1:
         for call in call_on(file, line):
             for argument in (*call.args, *(k.value for k in call.keywords)):
-                if root(argument) in together - {name} and _has_move(argument):
+                if root(argument) in together - {name} and has_move(argument):
                     found = line
     return found
 
@@ -121,9 +121,48 @@ def dropped_move(file: str, line: int) -> str | None:
     return ast.unparse(called.value) if isinstance(called, ast.Attribute) and called.attr in MOVES else None
 
 
-def attribute_assignment(file: str, class_name: str, attribute: str) -> int | None:
-    """The line of a class that sets `self.attribute`: in __init__ if it stands there."""
-    lines: list[tuple[bool, int]] = []
+def move_in(file: str, function: str) -> int | None:
+    """The first line of a function of this file that moves something."""
+    for node in _walk(file):
+        if isinstance(node, Function) and node.name == function:
+            moving = [n.lineno for n in ast.walk(node) if isinstance(n, ast.Call) and _is_move(n)]
+            return min(moving, default=None)
+    return None
+
+
+def move_of_rows(file: str) -> int | None:
+    """The first line of a data set (a class with __getitem__ or __iter__) or a collate function that uses a device."""
+    collators = {
+        given.id
+        for n in _walk(file)
+        if isinstance(n, ast.Call) and isinstance(given := keyword(n, "collate_fn"), ast.Name)
+    }
+    for node in _walk(file):
+        rows = isinstance(node, ast.ClassDef) and any(
+            isinstance(m, Function) and m.name in ("__getitem__", "__iter__") for m in node.body
+        )
+        if rows or (isinstance(node, Function) and (node.name in collators or "collate" in node.name)):
+            calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+            using = [n.lineno for n in calls if _is_move(n) or keyword(n, "device") is not None]
+            if using:
+                return min(using)
+    return None
+
+
+def withs_around(file: str, line: int) -> list[ast.With]:
+    """The `with` blocks of the same function that hold a line, innermost first."""
+    function = function_at(file, line)
+    blocks = [
+        n
+        for n in (ast.walk(function) if function is not None else _walk(file))
+        if isinstance(n, ast.With) and n.body[0].lineno <= line <= (n.end_lineno or 0)
+    ]
+    return sorted(blocks, key=lambda n: -n.lineno)
+
+
+def attribute_assignment(file: str, class_name: str, attribute: str, preferred: int = 0) -> int | None:
+    """The line of a class that sets `self.attribute`: `preferred` if it does, else in __init__ if it stands there."""
+    lines: list[tuple[bool, bool, int]] = []
     for node in _walk(file):
         if not isinstance(node, ast.ClassDef) or node.name != class_name:
             continue
@@ -134,8 +173,8 @@ def attribute_assignment(file: str, class_name: str, attribute: str) -> int | No
                 if isinstance(
                     inner, ast.Assign | ast.AnnAssign | ast.AugAssign
                 ) and attribute in _self_targets(inner):
-                    lines.append((method.name != "__init__", inner.lineno))
-    return min(lines)[1] if lines else None
+                    lines.append((inner.lineno != preferred, method.name != "__init__", inner.lineno))
+    return min(lines)[2] if lines else None
 
 
 def calls(file: str, name: str) -> list[int]:
@@ -148,7 +187,7 @@ def calls(file: str, name: str) -> list[int]:
 def call_on(file: str, line: int) -> Iterator[ast.Call]:
     """The calls written on a line's statement."""
     node = statement(file, line)
-    for inner in _header(node) if node is not None else ():
+    for inner in header(node) if node is not None else ():
         if isinstance(inner, ast.Call):
             yield inner
 
@@ -217,13 +256,13 @@ def _self_targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> set[str]:
     }
 
 
-def _has_move(node: ast.AST) -> bool:
-    return any(
-        isinstance(inner, ast.Call)
-        and isinstance(inner.func, ast.Attribute)
-        and inner.func.attr in ("to", "cuda", "mps")
-        for inner in ast.walk(node)
-    )
+def has_move(node: ast.AST) -> bool:
+    """Whether an expression moves something to a device."""
+    return any(isinstance(inner, ast.Call) and _is_move(inner) for inner in ast.walk(node))
+
+
+def _is_move(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda", "mps")
 
 
 def root(node: ast.expr) -> str:
@@ -242,7 +281,7 @@ def _header_end(node: ast.stmt) -> int:
     return node.end_lineno or node.lineno
 
 
-def _header(node: ast.stmt) -> Iterator[ast.AST]:
+def header(node: ast.stmt) -> Iterator[ast.AST]:
     """The nodes of a statement without those of the statements inside it."""
     stack: list[ast.AST] = [node]
     while stack:

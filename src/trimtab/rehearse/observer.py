@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trimtab.diagnose.causes import diagnose
 from trimtab.rehearse import places
 from trimtab.virtual.observer import Observer
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
     from trimtab.virtual.faults import Fault
 
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
@@ -27,7 +30,8 @@ class RehearsalObserver(Observer):
 
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
-        key = (fault.kind, fault.op, tuple(fault.frame) if fault.frame else fault.message)
+        inner = next((frame for frame in fault.frames if not frame.file.startswith((_OWN, _TORCH))), None)
+        key = (fault.kind, fault.op, fault.frame, inner or fault.message)
         finding = self._known.get(key)
         if finding is None:
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.

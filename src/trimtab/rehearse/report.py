@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Callable
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse.run import Result
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
 _WIDTH = 110
+Paint = Callable[[str, str], str]
 _LABEL = 8
 
 
@@ -26,8 +28,7 @@ def render(result: Result, *, colour: bool = False) -> str:
     return "\n\n".join([*blocks, _verdict(result, paint)])
 
 
-def _block(number: int, finding: Finding, paint: object) -> str:
-    assert callable(paint)
+def _block(number: int, finding: Finding, paint: Paint) -> str:
     times = f"  ({finding.count} times)" if finding.count > 1 else ""
     head = f"{number}. {finding.kind}" + ("" if finding.severity == "fault" else "  (warning)") + times
     lines = [paint(_RED if finding.severity == "fault" else _YELLOW, head)]
@@ -94,8 +95,7 @@ def _short(file: str) -> str:
     return file if relative.startswith("..") else relative
 
 
-def _verdict(result: Result, paint: object) -> str:
-    assert callable(paint)
+def _verdict(result: Result, paint: Paint) -> str:
     name = _short(result.target)
     faults = sum(finding.severity == "fault" for finding in result.findings)
     warnings = len(result.findings) - faults

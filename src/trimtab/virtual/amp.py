@@ -32,7 +32,7 @@ _LOWER = _names(
     """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
     convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv
     linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
-    _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
+    _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell lstm gru rnn_tanh rnn_relu _scaled_dot_product_flash_attention
     scaled_dot_product_attention"""
 )
 _DTYPE_ARGUMENT = _names(
@@ -40,6 +40,10 @@ _DTYPE_ARGUMENT = _names(
 )
 _WIDEST = _names(
     """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"""
+)
+# Recurrent layers run in cuDNN on a GPU, where autocast lowers them whole.
+_CUDNN = tuple(
+    f"aten::{name}.{form}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
 )
 BANNED = (
     "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
@@ -175,7 +179,7 @@ def enter(machine: Machine) -> Callable[[], None]:
         _library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch notes that a kernel is overridden
-            for full in rules():
+            for full in (*rules(), *_CUDNN):
                 name, _, overload = full.removeprefix("aten::").partition(".")
                 op = getattr(getattr(torch.ops.aten, name), overload or "default")
                 _library.impl(op, _kernel_for(name, op), "AutocastCUDA")

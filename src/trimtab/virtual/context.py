@@ -136,7 +136,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
     return [
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
-        (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),  # type: ignore[attr-defined]
+        (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
 

@@ -341,6 +341,9 @@ def patches(machine: Machine) -> list[Patch]:
         (cuda.graphs, "CUDAGraph", _NoGraph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),
         (cuda.nvtx, "_nvtx", _nvtx()),
+        # What these two would ask of the build, a warning included, has no bearing on a virtual GPU.
+        (cuda.nccl, "is_available", lambda tensors: False),
+        (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
     ]
     lazy_init = _lazy_init_for(machine)
     result += [(module, "_lazy_init", lazy_init) for module in (cuda, cuda.random, cuda.memory)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab.virtual import generators, kernels, memory, origin, ranks, rules, state
+from trimtab.virtual import generators, kernels, memory, origin, processes, ranks, rules, state
 from trimtab.virtual.memory import Block
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, set_worker, sync, wrap
@@ -20,7 +20,9 @@ from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, set_worker, sync, wra
 aten = torch.ops.aten
 
 FRESH, VIEW, INPLACE, GENERAL = range(4)
-_PLAIN = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format))
+_PLAIN = frozenset(
+    (int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
 
 # Operations whose result shares the storage of their input without saying so in the schema.
 _SILENT_VIEWS = frozenset(("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh"))
@@ -86,7 +88,9 @@ def plan_of(func: Any) -> Plan:
 
 def is_virtual_device(device: Any) -> bool:
     """Whether a device that reached the dispatcher means a virtual GPU."""
-    return device is not None and (device.type == "cuda" or (device.type == "meta" and device.index is not None))
+    return device is not None and (
+        device.type == "cuda" or (device.type == "meta" and device.index is not None)
+    )
 
 
 def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,6 +159,8 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     observer = machine.observer if machine is not None else None
     if observer is not None and observer.wants_ops:
         observer.op(plan.name)
+    if slot is not None and plan.kind != VIEW and machine is not None and not machine.ready:
+        processes.touch(machine)
 
     if plan.factory and (slot is not None or kwargs.get("device") is not None):
         slot = _factory_slot(plan, slot, args, named, machine)
@@ -306,7 +312,7 @@ def _trace(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     if isinstance(result, Tensor):
         source = args[0] if args else None
         if plan.name == "aten::_to_copy":
-            if source.__class__ not in VIRTUAL or source._slot is not result._slot:  # type: ignore[union-attr,attr-defined]
+            if source.__class__ not in VIRTUAL or source._slot is not result._slot:  # type: ignore[attr-defined]
                 origin.note_move(source, result)  # type: ignore[arg-type]
                 return
         elif plan.kind == VIEW and _inherit(result, source):
@@ -323,7 +329,7 @@ def _trace_plain(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
         source = args[0] if args else None
         if source.__class__ in VIRTUAL:
             if result is not source:
-                origin.note_move(source, result)  # type: ignore[arg-type]
+                origin.note_move(source, result)
         elif plan.kind == VIEW and result is not source and _inherit(result, source):
             return
         elif origin.ATTRIBUTE not in result.__dict__:

@@ -127,7 +127,7 @@ def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     asked = kwargs.get("device")
     if asked is None and func in _constructors():
         asked = getattr(default_device, "CURRENT_DEVICE", None)
-    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    data: Any = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     virtual_data = data.__class__ in VIRTUAL
     target = virtual_device(asked) if asked is not None else None
     if target is None and not virtual_data:
@@ -136,7 +136,9 @@ def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
         return result
     if virtual_data and asked is None and func is not torch.tensor:
         return data.to(kwargs["dtype"]) if kwargs.get("dtype") is not None else data  # type: ignore[no-any-return]
-    rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory", "data", "obj")}
+    rest = {
+        k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory", "data", "obj")
+    }
     machine = state.machine()
     if target is not None and machine is not None:
         slot = machine.device(target)
@@ -243,10 +245,15 @@ def _attention(
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    plain = [payload_of(t) for t in (query, key, value)]
-    plain_mask = payload_of(mask) if mask is not None else None
     choice = torch._fused_sdp_choice(
-        *plain, plain_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        payload_of(query),
+        payload_of(key),
+        payload_of(value),
+        payload_of(mask) if mask is not None else None,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
     )
     if choice == int(torch.nn.attention.SDPBackend.FLASH_ATTENTION.value):
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -18,7 +18,14 @@ from trimtab.virtual.wording import DEVICE_ASSERT, scalar_name
 if TYPE_CHECKING:
     from trimtab.virtual.dispatch import Plan
 
-_PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addmv": (1, 2)}
+_PRODUCTS = {
+    "mm": (0, 1),
+    "addmm": (1, 2),
+    "addmm_": (1, 2),
+    "bmm": (0, 1),
+    "baddbmm": (1, 2),
+    "addmv": (1, 2),
+}
 _PRODUCTS |= {"mv": (0, 1), "dot": (0, 1)}
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool))
 _ASSERTING = frozenset(
@@ -121,7 +128,9 @@ def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any
     out = func(*raised, **raised_named)
     for name in plan.writes:
         at = plan.names.index(name)
-        before, after = (payloads[at], raised[at]) if at < len(payloads) else (named[name], raised_named[name])
+        before, after = (
+            (payloads[at], raised[at]) if at < len(payloads) else (named[name], raised_named[name])
+        )
         for old, new in zip(before, after, strict=True) if isinstance(before, list) else ((before, after),):
             if old is not new:
                 old.copy_(new)

@@ -46,7 +46,13 @@ ATTRIBUTE = "_trimtab"
 
 def _library_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    roots = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
+    roots = {
+        paths["stdlib"],
+        paths["platstdlib"],
+        paths["purelib"],
+        paths["platlib"],
+        *site.getsitepackages(),
+    }
     user_site = site.getusersitepackages()
     roots.add(user_site)
     roots.add(os.path.dirname(torch.__file__))
@@ -132,7 +138,7 @@ def ensure_trace(tensor: torch.Tensor) -> Trace:
     if found is None:
         found = Trace()
         tensor.__dict__[ATTRIBUTE] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def born_of(tensor: torch.Tensor) -> Origin | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab.virtual import bootstrap, faults
+from trimtab.virtual import bootstrap, faults, state
 from trimtab.virtual.state import machine
 
 if TYPE_CHECKING:
@@ -27,6 +27,13 @@ BAD_FORK = (
 )
 
 
+CHILD_TENSOR = (
+    "CUDA error: initialization error\nCUDA kernel errors might be asynchronously reported at some other API call, "
+    "so the stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+
+
 def in_bad_fork(in_force: Machine) -> bool:
     """Whether this process was forked from one that had initialised CUDA."""
     return in_force.initialised and in_force.pid != os.getpid()
@@ -36,11 +43,23 @@ def initialise(in_force: Machine) -> None:
     """The first use of a GPU in this process. Tells of a fork that cannot use it."""
     if in_bad_fork(in_force):
         faults.report(faults.make("worker-uses-gpu", BAD_FORK, "cuda.init", []), RuntimeError(BAD_FORK))
-        # Repaired: go on as if this process had been spawned.
+    initialise_here(in_force)
+
+
+def initialise_here(in_force: Machine) -> None:
+    """From now on this process may use the GPUs (after a repaired fault: as if it had been spawned)."""
     in_force.pid = os.getpid()
     in_force.initialised = True
     in_force.ready = True
     torch.cuda._initialized = True
+
+
+def touch(in_force: Machine) -> None:
+    """A GPU tensor that came over a fork is computed with: the driver's answer differs from torch's own."""
+    if in_bad_fork(in_force):
+        error = state.accelerator_error(CHILD_TENSOR)
+        faults.report(faults.make("worker-uses-gpu", CHILD_TENSOR, "cuda.init", []), error)
+    initialise_here(in_force)
 
 
 def _after_fork() -> None:

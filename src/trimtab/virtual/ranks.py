@@ -38,6 +38,8 @@ _NAMES = {
     "barrier": "barrier",
 }
 _POINT_TO_POINT = frozenset(("send", "recv_", "recv_any_source_", "monitored_barrier_"))
+# What a rank gives, by the names of the schemas: an output list says nothing that the ranks must agree on.
+_GIVEN = ("input_tensors", "input_tensor", "input", "inputs", "tensors", "tensor")
 # Sizes that may differ between ranks: only the order of the calls has to agree.
 _UNEQUAL = frozenset(("alltoall_", "alltoall_base_", "gather_", "scatter_", "barrier"))
 
@@ -94,13 +96,8 @@ def _group(named: dict[str, Any]) -> Any:
 def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
     """What the ranks have to agree on."""
     group = _group(named)
-    tensors = _tensors(
-        next(
-            (named[key] for key in ("input_tensors", "input_tensor", "input", "inputs") if key in named), None
-        )
-        or named.get("tensors")
-        or named.get("tensor")
-    )
+    given = next((named[key] for key in _GIVEN if key in named), None)
+    tensors = _tensors(given)
     unequal = name in _UNEQUAL
     return {
         "op": _NAMES.get(name, name),

@@ -94,7 +94,7 @@ def operands(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Named
 
 def slot_of(tensor: Tensor) -> VirtualDevice | None:
     """The virtual device of a tensor, None for a plain one."""
-    return tensor._slot if tensor.__class__ in VIRTUAL else None  # type: ignore[attr-defined]
+    return tensor._slot if tensor.__class__ in VIRTUAL else None
 
 
 def is_scalar(tensor: Tensor) -> bool:
@@ -109,7 +109,7 @@ def winner(found: Named, plan: Plan) -> VirtualDevice | None:
             return slot_of(tensor)
     virtual = [t for _, t in found if t.__class__ in VIRTUAL]
     parameters = [t for t in virtual if isinstance(t, nn.Parameter)]
-    counted = Counter(t._slot for t in parameters or virtual)  # type: ignore[attr-defined]
+    counted = Counter(t._slot for t in parameters or virtual)
     return counted.most_common(1)[0][0] if counted else None
 
 
@@ -280,4 +280,6 @@ def generator(plan: Plan, named: dict[str, Any], slot: VirtualDevice | None) -> 
 
 def no_machine() -> RuntimeError:
     """A virtual device was asked for after its machine was taken out of force."""
-    return RuntimeError("No virtual GPU is in force here: the virtual_gpus() context of this device has ended.")
+    return RuntimeError(
+        "No virtual GPU is in force here: the virtual_gpus() context of this device has ended."
+    )

@@ -26,7 +26,7 @@ class VirtualStorage(torch.UntypedStorage):
         return self._virtual_device  # type: ignore[attr-defined,no-any-return]
 
     @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
+    def is_cuda(self) -> bool:
         return True
 
     def get_device(self) -> int:
@@ -65,15 +65,13 @@ def cpu_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def reduce(tensor: VirtualTensor) -> tuple[Any, ...]:
     """What pickle and torch.save write."""
-    payload = tensor.payload
-    label_storage(payload.untyped_storage(), tensor._slot.device)
-    storage = torch.TypedStorage(wrap_storage=payload.untyped_storage(), dtype=payload.dtype, _internal=True)
-    rest = (payload.storage_offset(), tuple(payload.size()), payload.stride())
-    built = (torch._utils._rebuild_tensor_v2, (storage, *rest, tensor.requires_grad, OrderedDict()))
     if isinstance(tensor, torch.nn.Parameter):
-        data = tensor.detach()
-        return (torch._utils._rebuild_parameter, (data, tensor.requires_grad, OrderedDict()))
-    return built
+        return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
+    payload = tensor.payload
+    untyped = label_storage(payload.untyped_storage(), tensor._slot.device)
+    storage = torch.TypedStorage(wrap_storage=untyped, dtype=payload.dtype, _internal=True)
+    place = (payload.storage_offset(), tuple(payload.size()), payload.stride())
+    return torch._utils._rebuild_tensor_v2, (storage, *place, tensor.requires_grad, OrderedDict())
 
 
 def without_origin(original: Any) -> Any:

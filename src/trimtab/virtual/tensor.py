@@ -16,7 +16,7 @@ from trimtab.virtual import faults, origin, state
 from trimtab.virtual.memory import Block
 from trimtab.virtual.state import VirtualDevice
 
-_make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_make = torch.Tensor._make_wrapper_subclass
 # torch.autocast("cuda") switches this key on; amp.py holds its kernels.
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 # Makes torch.autocast("cuda") see virtual tensors; amp.py holds its rules.
@@ -55,7 +55,7 @@ class VirtualTensor(torch.Tensor):
         return data.detach().requires_grad_(bool(requires_grad))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # Reached on threads where the dispatch mode is not on.
@@ -78,7 +78,7 @@ class VirtualTensor(torch.Tensor):
         return False
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         return self.detach()
 
     @data.setter
@@ -97,17 +97,17 @@ class VirtualTensor(torch.Tensor):
     def get_device(self) -> int:
         return self._slot.index
 
-    def to(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
         from trimtab.virtual import functions
 
         return functions.to(torch.Tensor.to, (self, *args), kwargs)
 
-    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:  # type: ignore[override]
+    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
         from trimtab.virtual import functions
 
         return functions.cuda(torch.Tensor.cuda, (self, device), {})
 
-    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is None:
             return f"torch.cuda.{torch.Tensor.type(self.payload).removeprefix('torch.')}"
         if isinstance(dtype, torch.dtype):
@@ -117,7 +117,7 @@ class VirtualTensor(torch.Tensor):
         target = self.to(torch.empty(0).type(plain).dtype)
         return target if ".cuda." in name else target.cpu()
 
-    def record_stream(self, stream: Any) -> None:  # type: ignore[override]
+    def record_stream(self, stream: Any) -> None:
         """Nothing runs asynchronously here, so there is nothing to keep alive."""
 
     def data_ptr(self) -> int:
@@ -131,19 +131,19 @@ class VirtualTensor(torch.Tensor):
     def _typed_storage(self) -> torch.TypedStorage:
         return torch.TypedStorage(wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True)
 
-    def storage(self) -> torch.TypedStorage:  # type: ignore[override]
+    def storage(self) -> torch.TypedStorage:
         return self._typed_storage()
 
     def is_shared(self) -> bool:
         return True
 
-    def share_memory_(self) -> VirtualTensor:  # type: ignore[override]
+    def share_memory_(self) -> VirtualTensor:
         return self
 
     def is_pinned(self, device: Any = None) -> bool:
         return False
 
-    def pin_memory(self, device: Any = None) -> Tensor:  # type: ignore[override]
+    def pin_memory(self, device: Any = None) -> Tensor:
         message = f"cannot pin '{self.type()}' only dense CPU tensors can be pinned"
         fault = faults.make("pin-of-gpu-tensor", message, "Tensor.pin_memory", [("self", self)])
         faults.report(fault, RuntimeError(message))
@@ -255,7 +255,7 @@ def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> Vi
     made.payload = payload
     made._slot = slot
     made._block = block
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def is_virtual(tensor: Any) -> bool:
@@ -280,9 +280,11 @@ def sync(tensor: VirtualTensor) -> None:
         return
     size, stride, offset = payload.size(), payload.stride(), payload.storage_offset()
     if tensor.size() != size or tensor.stride() != stride or tensor.storage_offset() != offset:
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch._C._DisableTorchDispatch():
             # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
-            torch.ops.aten.resize_.default(tensor, [payload.untyped_storage().nbytes() // payload.element_size()])
+            torch.ops.aten.resize_.default(
+                tensor, [payload.untyped_storage().nbytes() // payload.element_size()]
+            )
             torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
 
 

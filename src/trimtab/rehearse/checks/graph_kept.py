@@ -102,7 +102,8 @@ def _is_marked(value: object) -> bool:
 
 def _top(node: Any, most: int) -> list[Any]:
     """The first nodes of a graph, leaves (which live as long as their parameters) left out."""
-    queue, found = deque([node]), []
+    queue: deque[Any] = deque([node])
+    found: list[Any] = []
     while queue and len(found) < most:
         node = queue.popleft()
         if node is None or "AccumulateGrad" in node.name():

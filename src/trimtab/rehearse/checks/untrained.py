@@ -1,4 +1,4 @@
-"""Layers that take part in the loss but are never stepped: kept in a plain list, or put in after the optimizer was made.
+"""Layers that take part in the loss but are never stepped: kept in a plain list, or put in after the optimizer.
 
 Leaving trained layers out of the optimizer on purpose is common; it is a fault only when the model's own tree does
 not know the layer, or when the optimizer still holds the layer that it replaced.

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown
+from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, shown
 from trimtab.virtual import functions, state
 
 _EVERY_STEP_UNTIL = 8
@@ -27,7 +27,8 @@ class Values(BaseCheck):
     """Looks at the loss of every backward pass, and at the weights after steps."""
 
     def install(self) -> None:
-        self._filled: set[tuple[str, int]] = set()
+        self._filled: dict[tuple[int, ...], tuple[str, int]] = {}
+        """Shapes that the user's code took from torch.empty and its kin, with the line."""
         self._emptied: WeakKeyDictionary[nn.Module, Place | None] = WeakKeyDictionary()
         self._steps = 0
         self._scaled = False
@@ -54,7 +55,7 @@ class Values(BaseCheck):
             # One frame up is the function mode, two up the line that asked.
             caller = sys._getframe(2)
             if places.is_user_file(caller.f_code.co_filename) and _fill(tensor):
-                self._filled.add((caller.f_code.co_filename, caller.f_lineno))
+                self._filled[tuple(tensor.shape)] = (caller.f_code.co_filename, caller.f_lineno)
             return tensor
 
         return make
@@ -128,9 +129,9 @@ class Values(BaseCheck):
         found = False
         for module in list(here.modules) if here is not None else ():
             for name, tensor in _tensors(module, recurse=False).items():
-                place = place_born(tensor)
-                if place is not None and (place.file, place.line) in self._filled and _all_nan(tensor):
-                    self._report_garbage([name], place, type(module).__name__)
+                taken = self._filled.get(tuple(tensor.shape))
+                if taken is not None and _all_nan(tensor):
+                    self._report_garbage([name], places.place_of(*taken), type(module).__name__)
                     found = True
         return found
 

@@ -1,0 +1,104 @@
+"""The rules for faults that are not about two devices: precision, generators, tensors that must be on the host."""
+
+from __future__ import annotations
+
+import ast
+
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Cause
+from trimtab.diagnose.rules import assignment
+from trimtab.diagnose.scene import Scene
+from trimtab.diagnose.verdict import Verdict
+
+
+def dtype(scene: Scene) -> Verdict | None:
+    """Two precisions in one operation: the weight's origin if it is the wider one, else the input's."""
+    parameter = next((s for s in scene.operands if s.is_parameter), None)
+    inputs = [
+        s
+        for s in scene.operands
+        if not s.is_parameter and parameter and s.operand.dtype != parameter.operand.dtype
+    ]
+    if parameter is None or not inputs:
+        return None
+    name = scene.expression_of(inputs[0]) or "x"
+    weight = scene.expression_of(parameter) or "layer.weight"
+    fix = f"cast the input: {name} = {name}.to({weight}.dtype), or run it under torch.autocast"
+    if (opened := _wrong_autocast(scene)) is not None:
+        return opened
+    # A weight is the odd one when the rest of the model has the input's precision (an adapter on a half base).
+    weights = [p for module in scene.modules for p in module._parameters.values() if p is not None]
+    common = {str(p.dtype).removeprefix("torch.") for p in weights}
+    blamed = parameter if inputs[0].operand.dtype in common else inputs[0]
+    place = blamed.moved or blamed.born
+    if blamed is inputs[0] and (found := assignment(scene, blamed)) and found.cause is not None:
+        cause = found.cause
+        why = f"this is {blamed.operand.dtype}, the weight is {parameter.operand.dtype}"
+        return Verdict(Cause(cause.file, cause.line, cause.code, why), fix)
+    if place is None:
+        return Verdict(None, fix)
+    why = f"made here in {blamed.operand.dtype}, while its partner is {inputs[0].operand.dtype}"
+    return Verdict(source.cause(place.file, place.line, why), fix)
+
+
+def _wrong_autocast(scene: Scene) -> Verdict | None:
+    """An autocast around the failing line that was opened for another device type."""
+    if (here := scene.fault.frame) is None:
+        return None
+    device = scene.operands[0].device.split(":")[0]
+    for block in source.withs_around(here.file, here.line):
+        for call in [item.context_expr for item in block.items]:
+            if not isinstance(call, ast.Call) or source.called_name(call) != "autocast" or not call.args:
+                continue
+            opened = getattr(call.args[0], "value", None)
+            if isinstance(opened, str) and opened != device:
+                why = (
+                    f'autocast is opened for "{opened}" and the tensors are on {device}: it does nothing here'
+                )
+                fix = f'torch.autocast("{device}", ...), or torch.autocast(x.device.type, ...)'
+                return Verdict(source.cause(here.file, block.lineno, why), fix, "autocast-device")
+    return None
+
+
+def generator(scene: Scene) -> Verdict | None:
+    """The line that made the generator, or the sampler or loader that was given one."""
+    if (frame := scene.fault.frame) is None:
+        return None
+    lines = [frame.line]
+    node = source.statement(frame.file, frame.line)
+    for name in sorted(source.names_in(getattr(node, "iter", None) or node)) if node is not None else ():
+        if (made := source.last_assignment(frame.file, frame.line, name)) is not None:
+            lines.append(made.lineno)
+    for line in lines:
+        for call in source.call_on(frame.file, line):
+            if (given := source.keyword(call, "generator")) is None:
+                continue
+            made = source.last_assignment(frame.file, line, given.id) if isinstance(given, ast.Name) else None
+            why = "this generator belongs to another device than the random numbers that are drawn with it"
+            fix = "generator=torch.Generator(device=...) on the device where the numbers are drawn"
+            return Verdict(source.cause(frame.file, made.lineno if made else line, why), fix)
+    for line in source.calls(frame.file, "set_default_device"):
+        why = (
+            "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
+        )
+        return Verdict(
+            source.cause(frame.file, line, why), "give device= where tensors are made; set no global default"
+        )
+    return None
+
+
+def host_only(scene: Scene) -> Verdict | None:
+    """An operation that wants a tensor of the host and got one of a GPU: nothing else takes part."""
+    suspect, here = scene.operands[0], scene.fault.frame
+    if here is None:
+        return None
+    if scene.fault.kind != "pin-of-gpu-tensor":
+        return Verdict(source.cause(here.file, here.line, f"the tensor is on {suspect.device}"))
+    place = suspect.moved or suspect.born
+    line = place.line if place is not None and place.file == here.file else here.line
+    if line == here.line:
+        # A batch is put together in the loader: what moved its rows stands in the data set or the collator.
+        line = source.move_of_rows(here.file) or line
+    return Verdict(
+        source.cause(here.file, line, f"the data is put on {suspect.device} here, before it is pinned")
+    )

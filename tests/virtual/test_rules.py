@@ -1,0 +1,229 @@
+"""Which operands mix, what is said when they do not, and how a repaired run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trimtab.virtual import virtual_gpus
+from trimtab.virtual.faults import DeviceMismatch, Fault
+from trimtab.virtual.observer import Observer
+
+SAME = "Expected all tensors to be on the same device, but "
+Work = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def _machine():
+    with virtual_gpus(2) as machine:
+        yield machine
+
+
+def gpu(index: int = 0) -> torch.Tensor:
+    return torch.arange(6.0, device=f"cuda:{index}").view(2, 3)
+
+
+def cpu() -> torch.Tensor:
+    return torch.ones(2, 3)
+
+
+LEGAL: dict[str, Work] = {
+    "0-dim cpu": lambda: gpu() * torch.tensor(2.0),
+    "0-dim cpu first": lambda: torch.tensor(2.0) - gpu(),
+    "cpu index": lambda: gpu()[torch.tensor([0])],
+    "cpu mask index": lambda: gpu()[torch.tensor([True, False])],
+    "set by cpu index": lambda: gpu().index_put_((torch.tensor([0]),), torch.tensor(7.0)),
+    "copy": lambda: gpu().copy_(cpu()),
+    "copy between gpus": lambda: gpu(0).copy_(gpu(1)),
+    "copy to cpu": lambda: cpu().copy_(gpu()),
+    "slice from cpu": lambda: gpu().__setitem__((slice(None), 1), torch.zeros(2)),
+    "where scalar": lambda: torch.where(gpu() > 1, gpu(), torch.tensor(0.0)),
+    "masked_fill scalar": lambda: gpu().masked_fill(gpu() > 1, torch.tensor(3.0)),
+    "clamp scalar tensor": lambda: gpu().clamp(min=torch.tensor(1.0)),
+    "foreach over devices": lambda: torch._foreach_add([gpu(0), gpu(1)], [gpu(0), gpu(1)]),
+    "equal": lambda: torch.equal(gpu(), gpu()),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_legal_mixes(name: str) -> None:
+    LEGAL[name]()
+
+
+ILLEGAL: dict[str, tuple[Work, str]] = {
+    "add": (lambda: gpu() + cpu(), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "add reversed": (lambda: cpu() + gpu(), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "add in place": (lambda: cpu().add_(gpu()), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "two gpus": (lambda: gpu(0) * gpu(1), SAME + "found at least two devices, cuda:0 and cuda:1!"),
+    "0-dim on another gpu": (
+        lambda: gpu(0) * torch.tensor(2.0, device="cuda:1"),
+        SAME + "found at least two devices, cuda:0 and cuda:1!",
+    ),
+    "cpu indexed by gpu": (
+        lambda: cpu()[torch.tensor([0], device="cuda")],
+        "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+    ),
+    "gpu indexed by another": (
+        lambda: gpu()[torch.tensor([0], device="cuda:1")],
+        "indices should be either on cpu or on the same device as the indexed tensor (cuda:0)",
+    ),
+    "cat": (
+        lambda: torch.cat([gpu(), cpu()]),
+        SAME + "got tensors is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_cat)",
+    ),
+    "stack": (lambda: torch.stack([gpu(0), gpu(1)]), SAME + "got tensors is on cuda:1, different from"),
+    "embedding": (
+        lambda: nn.Embedding(5, 3).cuda()(torch.tensor([1])),
+        SAME + "got index is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA__index_select)",
+    ),
+    "linear": (
+        lambda: nn.Linear(3, 2).cuda()(cpu()),
+        SAME + "got mat1 is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_addmm)",
+    ),
+    "mm": (
+        lambda: gpu() @ cpu().t(),
+        SAME + "got mat2 is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_mm)",
+    ),
+    "cross entropy": (
+        lambda: F.cross_entropy(gpu(), torch.tensor([0, 1])),
+        SAME + "got target is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_nll_loss_forward)",
+    ),
+    "mse": (lambda: F.mse_loss(gpu(), cpu()), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "gather": (
+        lambda: gpu().gather(1, torch.zeros(2, 1, dtype=torch.long)),
+        SAME + "got index is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_gather)",
+    ),
+    "layer norm": (
+        lambda: F.layer_norm(gpu(), (3,), torch.ones(3), torch.ones(3)),
+        SAME + "got weight is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA__native_layer_norm)",
+    ),
+    "masked_fill": (
+        lambda: gpu().masked_fill(cpu() > 0, 1.0),
+        "expected self and mask to be on the same device, but got mask on cpu and self on cuda:0",
+    ),
+    "where condition": (lambda: torch.where(cpu() > 0, gpu(), gpu()), SAME + "found at least two devices"),
+    "convolution": (
+        lambda: nn.Conv2d(1, 2, 3).cuda()(torch.randn(1, 1, 5, 5)),
+        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+    ),
+    "attention": (
+        lambda: F.scaled_dot_product_attention(gpu()[None], cpu()[None], cpu()[None]),
+        "Expected query, key, and value to have the same device type",
+    ),
+    "dtype": (
+        lambda: F.linear(gpu().bfloat16(), torch.ones(4, 3, device="cuda")),
+        "mat1 and mat2 must have the same dtype, but got BFloat16 and Float",
+    ),
+    "integer product": (lambda: gpu().long() @ gpu().long().t(), "\"addmm_cuda\" not implemented for 'Long'"),
+    "pin": (
+        lambda: gpu().pin_memory(),
+        "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+    ),
+    "index out of range": (
+        lambda: nn.Embedding(5, 3).cuda()(torch.tensor([9], device="cuda")),
+        "CUDA error: device-side assert triggered",
+    ),
+    "foreach": (
+        lambda: torch._foreach_add([gpu(0), gpu(0)], [gpu(0), cpu()]),
+        SAME + "found at least two devices, cuda:0 and cpu!",
+    ),
+    "unscale bfloat16": (
+        lambda: torch._amp_foreach_non_finite_check_and_unscale_(
+            [gpu().bfloat16()], torch.zeros(1, device="cuda"), torch.ones(1, device="cuda")
+        ),
+        "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_illegal_mixes_say_what_hardware_says(name: str) -> None:
+    work, wording = ILLEGAL[name]
+    with pytest.raises(RuntimeError) as caught:
+        work()
+    assert str(caught.value).startswith(wording)
+
+
+def test_foreach_results_stay_each_on_its_device() -> None:
+    sums = torch._foreach_add([gpu(0), gpu(1)], 1.0)
+    assert [s.device.index for s in sums] == [0, 1]
+
+
+def test_optimizer_state_made_before_the_move_fails_at_the_step() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adagrad(model.parameters())
+    model.cuda()
+    model(gpu()).sum().backward()
+    with pytest.raises(DeviceMismatch, match="found at least two devices, cuda:0 and cpu!"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}, {}])
+def test_optimizer_variants_step(options: dict[str, bool]) -> None:
+    parameter = nn.Parameter(torch.ones(3, device="cuda"))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0, **options)
+    parameter.grad = torch.ones(3, device="cuda")
+    optimizer.step()
+    assert parameter.tolist() == pytest.approx([0.9] * 3)
+
+
+def test_half_precision_runs_where_only_cuda_has_a_kernel() -> None:
+    half = torch.ones(4, 4, device="cuda", dtype=torch.float16)
+    loss = F.multi_margin_loss(half, torch.zeros(4, device="cuda", dtype=torch.long))
+    assert loss.dtype is torch.float16
+    assert loss.item() == 0.75
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def fault(self, fault: Fault) -> None:
+        self.faults.append(fault)
+
+
+def test_repair_goes_on_and_reports_each_fault() -> None:
+    listener = Listener()
+    with virtual_gpus(2, observer=listener, on_fault="repair"):
+        stray = cpu()
+        total = gpu(1) + stray
+        assert total.device == torch.device("cuda:1")
+        assert torch.equal(total.cpu(), gpu(1).cpu() + stray)
+        model = nn.Linear(3, 2).to("cuda:0")
+        output = model(gpu(1))
+        assert output.device == torch.device("cuda:0")
+        assert gpu()[:, 0].numpy().tolist() == [0, 3]
+    assert [fault.kind for fault in listener.faults] == ["device-mismatch"] * 3
+    first = listener.faults[0]
+    assert first.op == "aten.add"
+    assert [(o.name, o.device) for o in first.operands] == [("self", "cuda:1"), ("other", "cpu")]
+    assert first.frame is not None
+    assert first.frame.file == __file__
+    assert first.frame.function == "test_repair_goes_on_and_reports_each_fault"
+
+
+def test_a_repaired_forward_is_not_told_again_in_backward() -> None:
+    listener = Listener()
+    with virtual_gpus(1, observer=listener, on_fault="repair"):
+        model = nn.Linear(3, 3).cuda()
+        F.cross_entropy(model(gpu()), torch.tensor([0, 1])).backward()
+        assert model.weight.grad is not None
+    assert len(listener.faults) == 1
+
+
+def test_raise_carries_the_fault() -> None:
+    with pytest.raises(DeviceMismatch) as caught:
+        gpu() + cpu()
+    assert caught.value.fault.kind == "device-mismatch"
+    assert caught.value.fault.stack[0].function == "test_raise_carries_the_fault"
