@@ -56,7 +56,8 @@ def operation_table() -> None:
         watched = {name: per_call(work) for name, work in operations("cuda:0").items()}
     after = {name: per_call(work) for name, work in operations("cpu").items()}
     print(
-        f"{'µs per op':<10}{'plain':>9}{'virtual':>9}{'overhead':>10}{'observed':>10}{'cpu beside':>12}{'off again':>11}"
+        f"{'µs per op':<10}{'plain':>9}{'virtual':>9}{'overhead':>10}{'observed':>10}"
+        f"{'cpu beside':>12}{'off again':>11}"
     )
     for name, base in plain.items():
         row = (

@@ -231,7 +231,7 @@ CASES = {
                 return self.embed(ids)  # WHERE
         net = Net()
         net.embed.to("cuda:0")
-        net.mid.to("cuda:0")
+        net.mid.to("cuda:1")
         net.head.to("cuda:1")  # CAUSE
         net(torch.zeros(2, 3, dtype=torch.long, device="cuda:0"))
         """,

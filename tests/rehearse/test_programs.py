@@ -23,12 +23,14 @@ ONE_PROCESS = [
     pytest.param("hidden_layers", "no-gradient", marks=slow),
     pytest.param("uninitialised", "garbage-buffer", marks=slow),
     pytest.param("loss_history", "graph-kept", marks=slow),
+    pytest.param("evaluation_graphs", "graph-kept", marks=slow),
     pytest.param("not_finite", "non-finite", marks=slow),
 ]
 TWO_RANKS = [
     pytest.param("broadcast_shapes", "ranks-disagree"),
     pytest.param("extra_barrier", "ranks-disagree", marks=slow),
     pytest.param("early_return", "ranks-disagree", marks=slow),
+    pytest.param("one_gpu_for_all", "placement-conflict", marks=slow),
     pytest.param("nccl_on_host", "device-mismatch", marks=slow),
 ]
 

@@ -126,3 +126,8 @@ def test_a_torchrun_line_is_read_as_torchrun_reads_it(tmp_path: Path) -> None:
         "train",
         str(config),
     )
+
+
+def test_looking_for_torch_before_importing_it(rehearse: Rehearse, script: Callable[[str], str]) -> None:
+    text = "import importlib.util as u\nassert u.find_spec('torch')\nimport torch\nprint(torch.cuda.device_count())"
+    assert rehearse(script(text), gpus=2)["stdout"].strip() == "2"

@@ -79,7 +79,7 @@ def test_install_and_uninstall() -> None:
 
 def test_bad_requests_are_refused() -> None:
     for arguments in ({"count": -1}, {"memory": "much"}, {"on_fault": "ignore"}):
-        with pytest.raises(ValueError, match="virtual|memory|on_fault"):
+        with pytest.raises(ValueError, match=r"virtual|memory|on_fault"):
             install(**arguments)  # type: ignore[arg-type]
     assert machine() is None
 

@@ -230,3 +230,11 @@ def test_optimizer_steps_on_a_side_stream(two: Machine) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.optim.AdamW([weight], lr=0.1).step()
     assert weight.max().item() < 1
+
+
+def test_a_machine_without_gpus() -> None:
+    with virtual_gpus(0):
+        assert torch.cuda.device_count() == 0
+        assert not torch.cuda.is_available()  # noqa: TID251
+        with pytest.raises(RuntimeError, match="No CUDA GPUs are available"):
+            torch.cuda.init()

@@ -126,6 +126,10 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         "mat1 and mat2 must have the same dtype, but got BFloat16 and Float",
     ),
     "integer product": (lambda: gpu().long() @ gpu().long().t(), "\"addmm_cuda\" not implemented for 'Long'"),
+    "grad": (
+        lambda: setattr(nn.Parameter(gpu()), "grad", cpu()),
+        "attempting to assign a gradient with device type 'cpu' to a tensor with device type 'cuda'",
+    ),
     "pin": (
         lambda: gpu().pin_memory(),
         "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",

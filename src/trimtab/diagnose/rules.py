@@ -45,16 +45,26 @@ def _tied(scene: Scene, stray: Suspect) -> Verdict | None:
         owners = {id(a.module) for a in suspect.attributes if a.registered}
         if len(owners) < 2 or suspect.moved is None:
             continue
-        devices = {str(p.device) for m in scene.modules for p in m._parameters.values() if p is not None}
-        if len(devices - {"cpu"}) < 2:
-            continue
         names = [
             f"{holders.path_of(a.module, scene.modules)}.{a.name}" for a in suspect.attributes if a.registered
         ]
+        if not _moves_one_of(suspect.moved, names):
+            continue
         why = f"this moves a tied weight ({' = '.join(names)}): both modules follow the last move, to {suspect.device}"
         fix = "keep tied modules on one device (move both to the same one) and bring the activations there"
         return Verdict(source.cause(suspect.moved.file, suspect.moved.line, why), fix)
     return None
+
+
+def _moves_one_of(moved: Origin, paths: list[str]) -> bool:
+    """Whether a line moves one part of a model (`model.head.to(…)`) and so only one of the given parameters by name."""
+    for call in source.call_on(moved.file, moved.line):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in source.MOVES:
+            continue
+        part = ast.unparse(call.func.value).split(".")[-1]
+        if 0 < sum(part in path.split(".") for path in paths) < len(paths):
+            return True
+    return False
 
 
 def _dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:

@@ -112,6 +112,8 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "numel": record.get("numel"),
         "dtype": record.get("dtype"),
         "root": record.get("root"),
+        "gpu": record.get("gpu"),
+        "node": os.environ.get("GROUP_RANK", "0"),
         "place": place.to_dict() if place else None,
     }
     world.last = mine
@@ -119,6 +121,8 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
     for rank, peer in world.peers.items():
         peer.read()
         theirs = peer.calls.get((group, number))
+        if theirs is not None and _same_gpu(mine, theirs):
+            process.report(_shared_gpu(world.rank, rank, mine))
         if theirs is not None and _signature(theirs) != _signature(mine):
             process.recorder.write(t="failed")
             process.report(_disagreement(world.rank, mine, rank, theirs))
@@ -230,6 +234,29 @@ def _signature(record: dict[str, Any]) -> tuple[object, ...]:
     return record["op"], record["numel"], record["dtype"], record["root"]
 
 
+def _same_gpu(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return bool(
+        mine["gpu"]
+        and mine["gpu"].startswith("cuda")
+        and mine["gpu"] == theirs["gpu"]
+        and mine["node"] == theirs["node"]
+    )
+
+
+def _shared_gpu(rank: int, other: int, record: dict[str, Any]) -> Finding:
+    low, high = sorted((rank, other))
+    where = _place(record["place"])
+    return Finding(
+        kind="placement-conflict",
+        message=f"Duplicate GPU detected: rank {low} and rank {high} both on {record['gpu']}. NCCL needs a GPU of its "
+        "own for every rank.",
+        where=where,
+        cause=places.cause_at(where, "the tensors of every rank are on the same GPU"),
+        fix='Give each rank its own GPU before any use of CUDA: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])).',
+        op=record["op"],
+    )
+
+
 def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> Finding:
     (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
     where, cause = _place(first["place"]), _place(second["place"])
@@ -251,14 +278,16 @@ def _missing(
     where = _place(mine["place"]) or where
     seen = f"its last one was {_said(last)}" if last else "it has made none"
     loop = places.loop_header(where) if where else None
+    idle = places.idle_context(where) if where else None
     return Finding(
         kind="ranks-disagree",
         message=f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
         f"enters: {seen}. On hardware it would wait until the time-out ends the run{_heard(error)}.",
         where=where,
         cause=places.cause_at(
-            loop or where,
-            f"rank {rank} goes on here when rank {other} has already left: unequal numbers of steps",
+            idle or loop or where,
+            f"rank {rank} goes on when rank {other} has already left: unequal numbers of steps"
+            + (", and this context, which could even them out, does nothing" if idle else ""),
         ),
         fix="Give every rank the same number of batches (drop_last=True, a DistributedSampler), or run the loop in "
         "`with ddp.join():`.",

@@ -113,6 +113,35 @@ def loop_header(place: Place) -> Place | None:
     return place_of(place.file, loop.lineno) if loop else None
 
 
+def idle_context(place: Place) -> Place | None:
+    """Where the `nullcontext()` of a `with` statement around a line is made, if there is one."""
+    tree = _tree(place.file)
+    nodes = list(ast.walk(tree)) if tree else []
+    for statement in nodes:
+        if not isinstance(statement, ast.With) or not statement.lineno <= place.line <= (
+            statement.end_lineno or 0
+        ):
+            continue
+        for item in statement.items:
+            if _makes_nothing(item.context_expr):
+                return place_of(place.file, item.context_expr.lineno)
+            for node in nodes:
+                if (
+                    isinstance(node, ast.Assign)
+                    and node.lineno < statement.lineno
+                    and _makes_nothing(node.value)
+                ):
+                    names = {getattr(target, "id", None) for target in node.targets}
+                    if getattr(item.context_expr, "id", "") in names:
+                        return place_of(place.file, node.lineno)
+    return None
+
+
+def _makes_nothing(node: ast.AST) -> bool:
+    called = node.func if isinstance(node, ast.Call) else None
+    return getattr(called, "attr", getattr(called, "id", "")) == "nullcontext"
+
+
 def appending_line(file: str, name: str) -> Place | None:
     """The first line that appends to the list of this name, or adds to it."""
     tree = _tree(file)

@@ -170,6 +170,8 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rules.generator(plan, named, slot)
         named["generator"] = generators.source_of(named["generator"])
     if slot is None:
+        if plan.factory and named.get("pin_memory"):
+            named["pin_memory"] = False  # there is no driver to lock the pages with
         out = func(*payloads, **named)
         if observer is not None:
             _trace_plain(plan, out, args)
@@ -267,18 +269,16 @@ def _general(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
             block = _block_of(value, inputs)
         return wrap(value, where, block)
 
-    if out.__class__ is tuple or out.__class__ is list:
-        host = _HOST_RESULTS.get(plan.name)
-        made = [
-            [one(item, i) for i, item in enumerate(value)]
-            if value.__class__ is list
-            else value
-            if index == host
-            else one(value, index)
-            for index, value in enumerate(out)
-        ]
-        return tuple(made) if out.__class__ is tuple else made
-    return one(out)
+    if not isinstance(out, (list, tuple)):
+        return one(out)
+    host = _HOST_RESULTS.get(plan.name)
+    made: list[Any] = []
+    for index, value in enumerate(out):
+        if isinstance(value, list):
+            made.append([one(item, i) for i, item in enumerate(value)])
+        else:
+            made.append(value if index == host else one(value, index))
+    return tuple(made) if isinstance(out, tuple) else made
 
 
 def _block_of(value: Tensor, inputs: list[Any]) -> Block | None:

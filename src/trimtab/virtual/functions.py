@@ -76,7 +76,7 @@ class VirtualFunctions(TorchFunctionMode):
         handler = HANDLERS.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
-        if kwargs or default_device.CURRENT_DEVICE is not None:
+        if kwargs or getattr(default_device, "CURRENT_DEVICE", None) is not None:
             return call(func, args, kwargs or {})
         return func(*args)
 
@@ -214,6 +214,23 @@ def assign_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         func(*args, **kwargs)
 
 
+def assign_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """`tensor.grad = grad`: both on one device. C++ would name the devices it sees."""
+    tensor, grad = args
+    if isinstance(grad, Tensor) and grad.device != tensor.device:
+        if grad.device.type != tensor.device.type:
+            message = (
+                f"attempting to assign a gradient with device type '{grad.device.type}' to a tensor with device type "
+                f"'{tensor.device.type}'. Please ensure that the gradient and the tensor are on the same device"
+            )
+        else:
+            message = "assigned grad has data located on a different device"
+        named = [("self", tensor), ("grad", grad)]
+        faults.report(faults.make("device-mismatch", message, "Tensor.grad", named), RuntimeError(message))
+        grad = grad.to(tensor.device)
+    func(tensor, grad)
+
+
 def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Scaled dot product attention: C++ would choose its kernel by the meta device; choose as the CPU does."""
     if not any(value.__class__ in VIRTUAL for value in (*args, *kwargs.values())):
@@ -274,6 +291,7 @@ HANDLERS.update(
         torch.asarray: from_data,
         torch.Tensor.new_tensor: new_tensor,
         torch._has_compatible_shallow_copy_type: same_kind,
+        torch.Tensor.grad.__set__: assign_grad,  # type: ignore[attr-defined]
         torch.Tensor.data.__set__: assign_data,  # type: ignore[attr-defined]
         nn.functional.scaled_dot_product_attention: attention,
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual import faults, state
-from trimtab.virtual.wording import DEVICE_ASSERT, scalar_name
+from trimtab.virtual.wording import DEVICE_ASSERT, scalar_name, words
 
 if TYPE_CHECKING:
     from trimtab.virtual.dispatch import Plan
@@ -28,11 +28,11 @@ _PRODUCTS = {
 }
 _PRODUCTS |= {"mv": (0, 1), "dot": (0, 1)}
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool))
-_ASSERTING = frozenset(
+_ASSERTING = words(
     """
     embedding index index_put index_put_ _index_put_impl_ gather scatter scatter_ scatter_add scatter_add_
     index_select nll_loss_forward nll_loss2d_forward index_add_
-    """.split()
+    """
 )
 _UNSUPPORTED = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
 

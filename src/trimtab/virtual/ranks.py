@@ -106,6 +106,7 @@ def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
         "size": group.size(),
         "numel": None if unequal else sum(tensor.numel() for tensor in tensors),
         "dtype": None if unequal or not tensors else str(tensors[0].dtype).removeprefix("torch."),
+        "gpu": str(tensors[0].device) if tensors and group.group_name in _gpu_only else None,
         "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,
     }
 

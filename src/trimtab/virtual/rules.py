@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trimtab.virtual import faults, generators
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, device_of
-from trimtab.virtual.wording import iterator_message, method_name, type_name
+from trimtab.virtual.wording import iterator_message, method_name, type_name, words
 
 if TYPE_CHECKING:
     from trimtab.virtual.dispatch import Plan
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 Rule = Callable[["Plan", tuple[Any, ...], dict[str, Any], VirtualDevice], VirtualDevice | None]
 Named = list[tuple[str, Tensor]]
 
-_CROSSING = frozenset(
+_CROSSING = words(
     """
     copy_ copy _copy_from _copy_from_and_resize _to_copy set_ is_same_size is_set_to
     _has_compatible_shallow_copy_type resize_as_
-    """.split()
+    """
 )
-_INDEXING = frozenset(
+_INDEXING = words(
     """
     index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put
-    """.split()
+    """
 )
 # TensorIterator operations that do not carry the pointwise tag.
-_ITERATOR = frozenset(
+_ITERATOR = words(
     """
     mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
     binary_cross_entropy binary_cross_entropy_backward normal normal_ binary_cross_entropy_with_logits
     addr bernoulli bernoulli_ dist kl_div polar complex
-    """.split()
+    """
 )
 # Checked operations that refuse even a 0-dim CPU tensor.
-_STRICT = frozenset(
+_STRICT = words(
     """
     embedding index_select gather scatter scatter_ scatter_add scatter_add_ index_add index_add_
     index_copy index_copy_ take nll_loss_forward nll_loss2d_forward cat
-    """.split()
+    """
 )
 
 

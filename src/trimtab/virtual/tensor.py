@@ -315,10 +315,10 @@ def become(tensor: Tensor, new: Tensor) -> None:
     """
     requires_grad, grad, parameter = tensor.requires_grad, tensor.grad, isinstance(tensor, nn.Parameter)
     extra = {name: value for name, value in tensor.__dict__.items() if name not in _INTERNAL}
-    hooks = tensor._backward_hooks
+    hooks, after_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    torch._C._swap_tensor_impl(tensor, new)  # first: it may refuse, and then nothing has changed
     tensor.__class__, new.__class__ = new.__class__, tensor.__class__
     tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
-    torch._C._swap_tensor_impl(tensor, new)
     tensor.__dict__.update(extra)
     if parameter:
         tensor.__class__ = VirtualParameter if isinstance(tensor, VirtualTensor) else nn.Parameter
@@ -326,6 +326,8 @@ def become(tensor: Tensor, new: Tensor) -> None:
         tensor.requires_grad_(requires_grad)
     if hooks:
         tensor._backward_hooks = hooks
+    if after_hooks:
+        tensor._post_accumulate_grad_hooks = after_hooks
     if grad is not None and grad.device == tensor.device:
         tensor.grad = grad
     elif grad is not None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+
+def words(text: str) -> frozenset[str]:
+    """A set of names, written as a text."""
+    return frozenset(text.split())
+
+
 # Kernels generated from a structured definition name themselves differently.
-_STRUCTURED = frozenset(
+_STRUCTURED = words(
     """
     addmm addmm_ mm bmm baddbmm baddbmm_ gather scatter scatter_ scatter_add scatter_add_ nll_loss_forward
     nll_loss_backward cat index_add index_add_ index_copy _softmax _log_softmax _softmax_backward_data
     _log_softmax_backward_data addmv addmv_ topk sort linalg_vector_norm index_reduce triangular_solve
     linalg_cross
-    """.split()
+    """
 )
 # Operations that only call another kernel: its name and its names for the arguments are what the user sees.
 _CALLED = {

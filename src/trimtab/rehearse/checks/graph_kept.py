@@ -12,15 +12,19 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born
+from trimtab.virtual import origin
 
 _ENOUGH = 3
 """Earlier steps whose graphs must be alive at once."""
 _ENOUGH_WITHOUT_OPTIMIZER = 5
+_FIRST_LOOK, _SECOND_LOOK = 4, 10
+"""Passes of a model in eval mode, with gradients on, before which is looked at what is kept."""
 _NAME = "trimtab_backward"
 
 
@@ -41,8 +45,24 @@ class GraphKept(BaseCheck):
         self._steps = 0
         self._passes = 0
         self._done = False
+        self._evaluated: dict[int, int] = {}
+        self._before: dict[tuple[str, int], int] = {}
         backward_hub().before.append(self._backward)
+        nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_post_hook(self._stepped)
+
+    def _forward(self, module: nn.Module, args: Any) -> None:
+        """Look twice at what is kept while a model in eval mode runs with gradients on."""
+        if self._done or module.training or not torch.is_grad_enabled():
+            return
+        count = self._evaluated[id(module)] = self._evaluated.get(id(module), 0) + 1
+        if count == _FIRST_LOOK:
+            self._before = _kept_by_line()
+        elif count == _SECOND_LOOK:
+            for line, kept in _kept_by_line().items():
+                if kept >= self._before.get(line, kept) + _SECOND_LOOK - _FIRST_LOOK:
+                    self._report_evaluation(places.place_of(*line), kept)
+                    return
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
@@ -65,6 +85,22 @@ class GraphKept(BaseCheck):
         if laid:
             marks.append(ref(mark))
 
+    def _report_evaluation(self, place: Place, kept: int) -> None:
+        self._done = True
+        self.process.report(
+            Finding(
+                kind="graph-kept",
+                message=f"A model in eval mode runs with gradients on, and {kept} of its results are kept with their "
+                "graphs: memory grows with every batch.",
+                where=place,
+                cause=places.cause_at(
+                    place, "results of this line are kept, each with the graph of its batch"
+                ),
+                fix="Evaluate inside `with torch.no_grad():`, or keep out.detach().",
+                op="forward",
+            )
+        )
+
     def _report(self, place: Place | None, count: int) -> None:
         holder = _holder()
         kept_at = place_born(holder) if holder is not None else _kept_in_list()
@@ -83,6 +119,17 @@ class GraphKept(BaseCheck):
                 op="backward",
             )
         )
+
+
+def _kept_by_line() -> dict[tuple[str, int], int]:
+    """How many living tensors with a graph were made at each line of the user's code."""
+    counts: dict[tuple[str, int], int] = defaultdict(int)
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.grad_fn is not None:
+            born = origin.born_of(thing)
+            if born is not None:
+                counts[born.file, born.line] += 1
+    return counts
 
 
 def _kept_in_list() -> Place | None:
