@@ -38,6 +38,9 @@ EXAMPLES: dict[str, str] = {
     "input-and-weight-device": "RuntimeError: Input type (torch.cuda.FloatTensor) and weight type"
     " (torch.FloatTensor)"
     " should be the same",
+    "rnn-hidden": "RuntimeError: Input and hidden tensors are not at the same device, found input tensor"
+    " at cuda:0 and"
+    " hidden tensor at cpu",
     "mps-placeholder": "RuntimeError: Placeholder storage has not been allocated on MPS device!",
     "numpy-of-gpu-tensor": "TypeError: can't convert cuda:0 device type tensor to numpy. Use"
     " Tensor.cpu() to copy the"

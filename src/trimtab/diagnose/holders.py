@@ -198,20 +198,24 @@ def holders_of(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribut
 
 def path_of(module: nn.Module, modules: Iterable[nn.Module]) -> str:
     """The module's name from the outermost module that registers it: `layers.3.self_attn`."""
-    parts: list[str] = []
-    known = list(modules)
-    current: nn.Module | None = module
+    return ".".join(reversed([holder.name for holder in _climb(module, modules)]))
+
+
+def outermost(module: nn.Module, modules: Iterable[nn.Module]) -> nn.Module:
+    """The outermost module of which a module is a registered part."""
+    holders = _climb(module, modules)
+    return holders[-1].module if holders else module
+
+
+def _climb(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
+    known, found = list(modules), []
     for _ in range(32):
-        holder = (
-            next((h for h in holders_of(current, known) if h.registered), None)
-            if current is not None
-            else None
-        )
+        holder = next((h for h in holders_of(module, known) if h.registered), None)
         if holder is None:
             break
-        parts.append(holder.name)
-        current = holder.module
-    return ".".join(reversed(parts))
+        found.append(holder)
+        module = holder.module
+    return found
 
 
 def source_of(module: nn.Module) -> tuple[str, str] | None:

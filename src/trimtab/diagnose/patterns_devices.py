@@ -156,6 +156,16 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "model.to(device) once, and x = x.to(device) for every batch (assign the result)",
     ),
     Pattern(
+        "rnn-hidden",
+        "device-mismatch",
+        r"Input and (?:hidden|parameter) tensors are not at the same device(?:, found input tensor at"
+        r" \S+ and \w+ tensor at \S+)?",
+        "the recurrent layer's hidden state (or weights) and its input are on different devices: the"
+        " first state is made"
+        " without device=, as a rule",
+        "make the state where the input is: h0 = torch.zeros(layers, batch, hidden, device=x.device)",
+    ),
+    Pattern(
         "mps-placeholder",
         "device-mismatch",
         r"Placeholder storage has not been allocated on MPS device",

@@ -177,6 +177,38 @@ def _unused_branch(file: str, own: Sequence[Place], error: BaseException) -> int
             continue
         for attribute, line in _unused_layers(node):
             return _unfrozen(file, node, attribute) or line
+    lines = [p.line for p in own if p.file == file]
+    return next((found for line in lines if (found := _unused_output(file, line))), None)
+
+
+def _unused_output(file: str, line: int) -> int | None:
+    """The model returned several outputs and the loss reads only some: the line that makes the loss."""
+    node = source.statement(file, line)
+    bound = source.bound(node)
+    if len(bound) < 2:
+        return None
+    scope = source.function_at(file, line) or source.tree(file)
+    read = (
+        [n for n in ast.walk(scope) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        if scope
+        else []
+    )
+    if bound <= {n.id for n in read}:
+        return None
+    return min((n.lineno for n in read if n.id in bound and n.lineno > line), default=None)
+
+
+def _carried_state(file: str, own: Sequence[Place], error: BaseException) -> int | None:
+    """A variable that a loop computes from its own last value, with the graph of the last round."""
+    line = own[0].line
+    for node in source.walk(file):
+        if not isinstance(node, ast.For | ast.While) or not node.lineno < line <= (node.end_lineno or 0):
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call | ast.BinOp):
+                again = source.bound(inner) & source.names_in(inner.value)
+                if again and "detach" not in ast.unparse(inner.value) and not source.has_move(inner.value):
+                    return inner.lineno
     return None
 
 
@@ -302,6 +334,25 @@ def _device_number(file: str, own: Sequence[Place], error: BaseException) -> int
     return None
 
 
+def _stray_local(file: str, own: Sequence[Place], error: BaseException) -> int | None:
+    """Among the tensors in the failing call's variables: where the one that stayed on the CPU was made."""
+    from trimtab.virtual import origin
+
+    for frame in _frames(error):
+        for value in list(frame.f_locals.values()):
+            for tensor in value if isinstance(value, tuple | list) else [value]:
+                if (
+                    getattr(tensor, "device", None) is None
+                    or str(tensor.device) != "cpu"
+                    or not hasattr(tensor, "dtype")
+                ):
+                    continue
+                born = origin.born_of(tensor)
+                if born is not None and born.file == file:
+                    return born.line
+    return None
+
+
 def _world_size(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """The line that trusts a launcher's variable."""
     for node in source.walk(file):
@@ -326,6 +377,8 @@ _RULES: dict[str, Rule] = {
     "no-inf-checks": _frozen,
     "no-grad-fn": _without_grad,
     "invalid-ordinal": _device_number,
+    "backward-twice": _carried_state,
+    "rnn-hidden": _stray_local,
     "stale-store": _world_size,
     "store-connect": _world_size,
 }

@@ -133,22 +133,21 @@ def _registration(attribute: holders.Attribute, class_name: str, layers: bool) -
 
 
 def _made_after_move(scene: Scene, stray: Suspect) -> Verdict | None:
-    """A layer that was created after its model had moved, or a model that never was."""
-    if not stray.is_parameter or stray.moved is not None or (born := stray.born) is None:
-        return None
-    rest = [
-        p for m in scene.modules for p in m._parameters.values() if p is not None and p.device.type != "cpu"
-    ]
+    """A layer that was created after its model had moved, or a module that never was moved."""
     from trimtab.virtual import origin
 
-    moves = [m for p in rest if (m := origin.moved_of(p)) is not None]
+    owner = next((a.module for a in stray.attributes if a.registered), None)
+    if owner is None or stray.moved is not None or (born := stray.born) is None or stray.device != "cpu":
+        return None
+    root = holders.outermost(owner, scene.modules)
+    moves = [m for p in root.parameters() if p.device.type != "cpu" and (m := origin.moved_of(p)) is not None]
     line = _construction(born.file, born.line, max((m.line for m in moves if m.file == born.file), default=0))
     if moves:
         why = "these parameters are created after the model was moved, so they stay on the CPU"
         fix = "create them first and move afterwards, or call model.to(device) once more after this line"
     else:
         why = "this module is created on the CPU and never moved, while its input is"
-        fix = f"move the module as well: model.to({_target(scene, stray)})"
+        fix = f"move the module as well: module.to({_target(scene, stray)})"
     return Verdict(source.cause(born.file, line, why), fix)
 
 
@@ -219,9 +218,9 @@ def _mover(scene: Scene, stray: Suspect) -> Verdict | None:
         value = getattr(made, "value", None)
         if made is None or value is None or sight.name == sight.root:
             continue
-        line = made.lineno if source.has_move(value) else None
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-            line = line or source.move_in(sight.file, value.func.id)
+        called = [source.called_name(n) for n in ast.walk(value) if isinstance(n, ast.Call)]
+        line = next((found for name in called if (found := source.move_in(sight.file, name))), None)
+        line = line or (made.lineno if source.has_move(value) else None)
         if line is not None:
             why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
             fix = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
@@ -242,6 +241,24 @@ def _sibling(scene: Scene, stray: Suspect) -> Verdict | None:
                 source.cause(sight.file, line, why), f"move it too: {sight.name} = {sight.name}.to({device})"
             )
     return None
+
+
+def _misplaced_layer(scene: Scene, stray: Suspect) -> Verdict | None:
+    """The activation was brought to its device on purpose, just before: then the layer is the one that is elsewhere."""
+    partner, here = scene.partner(stray), scene.fault.frame
+    if (
+        partner is None
+        or here is None
+        or stray.moved is None
+        or not partner.is_parameter
+        or partner.moved is None
+    ):
+        return None
+    if stray.moved.function != here.function or stray.moved.file != here.file or stray.device == "cpu":
+        return None
+    why = f"this layer is put on {partner.device}, and what it gets was moved to {stray.device} for it"
+    fix = f'put the layer on "{stray.device}", or move its input to "{partner.device}"'
+    return Verdict(source.cause(partner.moved.file, partner.moved.line, why), fix)
 
 
 def _device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -351,6 +368,7 @@ PLACEMENT: tuple[Rule, ...] = (
     _made_before_move,
     _mover,
     _sibling,
+    _misplaced_layer,
     _device_alias,
     assignment,
     birth,

@@ -60,7 +60,7 @@ def class_at(file: str, line: int) -> ast.ClassDef | None:
 def assignments(file: str, line: int, name: str) -> list[ast.stmt]:
     """The statements that bind a name in the scope of a line, in order."""
     scope: ast.AST | None = function_at(file, line) or tree(file)
-    return [node for node in _own_statements(scope) if name in _bound(node)] if scope else []
+    return [node for node in _own_statements(scope) if name in bound(node)] if scope else []
 
 
 def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
@@ -71,7 +71,7 @@ def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
     module = tree(file)
     if module is None or function_at(file, line) is None or name in parameters(file, line):
         return None
-    outside = [node for node in _own_statements(module) if name in _bound(node)]
+    outside = [node for node in _own_statements(module) if name in bound(node)]
     return outside[-1] if outside else None
 
 
@@ -93,14 +93,14 @@ def sibling_move(file: str, line: int, name: str, inline: bool = False) -> int |
     in the arguments of the call on `line` itself counts too.
     """
     binding = last_assignment(file, line, name)
-    together = _bound(binding) if binding is not None else set(parameters(file, line))
+    together = bound(binding) if binding is not None else set(parameters(file, line))
     since = binding.lineno if binding is not None else 0
     scope: ast.AST | None = function_at(file, line) or tree(file)
     found: int | None = None
     for node in _own_statements(scope) if scope else ():
         if not since < node.lineno < line or not isinstance(node, ast.Assign) or not has_move(node.value):
             continue
-        targets = _bound(node)
+        targets = bound(node)
         entry = any(isinstance(t, ast.Subscript) and root(t) == name for t in node.targets)
         if entry or (name not in targets and targets & together and len(together) > 1):
             found = node.lineno
@@ -122,12 +122,26 @@ def dropped_move(file: str, line: int) -> str | None:
 
 
 def move_in(file: str, function: str) -> int | None:
-    """The first line of a function of this file that moves something."""
+    """The first line of a function of this file that moves something; the condition, if only some things are moved."""
     for node in _walk(file):
-        if isinstance(node, Function) and node.name == function:
-            moving = [n.lineno for n in ast.walk(node) if isinstance(n, ast.Call) and _is_move(n)]
-            return min(moving, default=None)
+        if not isinstance(node, Function) or node.name != function or not has_move(node):
+            continue
+        for choice in ast.walk(node):
+            if (
+                isinstance(choice, ast.If)
+                and any(has_move(s) for s in choice.body)
+                and not _is_type_test(choice.test)
+            ):
+                return choice.lineno
+        return min(n.lineno for n in ast.walk(node) if isinstance(n, ast.Call) and _is_move(n))
     return None
+
+
+def _is_type_test(node: ast.expr) -> bool:
+    return any(
+        isinstance(n, ast.Call) and called_name(n) in ("isinstance", "is_tensor", "hasattr")
+        for n in ast.walk(node)
+    )
 
 
 def move_of_rows(file: str) -> int | None:
@@ -230,7 +244,8 @@ def _own_statements(scope: ast.AST) -> list[ast.stmt]:
     return sorted(found, key=lambda node: node.lineno)
 
 
-def _bound(node: ast.AST | None) -> set[str]:
+def bound(node: ast.AST | None) -> set[str]:
+    """The names that a statement binds."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = node.targets

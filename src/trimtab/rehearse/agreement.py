@@ -113,6 +113,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "dtype": record.get("dtype"),
         "root": record.get("root"),
         "gpu": record.get("gpu"),
+        "born": list(record["born"][:2]) if record.get("born") else None,
         "node": os.environ.get("GROUP_RANK", "0"),
         "place": place.to_dict() if place else None,
     }
@@ -259,13 +260,18 @@ def _shared_gpu(rank: int, other: int, record: dict[str, Any]) -> Finding:
 
 def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> Finding:
     (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
-    where, cause = _place(first["place"]), _place(second["place"])
+    where, stands = _place(first["place"]), _place(second["place"])
+    cause = places.cause_at(stands, f"rank {high} stands here while rank {low} stands at {_line(where)}")
+    if where == stands and first["op"] == second["op"] and second["born"]:
+        cause = places.cause_at(
+            places.place_of(*second["born"]), "made here, and it differs from rank to rank"
+        )
     return Finding(
         kind="ranks-disagree",
         message=f"Collective number {mine['n']}: rank {low} calls {_said(first)}, rank {high} calls {_said(second)}. "
         "The ranks would wait for each other for ever, or mix up their data.",
         where=where,
-        cause=places.cause_at(cause, f"rank {high} stands here while rank {low} stands at {_line(where)}"),
+        cause=cause,
         fix="All ranks have to make the same collective calls in the same order, with equal sizes and types: look "
         "for a branch on the rank, or for data of different shape.",
         op=first["op"],

@@ -29,10 +29,11 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     """What an error that ended a process means; None when it says nothing new."""
     if isinstance(error, KeyboardInterrupt):
         return None
+    echo = isinstance(error, SystemExit) or type(error).__name__ in _ECHOES
+    if echo and others_found(process.folder, process.recorder.write_path()):
+        return None
     if isinstance(error, SystemExit):
         return _exit_status(error)
-    if type(error).__name__ in _ECHOES and others_found(process.folder, process.recorder.write_path()):
-        return None
     process.recorder.write(t="failed")
     if _LOST_PEER.search(str(error)):
         from trimtab.rehearse import agreement

@@ -170,9 +170,14 @@ def _catch_ends(process: Process) -> None:
         real_exit(status)
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if not isinstance(error, StopRehearsal):
-            process.failed(error)
-            real_hook(kind, error, traceback)
+        if isinstance(error, StopRehearsal):
+            # A rank of a launcher: to end as asked is no failure, and the launcher must not take it for one.
+            process.finish("max-steps")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            process.hard_exit(0)
+        process.failed(error)
+        real_hook(kind, error, traceback)
 
     stands = (process.folder / f"stands-{os.getpid()}").open("w")
     faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)

@@ -291,7 +291,7 @@ HANDLERS.update(
         torch.asarray: from_data,
         torch.Tensor.new_tensor: new_tensor,
         torch._has_compatible_shallow_copy_type: same_kind,
-        torch.Tensor.grad.__set__: assign_grad,  # type: ignore[attr-defined]
+        torch.Tensor.grad.__set__: assign_grad,  # type: ignore[union-attr]
         torch.Tensor.data.__set__: assign_data,  # type: ignore[attr-defined]
         nn.functional.scaled_dot_product_attention: attention,
     }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from trimtab.virtual import faults, state
+from trimtab.virtual import faults, origin, state
 from trimtab.virtual.tensor import VIRTUAL
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
         "size": group.size(),
         "numel": None if unequal else sum(tensor.numel() for tensor in tensors),
         "dtype": None if unequal or not tensors else str(tensors[0].dtype).removeprefix("torch."),
+        "born": origin.born_of(tensors[0]) if tensors else None,
         "gpu": str(tensors[0].device) if tensors and group.group_name in _gpu_only else None,
         "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,
     }
