@@ -76,7 +76,7 @@ def operation_table() -> None:
 
 
 def model_step(device: str, steps: int) -> tuple[float, float, list[float]]:
-    """A LoRA step of the built-in model at batch 1 × 256: median seconds by the clock, least processor seconds, losses."""
+    """A LoRA step of the built-in model at 1 × 256: median seconds, least processor seconds, losses."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 

@@ -14,7 +14,8 @@ Rehearse = Callable[..., dict[str, Any]]
 slow = pytest.mark.slow
 ONE_PROCESS = [
     pytest.param("position_ids", "device-mismatch"),
-    pytest.param("detached_encoder", "no-gradient"),
+    pytest.param("detached_encoder", "no-gradient", marks=slow),
+    pytest.param("rnn_hidden_state", "device-mismatch", marks=slow),
     pytest.param("class_weights", "device-mismatch", marks=slow),
     pytest.param("moving_average", "device-mismatch", marks=slow),
     pytest.param("metric_to_numpy", "device-mismatch", marks=slow),
@@ -67,6 +68,7 @@ def test_two_ranks(rehearse: Rehearse, name: str, kind: str) -> None:
     check_pair(rehearse, name, kind, 2)
 
 
+@pytest.mark.slow
 def test_a_disagreement_names_both_sides(rehearse: Rehearse) -> None:
     report = rehearse(str(PROGRAMS / "extra_barrier.py"), ranks=2)
     (finding,) = report["findings"]
