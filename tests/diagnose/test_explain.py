@@ -182,6 +182,17 @@ def test_the_documents(seed: str, expected: set[str]) -> None:
     assert set(names(path.read_text(encoding="utf-8", errors="replace"))) == expected
 
 
+def test_a_long_log() -> None:
+    step = "2025-10-24 16:57:{:02d},420 - INFO - {{'loss': {}, 'grad_norm': 0.5}}"
+    log = [step.format(n % 60, 2.0 + n / 1e4) for n in range(5000)]
+    log[3210] = step.format(7, "nan")
+    log[4321] = EXAMPLES["oom-cuda"]
+    assert [(e.pattern, e.line_number) for e in explain("\n".join(log))] == [
+        ("loss-nan", 3211),
+        ("oom-cuda", 4322),
+    ]
+
+
 def test_explaining_imports_no_torch() -> None:
     program = "import sys, trimtab.diagnose.explain; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

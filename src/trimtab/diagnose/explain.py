@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.diagnose.finding import Place
-from trimtab.diagnose.logtext import Flat, clean_lines, flatten, last_exception, user_frame
+from trimtab.diagnose.logtext import Flat, clean_lines, flatten, last_exception, thin, user_frame
 from trimtab.diagnose.pattern import DEVICE, Pattern
 from trimtab.diagnose.patterns import PATTERNS
 
@@ -53,7 +53,8 @@ def explain(text: str) -> list[Explanation]:
     """All that is known about a log; empty when nothing in it is known."""
     lines = clean_lines(text)
     # Wrapped prose is joined by blanks; text that a terminal cut at its width, inside words too, by nothing.
-    readings = (flatten(lines, " "), flatten(lines, ""))
+    shorter = thin(lines)
+    readings = (flatten(shorter, " "), flatten(shorter, ""))
     found: list[Explanation] = []
     taken: list[tuple[int, int, str]] = []
     for pattern in PATTERNS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,11 @@ _FRAME_RICH = re.compile(r"^(?P<file>[/\w.~-][^\s:]*\.py):(?P<line>\d+) in \S+$"
 _EXCEPTION = re.compile(
     r"^(?:[\w.]+\.)?(?P<type>[A-Z]\w*(?:Error|Exception|Interrupt|Warning|Exit|Failure))\b:? ?(?P<text>.*)$"
 )
+
+
+_FIGURES = re.compile(r"\d[\d.,:e+-]*|[█▏▎▍▌▋▊▉#=>-]{2,}")
+_LONG = 1000
+_OCCURRENCES = 8
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,19 @@ def clean_lines(text: str) -> list[str]:
     return lines
 
 
+def thin(lines: list[str]) -> list[str]:
+    """A long log with lines of one shape (a step's figures, a progress bar) blanked after their first occurrences."""
+    if len(lines) <= _LONG:
+        return lines
+    seen: Counter[str] = Counter()
+    kept = []
+    for line in lines:
+        shape = _FIGURES.sub("#", line)
+        seen[shape] += 1
+        kept.append(line if seen[shape] <= _OCCURRENCES else "")
+    return kept
+
+
 def flatten(lines: list[str], joint: str) -> Flat:
     """All lines as one; `joint` is a blank for wrapped prose, nothing for text cut at a fixed width."""
     parts: list[str] = []
@@ -69,7 +88,7 @@ def flatten(lines: list[str], joint: str) -> Flat:
     offset = 0
     for line in lines:
         stripped = line.strip()
-        if not stripped:
+        if not stripped and parts and parts[-1].strip(" "):
             # An empty line ends a message: nothing may match across it.
             stripped = "\n\n"
         starts.append(offset)

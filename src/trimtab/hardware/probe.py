@@ -80,7 +80,8 @@ def probe(launcher: Launcher | None = None, cpu: Cpu | None = None) -> Hardware:
     """Look at this machine and at who started this process; what is already known can be given."""
     launcher = launcher or detect_launcher()
     cpu = cpu or probe_cpu()
-    if "torch" not in sys.modules:
+    # In a rehearsal the virtual GPUs come with torch, whatever its build.
+    if "torch" not in sys.modules and not os.environ.get("TRIMTAB_VIRTUAL"):
         version, cuda, other = _torch_build()
         if version and cuda is None and not other and platform.system() == "Linux":
             # A Linux build of torch without CUDA or ROCm has no accelerator to ask about.
