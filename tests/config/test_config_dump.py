@@ -80,7 +80,8 @@ def from_form(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[A
         return st.lists(TEXTS, max_size=3)
     if kind == "object":
         return st.dictionaries(NAMES, TEXTS, max_size=3)
-    return {"string": TEXTS, "boolean": st.booleans(), "null": st.none()}[kind]
+    texts = TEXTS.filter(lambda text: len(text) >= form.get("minLength", 0))
+    return {"string": texts, "boolean": st.booleans(), "null": st.none()}[kind]
 
 
 def section(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
