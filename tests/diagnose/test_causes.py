@@ -384,6 +384,18 @@ CASES = {
             pass
         """,
     ),
+    "a checkpoint of the other GPU": (
+        "map-location",
+        """
+        import io
+        file = io.BytesIO()
+        torch.save(nn.Linear(4, 2).to("cuda:1").state_dict(), file)
+        file.seek(0)
+        model = nn.Linear(4, 2).to("cuda:0")
+        state = torch.load(file)  # CAUSE
+        model.weight + state["weight"]  # WHERE
+        """,
+    ),
     "optimizer state brought to the CPU": (
         "unmoved-state",
         """

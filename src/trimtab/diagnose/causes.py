@@ -16,7 +16,7 @@ from trimtab.diagnose import holders, source
 from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
-from trimtab.diagnose.rules import PLACEMENT, birth
+from trimtab.diagnose.rules import CERTAIN, LIKELY
 from trimtab.diagnose.rules_values import dtype, generator, host_only
 from trimtab.diagnose.scene import Scene
 from trimtab.diagnose.verdict import Verdict
@@ -67,12 +67,10 @@ def _judge(scene: Scene) -> Verdict | None:
         return host_only(scene)
     if kind == "dtype-mismatch" and (verdict := dtype(scene)):
         return verdict
-    rules = PLACEMENT if kind in ("device-mismatch", "index-device", "unmoved-state") else (birth,)
-    for rule in rules:
-        for stray in scene.strays:
-            if verdict := rule(scene, stray):
-                return verdict
-    return None
+    placement = kind in ("device-mismatch", "index-device", "unmoved-state")
+    pairs = [(rule, stray) for rule in CERTAIN for stray in scene.strays] if placement else []
+    pairs += [(rule, stray) for stray in scene.strays for rule in (LIKELY if placement else LIKELY[-1:])]
+    return next((verdict for rule, stray in pairs if (verdict := rule(scene, stray))), None)
 
 
 def _module(scene: Scene) -> str:

@@ -34,7 +34,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     """What two tensors that share memory have in common; 0 for a tensor without memory of its own."""
     payload = getattr(tensor, "payload", tensor)
     try:
-        return int(payload.untyped_storage().data_ptr())
+        return int(payload.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return 0
 

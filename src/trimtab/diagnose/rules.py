@@ -216,7 +216,7 @@ def _mover(scene: Scene, stray: Suspect) -> Verdict | None:
     for sight in scene.sights(stray):
         made = source.last_assignment(sight.file, sight.line, sight.root)
         value = getattr(made, "value", None)
-        if made is None or value is None or sight.name == sight.root:
+        if made is None or value is None or sight.name == sight.root or stray.is_parameter:
             continue
         called = [source.called_name(n) for n in ast.walk(value) if isinstance(n, ast.Call)]
         line = next((found for name in called if (found := source.move_in(sight.file, name))), None)
@@ -283,6 +283,23 @@ def _device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
             why = f"the helper tensors are made on this device, and they meet a tensor on {_other(scene, stray)}"
             fix = f"take the device from the tensor that they meet: {device.id} = {_target(scene, stray)}"
             return Verdict(source.cause(born.file, chosen[-1].lineno, why), fix)
+    return None
+
+
+def _loads_where_it_was(call: ast.Call) -> bool:
+    return ast.unparse(call.func) == "torch.load" and source.keyword(call, "map_location") is None
+
+
+def _loaded(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A checkpoint that comes back on the device it was saved from."""
+    for sight in scene.sights(stray):
+        made = source.last_assignment(sight.file, sight.line, sight.root)
+        value = getattr(made, "value", None)
+        for call in ast.walk(value) if made is not None and value is not None else ():
+            if isinstance(call, ast.Call) and _loads_where_it_was(call) and made is not None:
+                why = f"the checkpoint comes back on the device it was saved from ({stray.device})"
+                fix = f"torch.load(..., map_location={_target(scene, stray)})"
+                return Verdict(source.cause(sight.file, made.lineno, why), fix, "map-location")
     return None
 
 
@@ -358,18 +375,23 @@ def _other(scene: Scene, stray: Suspect) -> str:
 
 
 Rule = Callable[[Scene, Suspect], "Verdict | None"]
-PLACEMENT: tuple[Rule, ...] = (
+CERTAIN: tuple[Rule, ...] = (
     _optimizer_state,
     _tied,
     _dropped_move,
     _unregistered,
     _made_after_move,
     _placement_conflict,
+)
+"""What the evidence proves, whichever operand it is found on."""
+LIKELY: tuple[Rule, ...] = (
     _made_before_move,
     _mover,
     _sibling,
     _misplaced_layer,
     _device_alias,
+    _loaded,
     assignment,
     birth,
 )
+"""What explains the likeliest stray operand best."""
