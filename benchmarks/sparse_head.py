@@ -1,4 +1,4 @@
-"""A LoRA step of the built-in model on the CPU: TRL's fused LM head against the one that scores labelled positions only.
+"""A LoRA step of the built-in model on the CPU: TRL's fused LM head against the labelled positions only.
 
 Processor seconds on one thread, both in one run, 8 rows × 97 tokens of which half are labelled.
 Run: python benchmarks/sparse_head.py
@@ -39,7 +39,9 @@ def seconds_per_step(sparse: bool, steps: int = 3) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     theirs, ours = seconds_per_step(sparse=False), seconds_per_step(sparse=True)
-    print(f"TRL's fused head {theirs:.2f} s a step, labelled positions only {ours:.2f} s: {theirs / ours:.2f}× as fast")
+    print(
+        f"TRL's fused head {theirs:.2f} s a step, labelled positions only {ours:.2f} s: {theirs / ours:.2f}× as fast"
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ def test_an_installed_tracker_passes() -> None:
 
 
 def test_unknown_and_missing_trackers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"does not know this tracker[\s\S]*tensorboard, trackio, wandb, mlflow"):
+    with pytest.raises(
+        RequestError, match=r"does not know this tracker[\s\S]*tensorboard, trackio, wandb, mlflow"
+    ):
         check_trackers(["notebook"])
     monkeypatch.setitem(trackers.TRACKERS, "wandb", ("no_such_package_here",))
     with pytest.raises(RequestError, match="not installed"):
