@@ -312,4 +312,51 @@ EXAMPLES: dict[str, str] = {
     " number of generations"
     " per prompt (8).",
     "worker-wrapper": "KeyboardInterrupt: Caught KeyboardInterrupt in DataLoader worker process 0.",
+    "scaler-update-alone": "AssertionError: No inf checks were recorded prior to update.",
+    "sparse-gradient": "RuntimeError: Adam does not support sparse gradients, please consider"
+    " SparseAdam instead",
+    "list-for-tensor": "TypeError: embedding(): argument 'indices' (position 2) must be Tensor, not list",
+    "old-expected-on-gpu": "RuntimeError: Tensor for argument #2 'mat1' is on CPU, but expected it to"
+    " be on GPU (while checking arguments for addmm)",
+    "old-current-device": "RuntimeError: Input, output and indices must be on the current device",
+    "collective-of-devices": "RuntimeError: All input tensors must be on the same device. Received cpu"
+    " and cuda:0",
+    "invalid-gradient-device": "RuntimeError: Function MulBackward0 returned an invalid gradient at index"
+    " 0 - expected type torch.cuda.FloatTensor but got torch.FloatTensor",
+    "invalid-gradient-shape": "RuntimeError: Function AddmmBackward0 returned an invalid gradient at"
+    " index 1 - got [3, 4] but expected shape compatible with [4, 3]",
+    "invalid-device-id": "AssertionError: Invalid device id",
+    "gpu-busy": "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+    "gpu-hardware": "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "driver-initialisation": "RuntimeError: CUDA driver initialization failed, you might not have a CUDA"
+    " gpu.",
+    "cublas-failed": "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"
+    " `cublasSgemm( handle, opa, opb, m, n, k)`",
+    "cat-shapes": "RuntimeError: Sizes of tensors must match except in dimension 1. Expected"
+    " size 4 but got size 3 for tensor number 1 in the list.",
+    "conv-channels": "RuntimeError: Given groups=1, weight of size [64, 3, 7, 7], expected"
+    " input[8, 1, 224, 224] to have 3 channels, but got 1 channels instead",
+    "moved-leaf": "RuntimeError: leaf variable has been moved into the graph interior",
+    "peft-target-missing": "ValueError: Please specify `target_modules` in `peft_config`",
+    "quantised-without-adapters": "ValueError: You cannot perform fine-tuning on purely quantized models."
+    " Please attach trainable adapters on top",
+    "deepspeed-client-optimizer": "deepspeed.runtime.zero.utils.ZeRORuntimeException: You are using"
+    " ZeRO-Offload with a client provided optimizer (<class 'torch.optim.adamw.AdamW'>)",
+    "loss-scale-minimum": "Exception: Current loss scale already at minimum - cannot decrease scale"
+    " anymore. Exiting run.",
+    "zero-no-sync": "AssertionError: no sync context manager is incompatible with"
+    " gradientpartitioning logic of ZeRo stage 3",
+    "accelerator-argument": "TypeError: Accelerator.__init__() got an unexpected keyword argument"
+    " 'dispatch_batches'",
+    "adamw-from-transformers": "ImportError: cannot import name 'AdamW' from 'transformers'"
+    " (/venv/transformers/__init__.py)",
+    "triton-missing": "torch._inductor.exc.TritonMissing: Cannot find a working triton installation.",
+    "tensor-as-bool": "RuntimeError: Boolean value of Tensor with more than one value is ambiguous",
+    "gated-repository": "OSError: You are trying to access a gated repo.",
+    "hub-unreachable": "ConnectionError: Couldn't reach 'squad' on the Hub (LocalEntryNotFoundError)",
+    "safetensors-header": "safetensors_rust.SafetensorError: Error while deserializing header:"
+    " HeaderTooLarge",
+    "arrow-mixed": "pyarrow.lib.ArrowInvalid: cannot mix list and non-list, non-null values",
+    "dataset-generation": "datasets.exceptions.DatasetGenerationError: An error occurred while"
+    " generating the dataset",
 }

@@ -26,6 +26,10 @@ ONE_PROCESS = [
     pytest.param("loss_history", "graph-kept", marks=slow),
     pytest.param("evaluation_graphs", "graph-kept", marks=slow),
     pytest.param("not_finite", "non-finite", marks=slow),
+    pytest.param("backbone_without_grad", "no-gradient", marks=slow),
+    pytest.param("clip_before_unscale", "scaler-misuse", marks=slow),
+    pytest.param("log_of_zero", "non-finite", marks=slow),
+    pytest.param("changed_in_place", "other-error", marks=slow),
 ]
 TWO_RANKS = [
     pytest.param("broadcast_shapes", "ranks-disagree"),
@@ -33,6 +37,8 @@ TWO_RANKS = [
     pytest.param("early_return", "ranks-disagree", marks=slow),
     pytest.param("one_gpu_for_all", "placement-conflict", marks=slow),
     pytest.param("nccl_on_host", "device-mismatch", marks=slow),
+    pytest.param("no_sync_always", "ddp-bypassed", marks=slow),
+    pytest.param("both_receive", "ranks-disagree", marks=slow),
 ]
 
 
@@ -90,3 +96,11 @@ def test_ranks_that_drift_apart(rehearse: Rehearse) -> None:
     assert report["verdict"] == "fault"
     assert [finding["kind"] for finding in report["findings"]] == ["ranks-disagree"], report["text"]
     assert "weights of rank 0 and rank 1 differ" in report["findings"][0]["message"]
+
+
+@slow
+def test_a_head_that_the_loss_does_not_use_is_a_warning(rehearse: Rehearse) -> None:
+    report = rehearse(str(PROGRAMS / "unused_head.py"))
+    assert report["verdict"] == "clean", report["text"]
+    assert [finding["severity"] for finding in report["findings"]] == ["warning"], report["text"]
+    assert "extra.weight" in report["findings"][0]["message"]

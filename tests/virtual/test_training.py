@@ -218,3 +218,36 @@ def test_modules_that_branch_on_the_device_run() -> None:
         layer.eval()
         with torch.no_grad():
             layer(x)
+
+
+def test_a_lazy_layer_is_made_on_the_gpu_to_which_it_was_moved() -> None:
+    with virtual_gpus(2):
+        model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2)).to("cuda:1", torch.bfloat16)
+        out = model(torch.ones(3, 2, 2, device="cuda:1", dtype=torch.bfloat16))
+        weight = model[1].weight
+        assert (str(weight.device), weight.dtype, tuple(weight.shape)) == ("cuda:1", torch.bfloat16, (2, 4))
+        out.sum().backward()
+        assert weight.grad is not None
+
+
+def test_sparse_adam_steps_as_on_the_cpu() -> None:
+    def run(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        table = nn.Embedding(10, 4, sparse=True).to(device)
+        optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            table(torch.tensor([1, 2, 1], device=device)).pow(2).sum().backward()
+            optimizer.step()
+        return table.weight.detach().cpu()
+
+    on_cpu = run("cpu")
+    with virtual_gpus(1):
+        assert torch.equal(run("cuda"), on_cpu)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_traced_function_with_a_constant_runs(device: str) -> None:
+    with virtual_gpus(1):
+        traced = torch.jit.trace(lambda x: (x * 2).sqrt() + 1, torch.ones(3, device=device))
+        assert torch.equal(traced(torch.full((2,), 2.0, device=device)).cpu(), torch.full((2,), 3.0))

@@ -35,6 +35,9 @@ def rehearse(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", dir_okay=False)
     ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write the report here as one HTML page.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Run a training script, unchanged, on GPUs that are not there, and report every fault that it meets.
 
@@ -62,5 +65,9 @@ def rehearse(
         print("\x1b[0m" if dim else "", end="", flush=True)
     if json_file is not None:
         json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+    if html_file is not None:
+        from trimtab.report.page import rehearsal_page
+
+        html_file.write_text(rehearsal_page(result), encoding="utf-8")
     print(render(result, colour=sys.stdout.isatty()))
     raise typer.Exit(result.exit_code)

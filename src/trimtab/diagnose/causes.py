@@ -17,7 +17,7 @@ from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
 from trimtab.diagnose.rules import CERTAIN, LIKELY
-from trimtab.diagnose.rules_values import dtype, generator, host_only
+from trimtab.diagnose.rules_values import dtype, forked, generator, host_only
 from trimtab.diagnose.scene import Scene
 from trimtab.diagnose.verdict import Verdict
 
@@ -61,6 +61,8 @@ def _diagnose(fault: Fault) -> Finding:
 def _judge(scene: Scene) -> Verdict | None:
     """What the rules for this kind of fault say; the first that applies speaks."""
     kind = scene.fault.kind
+    if kind == "worker-uses-gpu" and (verdict := forked(scene)):
+        return verdict
     if kind == "generator-device":
         return generator(scene)
     if kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trimtab.diagnose.pattern import Pattern
 from trimtab.diagnose.patterns_data import DATA_PATTERNS
 from trimtab.diagnose.patterns_devices import DEVICE_PATTERNS
+from trimtab.diagnose.patterns_libraries import LIBRARY_PATTERNS
 from trimtab.diagnose.patterns_machine import MACHINE_PATTERNS
 from trimtab.diagnose.patterns_precision import PRECISION_PATTERNS
 from trimtab.diagnose.patterns_ranks import RANK_PATTERNS
@@ -15,4 +16,5 @@ PATTERNS: tuple[Pattern, ...] = (
     *RANK_PATTERNS,
     *MACHINE_PATTERNS,
     *DATA_PATTERNS,
+    *LIBRARY_PATTERNS,
 )

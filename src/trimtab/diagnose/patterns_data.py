@@ -98,6 +98,15 @@ DATA_PATTERNS: tuple[Pattern, ...] = (
         "make it a tensor in the collator (torch.tensor(rows)) and pass a device: x.to(device)",
     ),
     Pattern(
+        "list-for-tensor",
+        "batch-type",
+        r"argument '(?P<name>indices|input|target|weight)' \(position \d+\) must be Tensor, not (?P<type>list|tuple|str"
+        r"|dict|NoneType|numpy\.ndarray)",
+        "the model is given a {type} where it needs a tensor: the collator returned the rows as they are",
+        "make tensors in the collator: torch.tensor([row[...] for row in rows]), or tokenizer.pad(..., "
+        'return_tensors="pt")',
+    ),
+    Pattern(
         "model-output-field",
         "batch-type",
         r"(?P<type>\w*Output\w*)\.__init__\(\) got an unexpected keyword argument '(?P<name>\w+)'",

@@ -179,6 +179,20 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         " check that some p.requires_grad, and build the optimizer last",
     ),
     Pattern(
+        "scaler-update-alone",
+        "scaler-misuse",
+        r"No inf checks were recorded prior to update",
+        "scaler.update() finds that no optimizer was stepped through the scaler since the last update",
+        "step with scaler.step(optimizer), not optimizer.step(), and call scaler.update() once after it",
+    ),
+    Pattern(
+        "sparse-gradient",
+        "backend-unsupported",
+        r"does not support sparse gradients",
+        "an embedding with sparse=True gives sparse gradients, which this optimizer cannot use",
+        "leave sparse=True away, or give the embedding to torch.optim.SparseAdam (or SGD)",
+    ),
+    Pattern(
         "unscale-twice",
         "scaler-misuse",
         r"unscale_\(\) has already been called on this optimizer since the last update\(\)",

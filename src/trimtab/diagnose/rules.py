@@ -137,9 +137,11 @@ def _made_after_move(scene: Scene, stray: Suspect) -> Verdict | None:
     from trimtab.virtual import origin
 
     owner = next((a.module for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or (born := stray.born) is None or stray.device != "cpu":
+    if owner is None or stray.moved is not None or stray.device != "cpu":
         return None
     root = holders.outermost(owner, scene.modules)
+    if (born := stray.born) is None:
+        return _copied_module(scene, stray, root)
     moves = [m for p in root.parameters() if p.device.type != "cpu" and (m := origin.moved_of(p)) is not None]
     line = _construction(born.file, born.line, max((m.line for m in moves if m.file == born.file), default=0))
     if moves:
@@ -149,6 +151,18 @@ def _made_after_move(scene: Scene, stray: Suspect) -> Verdict | None:
         why = "this module is created on the CPU and never moved, while its input is"
         fix = f"move the module as well: module.to({_target(scene, stray)})"
     return Verdict(source.cause(born.file, line, why), fix)
+
+
+def _copied_module(scene: Scene, stray: Suspect, root: object) -> Verdict | None:
+    """A module whose parameters have no line of their own (a deep copy): where its variable was set."""
+    for frame in scene.frames:
+        name = next((key for key, value in frame.f_locals.items() if value is root), None)
+        made = source.last_assignment(frame.f_code.co_filename, frame.f_lineno, name) if name else None
+        if made is not None:
+            why = f"{name} is made here on the CPU and never moved, while its partner is elsewhere"
+            fix = f"move it as well: {name}.to({_target(scene, stray)})"
+            return Verdict(source.cause(frame.f_code.co_filename, made.lineno, why), fix)
+    return None
 
 
 def _construction(file: str, line: int, after: int) -> int:
@@ -193,6 +207,22 @@ def _placement_conflict(scene: Scene, stray: Suspect) -> Verdict | None:
     return None
 
 
+def _not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A helper that moves models and loaders together (accelerate's prepare, Fabric's setup) got the model only."""
+    partner = scene.partner(stray)
+    if partner is None or not partner.is_parameter or stray.is_parameter or stray.moved is not None:
+        return None
+    if (moved := partner.moved) is None or stray.device != "cpu":
+        return None
+    for call in source.call_on(moved.file, moved.line):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("prepare", "prepare_model", "setup"):
+            helper = ast.unparse(call.func.value)
+            why = f"{helper} moves the model here; the data does not come from a loader that it was given"
+            fix = f"give it the loader too (loader = {helper}.{call.func.attr}(loader)), or move the batch"
+            return Verdict(source.cause(moved.file, moved.line, why), fix)
+    return None
+
+
 def _made_before_move(scene: Scene, stray: Suspect) -> Verdict | None:
     """A copy of the weights (an average, a teacher) that was taken before the model moved."""
     from trimtab.virtual import origin
@@ -215,7 +245,7 @@ def _mover(scene: Scene, stray: Suspect) -> Verdict | None:
     """The batch went through a function or comprehension that moves tensors, and it passed this one by."""
     for sight in scene.sights(stray):
         made = source.last_assignment(sight.file, sight.line, sight.root)
-        value = getattr(made, "value", None)
+        value = source.value_for(made, sight.root) if made is not None else None
         if made is None or value is None or sight.name == sight.root or stray.is_parameter:
             continue
         called = [source.called_name(n) for n in ast.walk(value) if isinstance(n, ast.Call)]
@@ -323,7 +353,7 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
 def _made_elsewhere(made: ast.stmt, born: Origin) -> bool:
     """The variable was set from a call, and the tensor was made by a factory on another line: inside that call."""
     value = getattr(made, "value", None)
-    if not isinstance(value, ast.Call) or has_factory(value):
+    if value is None or has_factory(value) or not any(isinstance(n, ast.Call) for n in ast.walk(value)):
         return False
     return any(has_factory(call) for call in source.call_on(born.file, born.line))
 
@@ -379,18 +409,19 @@ CERTAIN: tuple[Rule, ...] = (
     _optimizer_state,
     _tied,
     _dropped_move,
+    _loaded,
     _unregistered,
     _made_after_move,
     _placement_conflict,
 )
 """What the evidence proves, whichever operand it is found on."""
 LIKELY: tuple[Rule, ...] = (
+    _not_prepared,
     _made_before_move,
     _mover,
     _sibling,
     _misplaced_layer,
     _device_alias,
-    _loaded,
     assignment,
     birth,
 )

@@ -6,7 +6,7 @@ import ast
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause
-from trimtab.diagnose.rules import assignment
+from trimtab.diagnose.rules import assignment, birth
 from trimtab.diagnose.scene import Scene
 from trimtab.diagnose.verdict import Verdict
 
@@ -92,13 +92,45 @@ def host_only(scene: Scene) -> Verdict | None:
     suspect, here = scene.operands[0], scene.fault.frame
     if here is None:
         return None
+    if scene.fault.op.startswith("c10d."):
+        return assignment(scene, suspect) or birth(scene, suspect)
     if scene.fault.kind != "pin-of-gpu-tensor":
         return Verdict(source.cause(here.file, here.line, f"the tensor is on {suspect.device}"))
     place = suspect.moved or suspect.born
     line = place.line if place is not None and place.file == here.file else here.line
-    if line == here.line:
+    if line == here.line and (moved := source.moved_into(here.file, here.line)):
+        line = moved
+    elif line == here.line:
         # A batch is put together in the loader: what moved its rows stands in the data set or the collator.
         line = source.move_of_rows(here.file) or line
     return Verdict(
         source.cause(here.file, line, f"the data is put on {suspect.device} here, before it is pinned")
     )
+
+
+def forked(scene: Scene) -> Verdict | None:
+    """A forked process touches the GPU: in a loader's worker that very line, else the line that chose to fork."""
+    from torch.utils.data import get_worker_info
+
+    here = scene.fault.frame
+    if here is None:
+        return None
+    if get_worker_info() is not None:
+        return Verdict(source.cause(here.file, here.line, "a loader's worker may not touch the GPU"))
+    starts: list[tuple[int, int]] = []
+    for node in source.walk(here.file):
+        if not isinstance(node, ast.Call):
+            continue
+        name = source.called_name(node)
+        given = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        if name in ("get_context", "set_start_method") and given and given[0] in ("fork", "forkserver"):
+            starts.append((0, node.lineno))
+        elif name in ("Process", "Pool", "ProcessPoolExecutor"):
+            starts.append((1, node.lineno))
+        elif name == "fork":
+            starts.append((2, node.lineno))
+    if not starts:
+        return None
+    why = "the process is forked, after CUDA was initialised in its parent"
+    fix = 'start it with torch.multiprocessing.get_context("spawn")'
+    return Verdict(source.cause(here.file, min(starts)[1], why), fix)

@@ -75,6 +75,17 @@ def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
     return outside[-1] if outside else None
 
 
+def value_for(made: ast.stmt, name: str) -> ast.expr | None:
+    """What an assignment gives to a name: its own part of `a, b = x, y`, else the whole value."""
+    value: ast.expr | None = getattr(made, "value", None)
+    for target in made.targets if isinstance(made, ast.Assign) else ():
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for left, right in zip(target.elts, value.elts, strict=False):
+                if isinstance(left, ast.Name) and left.id == name:
+                    return right
+    return value
+
+
 def parameters(file: str, line: int) -> list[str]:
     """The parameters of the function around a line, without self."""
     function = function_at(file, line)
@@ -160,6 +171,43 @@ def move_of_rows(file: str) -> int | None:
             using = [n.lineno for n in calls if _is_move(n) or keyword(n, "device") is not None]
             if using:
                 return min(using)
+    return None
+
+
+def moved_into(file: str, line: int) -> int | None:
+    """What a line iterates over or is given, followed back through its makers' arguments to one that uses a device."""
+    node = statement(file, line)
+    queue = sorted(names_in(getattr(node, "iter", None) or node)) if node is not None else []
+    seen: set[str] = set()
+    while queue and len(seen) < 16:
+        name = queue.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        made = last_assignment(file, line, name)
+        value = getattr(made, "value", None)
+        if made is None or value is None:
+            continue
+        calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
+        if has_move(value) or any(keyword(call, "device") is not None for call in calls):
+            return made.lineno
+        queue += sorted(names_in(value) - seen)
+    return None
+
+
+def device_choice(file: str, line: int) -> int | None:
+    """The line that set the device, or its number, which a line uses: `device = "cuda:1"`, `rank = int(...)`."""
+    node = statement(file, line)
+    names = sorted(names_in(node)) if node is not None else []
+    made = [m for name in names if (m := last_assignment(file, line, name)) is not None]
+    wanted = ("cuda", "device", "rank")
+    for statement_ in sorted(made, key=lambda m: "cuda" not in ast.unparse(m)):
+        value = getattr(statement_, "value", None)
+        # A model that was put on a device is no choice of a device.
+        if value is None or has_move(value):
+            continue
+        if any(word in ast.unparse(statement_).lower() for word in wanted):
+            return statement_.lineno
     return None
 
 

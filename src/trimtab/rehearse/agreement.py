@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
@@ -252,16 +253,24 @@ def _shared_gpu(rank: int, other: int, record: dict[str, Any]) -> Finding:
         message=f"Duplicate GPU detected: rank {low} and rank {high} both on {record['gpu']}. NCCL needs a GPU of its "
         "own for every rank.",
         where=where,
-        cause=places.cause_at(where, "the tensors of every rank are on the same GPU"),
+        cause=places.cause_at(_device_choice(where), "the tensors of every rank are on the same GPU"),
         fix='Give each rank its own GPU before any use of CUDA: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])).',
         op=record["op"],
     )
+
+
+def _device_choice(where: Place | None) -> Place | None:
+    line = source.device_choice(where.file, where.line) if where is not None else None
+    return places.place_of(where.file, line) if where is not None and line is not None else where
 
 
 def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> Finding:
     (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
     where, stands = _place(first["place"]), _place(second["place"])
     cause = places.cause_at(stands, f"rank {high} stands here while rank {low} stands at {_line(where)}")
+    left = _left_loop(where, stands)
+    if left is not None:
+        cause = places.cause_at(left, "one rank leaves this loop before the other: unequal numbers of steps")
     if where == stands and first["op"] == second["op"] and second["born"]:
         cause = places.cause_at(
             places.place_of(*second["born"]), "made here, and it differs from rank to rank"
@@ -278,12 +287,23 @@ def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str,
     )
 
 
+def _left_loop(one: Place | None, other: Place | None) -> Place | None:
+    """Why one of two ranks has left the loop in which the other still stands, if it is so."""
+    if one is None or other is None or one.file != other.file:
+        return None
+    loops = [places.loop_header(one), places.loop_header(other)]
+    if loops[0] == loops[1]:
+        return None
+    inner = max((one, other), key=lambda place: (places.loop_header(place) or Place("", 0)).line)
+    return places.way_out(inner)
+
+
 def _missing(
     rank: int, mine: dict[str, Any], other: int, last: dict[str, Any] | None, where: Place | None, error: str
 ) -> Finding:
     where = _place(mine["place"]) or where
     seen = f"its last one was {_said(last)}" if last else "it has made none"
-    loop = places.loop_header(where) if where else None
+    loop = places.way_out(where) if where else None
     idle = places.idle_context(where) if where else None
     return Finding(
         kind="ranks-disagree",

@@ -148,10 +148,8 @@ def appending_line(file: str, name: str) -> Place | None:
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             target, method = node.func.value, node.func.attr
-            if (
-                method in {"append", "extend", "insert"}
-                and isinstance(target, ast.Name)
-                and target.id == name
+            if method in {"append", "extend", "insert"} and name == getattr(
+                target, "id", getattr(target, "attr", "")
             ):
                 return place_of(file, node.lineno)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
@@ -175,3 +173,45 @@ def return_line(function: object, constructs: str) -> Place | None:
                     names = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(inner.value)}
                     lines.append((constructs in names, inner.lineno))
     return place_of(code.co_filename, max(lines)[1]) if lines else None
+
+
+def choice_of(file: str, line: int, attribute: str) -> Place | None:
+    """The condition inside the function at a line on which `self.attribute` is used."""
+    tree = _tree(file)
+    for function in ast.walk(tree) if tree else ():
+        if not isinstance(function, ast.FunctionDef) or not function.lineno - 8 <= line <= function.lineno:
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, ast.If | ast.IfExp):
+                continue
+            branches = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [*node.body, *node.orelse]
+            for inner in (n for branch in branches for n in ast.walk(branch)):
+                if isinstance(inner, ast.Attribute) and inner.attr == attribute:
+                    return place_of(file, node.lineno)
+    return None
+
+
+def way_out(place: Place) -> Place | None:
+    """Why a loop around a line may end earlier on one rank: a condition that leaves it, a count that depends on the
+    rank, else its header."""
+    loop = _loop(place)
+    if loop is None:
+        return None
+    header = loop.iter if isinstance(loop, ast.For) else loop.test
+    if "rank" in ast.unparse(header):
+        return place_of(place.file, loop.lineno)
+    tree = _tree(place.file)
+    names = {node.id for node in ast.walk(header) if isinstance(node, ast.Name)}
+    for node in ast.walk(tree) if tree else ():
+        if (
+            not isinstance(node, ast.Assign)
+            or node.lineno > loop.lineno
+            or "rank" not in ast.unparse(node.value)
+        ):
+            continue
+        if names & {getattr(target, "id", None) for target in node.targets}:
+            return place_of(place.file, node.lineno)
+    for node in ast.walk(loop):
+        if isinstance(node, ast.If) and any(isinstance(inner, ast.Break | ast.Return) for inner in node.body):
+            return place_of(place.file, node.lineno)
+    return place_of(place.file, loop.lineno)

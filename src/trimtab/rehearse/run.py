@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -24,6 +23,7 @@ from trimtab.diagnose.finding import Finding
 from trimtab.rehearse.places import is_user_file
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, Settings, gather
+from trimtab.rehearse.standstill import Standstill, last_stack
 from trimtab.rehearse.target import Target, parse_target
 from trimtab.virtual import bootstrap
 
@@ -80,11 +80,11 @@ def rehearse(
         started = time.monotonic()
         children = [_start(target, folder, settings, rank, per_node, world) for rank in range(world)]
         try:
-            timed_out = _wait(children, started + timeout, folder)
+            timed_out, standstill = _wait(children, started + timeout, folder)
         finally:
             for child in children:
                 _end_group(child)
-        result = _result(folder, children, timed_out, timeout, time.monotonic() - started)
+        result = _result(folder, children, timed_out, timeout, time.monotonic() - started, standstill)
         result.target = target.name
         return result
     finally:
@@ -147,21 +147,29 @@ def _launcher_variables(folder: Path, rank: int, per_node: int, world: int) -> d
     }
 
 
-def _wait(children: list[subprocess.Popen[bytes]], deadline: float, folder: Path) -> bool:
-    """Wait for all; true when time ran out. A rank that fails leaves the others a short while."""
+def _wait(
+    children: list[subprocess.Popen[bytes]], deadline: float, folder: Path
+) -> tuple[bool, Finding | None]:
+    """Wait for all; true when time ran out, a finding when all ranks wait for each other.
+
+    A rank that fails leaves the others a short while.
+    """
+    standstill = Standstill(folder)
     failed_at: float | None = None
     while True:
         codes = [child.poll() for child in children]
         now = time.monotonic()
         if all(code is not None for code in codes):
-            return False
+            return False, None
         if failed_at is None and any(code not in (None, 0) for code in codes):
             failed_at = now
         if failed_at is not None and now > failed_at + _GRACE:
-            return False
+            return False, None
         if now > deadline:
             _ask_where(children, folder)
-            return True
+            return True, None
+        if failed_at is None and (found := standstill.seen()) is not None:
+            return False, found
         time.sleep(0.05)
 
 
@@ -196,7 +204,12 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def _result(
-    folder: Path, children: list[subprocess.Popen[bytes]], timed_out: bool, timeout: float, seconds: float
+    folder: Path,
+    children: list[subprocess.Popen[bytes]],
+    timed_out: bool,
+    timeout: float,
+    seconds: float,
+    standstill: Finding | None = None,
 ) -> Result:
     from trimtab.rehearse import agreement
 
@@ -205,6 +218,8 @@ def _result(
     apart = agreement.diverged(folder)
     if apart is not None and not any(finding.kind == "ddp-bypassed" for finding in findings):
         findings.append(apart)
+    if standstill is not None and not any(finding.kind == "ranks-disagree" for finding in findings):
+        findings.insert(0, standstill)
     faults = [finding for finding in findings if finding.severity == "fault"]
     if timed_out:
         stuck = agreement.stuck(folder) if not faults else None
@@ -216,7 +231,7 @@ def _result(
     proven = not timed_out
     for child in children:
         end = gathered.ends.get(child.pid)
-        if timed_out:
+        if timed_out or standstill is not None:
             continue
         if end is None:
             proven = False
@@ -249,7 +264,7 @@ def _last_places(folder: Path) -> str:
     """The innermost user lines of the stacks that the processes wrote when time ran out."""
     found: dict[str, None] = {}
     for path in sorted(folder.glob("stands-*")):
-        for file, line in re.findall(r'File "([^"]+)", line (\d+)', path.read_text(errors="replace")):
+        for file, line, _ in last_stack(path):
             if is_user_file(file):
                 found[f"{os.path.relpath(file)}:{line}"] = None
                 break

@@ -19,6 +19,7 @@ from torch import nn
 from trimtab.virtual import dispatch, functions, memory, serialization, state
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine
+from trimtab.virtual.tensor import materialize
 
 Patch = tuple[object, str, object]
 _MISSING = object()
@@ -136,6 +137,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
     return [
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
+        (nn.parameter.UninitializedTensorMixin, "materialize", materialize),  # type: ignore[attr-defined]
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]

@@ -172,7 +172,10 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if slot is None:
         if plan.factory and named.get("pin_memory"):
             named["pin_memory"] = False  # there is no driver to lock the pages with
-        out = func(*payloads, **named)
+        try:
+            out = func(*payloads, **named)
+        except RuntimeError as error:
+            out = func(*kernels.with_tensors(func, payloads, error), **named)
         if observer is not None:
             _trace_plain(plan, out, args)
         return out

@@ -19,6 +19,8 @@ from trimtab.virtual.tensor import VIRTUAL, payload_of, set_data, wrap
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
+AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
+"""Told of every torch function with its result; empty unless a rehearsal listens."""
 
 _default_device_functions: frozenset[Any] | None = None
 
@@ -75,10 +77,14 @@ class VirtualFunctions(TorchFunctionMode):
     ) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None:
-            return handler(func, args, kwargs or {})
-        if kwargs or getattr(default_device, "CURRENT_DEVICE", None) is not None:
-            return call(func, args, kwargs or {})
-        return func(*args)
+            result = handler(func, args, kwargs or {})
+        elif kwargs or getattr(default_device, "CURRENT_DEVICE", None) is not None:
+            result = call(func, args, kwargs or {})
+        else:
+            result = func(*args)
+        for told in AFTER:
+            told(func, args, kwargs or {}, result)
+        return result
 
 
 MODE = VirtualFunctions()

@@ -90,6 +90,17 @@ def _tell(kind: str, message: str, plan: Plan, args: tuple[Any, ...], error: Bas
     faults.report(faults.make(kind, message, plan.name.replace("::", "."), named), error)
 
 
+def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
+    """A traced constant reaches us as a number where the operation wants a tensor: the arguments as they were."""
+    wanted = [str(argument.type) == "Tensor" for argument in func._schema.arguments]
+    numbers = [
+        want and value.__class__ in (int, float, bool) for want, value in zip(wanted, payloads, strict=False)
+    ]
+    if not any(numbers) or "Expected a value of type 'Tensor'" not in str(error):
+        raise error
+    return [torch.tensor(value) if number else value for number, value in zip(numbers, payloads, strict=True)]
+
+
 def rescue(
     plan: Plan, func: Any, args: tuple[Any, ...], payloads: list[Any], named: dict[str, Any], error: Exception
 ) -> Any:
@@ -98,8 +109,12 @@ def rescue(
     base = plan.name.removeprefix("aten::")
     if _UNSUPPORTED.search(text):
         return _in_float32(plan, func, payloads, named)
+    if base in _PRODUCTS and func._overloadname in ("dtype", "dtype_out"):
+        return _wide_product(func, payloads, named)
     if base in _ASSERTING and ("out of range" in text or "out of bounds" in text):
         raise state.accelerator_error(DEVICE_ASSERT + f"(on the CPU: {text})") from error
+    if "Expected a value of type 'Tensor'" in text and isinstance(error, RuntimeError):
+        return func(*with_tensors(func, payloads, error), **named)
     if "type (torch." in text:
         raise type(error)(text.replace("(torch.", "(torch.cuda.")) from None
     raise error
@@ -135,6 +150,16 @@ def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any
             if old is not new:
                 old.copy_(new)
     return payloads[0] if plan.writes and isinstance(out, Tensor) and out is raised[0] else down(out)
+
+
+def _wide_product(func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
+    """`torch.mm(a, b, out_dtype=torch.float32)` of 16-bit operands, which only CUDA has."""
+    dtype = next(value for value in (*payloads, *named.values()) if isinstance(value, torch.dtype))
+    operands = [value.to(dtype) for value in payloads if isinstance(value, Tensor)]
+    scales = {name: named[name] for name in ("alpha", "beta") if name in named}
+    made = func.overloadpacket.default(*operands, **scales)
+    out = named.get("out")
+    return made if out is None else out.copy_(made)
 
 
 def _tensors(payloads: list[Any], named: dict[str, Any]) -> list[Tensor]:

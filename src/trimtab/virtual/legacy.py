@@ -82,6 +82,8 @@ def patches(machine: Machine) -> list[tuple[object, str, object]]:
 
     def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Tensor.new of a virtual tensor: uninitialised, or from data, with its dtype and on its device."""
+        if self.layout is torch.sparse_coo and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            return torch.sparse_coo_tensor(*args)
         if not args or all(isinstance(a, int) for a in args) or isinstance(args[0], torch.Size):
             return torch.empty(*(args or (0,)), dtype=self.dtype, device=self.device)
         return torch.as_tensor(args[0], dtype=self.dtype, device=self.device)

@@ -38,7 +38,8 @@ class Trace:
         self.copied: Handle | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
-        return self
+        # A copy is made where it is copied, and goes its own way afterwards.
+        return Trace(here() or self.born, self.moved)
 
 
 ATTRIBUTE = "_trimtab"

@@ -40,6 +40,8 @@ _NAMES = {
 _POINT_TO_POINT = frozenset(("send", "recv_", "recv_any_source_", "monitored_barrier_"))
 # What a rank gives, by the names of the schemas: an output list says nothing that the ranks must agree on.
 _GIVEN = ("input_tensors", "input_tensor", "input", "inputs", "tensors", "tensor")
+# NCCL counts elements here and looks at no shape; gloo compares shapes.
+_FLAT = frozenset(("_allgather_base_", "_reduce_scatter_base_"))
 # Sizes that may differ between ranks: only the order of the calls has to agree.
 _UNEQUAL = frozenset(("alltoall_", "alltoall_base_", "gather_", "scatter_", "barrier"))
 
@@ -55,10 +57,20 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check(name, named)
         if machine.observer is not None:
             machine.observer.collective(_record(name, named))
-    result = func(
-        *(_payload(value, held) for value in args), **{k: _payload(v, held) for k, v in kwargs.items()}
-    )
+    payloads = [_payload(value, held) for value in args]
+    if name in _FLAT:
+        payloads = [_flat(value, held) for value in payloads]
+    result = func(*payloads, **{k: _payload(v, held) for k, v in kwargs.items()})
     return _wrapped(result, held)
+
+
+def _flat(value: Any, held: dict[int, torch.Tensor]) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+        return value
+    flat = value.view(-1)
+    if id(value) in held:
+        held[id(flat)] = held[id(value)]
+    return flat
 
 
 def _payload(value: Any, held: dict[int, torch.Tensor]) -> Any:

@@ -288,8 +288,24 @@ def sync(tensor: VirtualTensor) -> None:
             torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
 
 
+_HOME = "_virtual_home"
+
+
+def materialize(
+    tensor: Any, shape: Any, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> None:
+    """UninitializedParameter.materialize, on the device to which the parameter was moved before it had a shape."""
+    home, kind = tensor.__dict__.pop(_HOME, (tensor.data.device, tensor.data.dtype))
+    tensor.__class__ = tensor.cls_to_become
+    tensor.data = torch.empty(shape, device=device or home, dtype=dtype or kind)
+
+
 def set_data(tensor: Tensor, new: Tensor) -> None:
     """`tensor.data = new` between any two devices; the tensor object stays the same one."""
+    if nn.parameter.is_lazy(tensor):
+        # Nothing is there to move yet: it is made at home when it gets its shape (`materialize`).
+        tensor.__dict__[_HOME] = (new.device, new.dtype)
+        return
     if type(tensor) in VIRTUAL and type(new) in VIRTUAL:
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]

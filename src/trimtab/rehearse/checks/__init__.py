@@ -14,7 +14,9 @@ def all_checks(process: Process) -> list[Check]:
     from trimtab.rehearse.checks.ddp import Ddp
     from trimtab.rehearse.checks.gradients import Gradients
     from trimtab.rehearse.checks.graph_kept import GraphKept
+    from trimtab.rehearse.checks.in_place import InPlace
     from trimtab.rehearse.checks.launcher import StaleLauncher
+    from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.steps import Steps
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.values import Values
@@ -23,9 +25,11 @@ def all_checks(process: Process) -> list[Check]:
         Gradients(process),
         Untrained(process),
         GraphKept(process),
+        InPlace(process),
         Ddp(process),
         DataOrder(process),
         StaleLauncher(process),
+        Scaler(process),
         Values(process),
         Steps(process),
     ]

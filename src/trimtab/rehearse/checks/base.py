@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -79,6 +80,31 @@ def backward_hub() -> Backward:
     if _backward is None:
         _backward = Backward()
     return _backward
+
+
+_made: WeakKeyDictionary[Any, Place | None] | None = None
+
+
+def _remember_makers() -> WeakKeyDictionary[Any, Place | None]:
+    found: WeakKeyDictionary[Any, Place | None] = WeakKeyDictionary()
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            real(optimizer, *args, **kwargs)
+            found[optimizer] = places.here()
+
+        return init
+
+    around(torch.optim.Optimizer, "__init__", wrap)
+    return found
+
+
+def optimizers_made() -> WeakKeyDictionary[Any, Place | None]:
+    """The optimizers of this process, and the user's line that made each. To be called when a check is put in."""
+    global _made
+    if _made is None:
+        _made = _remember_makers()
+    return _made
 
 
 def place_born(tensor: torch.Tensor) -> Place | None:

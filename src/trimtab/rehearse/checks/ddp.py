@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose.finding import Cause, Finding, Place
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown, world_size
 
@@ -29,6 +29,8 @@ class _Wrapped:
     """Where the module inside was called directly, with gradients on, since the last step."""
     collectives: int = 0
     steps: int = 0
+    unsynced: Place | None = None
+    """Where `no_sync()` was opened around a backward pass since the last step; forgotten when one is synchronised."""
     unused: dict[str, Place | None] = field(default_factory=dict)
     opaque: tuple[str, Place | None] | None = None
 
@@ -41,9 +43,11 @@ class Ddp(BaseCheck):
         self._inside = 0
         self._in_backward = False
         self._reentrant: Place | None = None
+        self._opened: Place | None = None
         self._grad_switched: WeakKeyDictionary[nn.Module, tuple[bool, Place | None]] = WeakKeyDictionary()
         around(DistributedDataParallel, "__init__", self._made)
         around(DistributedDataParallel, "forward", self._forward)
+        around(DistributedDataParallel, "no_sync", self._no_sync)
         around(nn.Module, "requires_grad_", self._requires_grad)
         around(torch.utils.checkpoint, "checkpoint", self._checkpoint)
         nn.modules.module.register_module_forward_pre_hook(self._module_called)
@@ -79,6 +83,13 @@ class Ddp(BaseCheck):
 
         return forward
 
+    def _no_sync(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def no_sync(ddp: DistributedDataParallel) -> Any:
+            self._opened = places.here() or self._opened
+            return real(ddp)
+
+        return no_sync
+
     def _entry(self, ddp: DistributedDataParallel) -> _Wrapped | None:
         return next((entry for entry in self._wrapped if entry.held() is ddp), None)
 
@@ -107,6 +118,10 @@ class Ddp(BaseCheck):
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._in_backward = True
+        for entry in self._wrapped:
+            ddp = entry.held()
+            if ddp is not None and entry.forwards:
+                entry.unsynced = None if ddp.require_backward_grad_sync else self._opened
 
     def _after(self) -> None:
         self._in_backward = False
@@ -126,7 +141,9 @@ class Ddp(BaseCheck):
             if ddp is None or not (mine := _shared(ddp, optimizer)):
                 continue
             made = agreement.made()
-            if (
+            if world_size() > 1 and entry.unsynced is not None and made == entry.collectives:
+                self._report_unsynced(entry.unsynced)
+            elif (
                 world_size() > 1
                 and not entry.forwards
                 and entry.past_it is not None
@@ -141,6 +158,7 @@ class Ddp(BaseCheck):
             if ddp is None or not _shared(ddp, optimizer):
                 continue
             entry.forwards, entry.past_it, entry.collectives = 0, None, agreement.made()
+            entry.unsynced = None
             entry.steps += 1
             if entry.steps < 4 or entry.steps & (entry.steps - 1) == 0:
                 agreement.weights(self.process, entry.number, entry.steps, ddp.module, places.here())
@@ -157,6 +175,19 @@ class Ddp(BaseCheck):
                 ),
                 fix="Call the DDP object: ddp(x) instead of ddp.module(x); put the loss into forward() if need be.",
                 op="DistributedDataParallel.forward",
+            )
+        )
+
+    def _report_unsynced(self, place: Place) -> None:
+        self.process.report(
+            Finding(
+                kind="ddp-bypassed",
+                message="The optimizer stepped although every backward pass since the last step ran inside "
+                "no_sync(): gradients are not averaged, every rank trains a model of its own.",
+                where=place,
+                cause=places.cause_at(place, "inside this the ranks do not share their gradients"),
+                fix="Leave no_sync() for the last backward pass before each optimizer.step().",
+                op="DistributedDataParallel.no_sync",
             )
         )
 
@@ -189,13 +220,27 @@ class Ddp(BaseCheck):
                 switched, place = self._grad_switched.get(module, (False, None))
                 if switched and place and any(_within(name, path) for name in entry.unused):
                     cause = places.cause_at(place, "made trainable here, but the loss does not use it")
+            vague = finding.cause is None or finding.where is None or finding.cause.line == finding.where.line
             if cause is None:
+                cause = self._by_choice(ddp.module, next(iter(entry.unused)))
+            if cause is None and vague:
                 cause = places.cause_at(
                     next(iter(entry.unused.values())), "made here, but the loss does not use it"
                 )
             names = f"Parameters without a gradient: {shown(list(entry.unused))}."
             return replace(finding, message=f"{finding.message}\n{names}", cause=cause or finding.cause)
         return finding
+
+    def _by_choice(self, module: nn.Module, name: str) -> Cause | None:
+        """The condition in the owner's forward on which a layer is used or not."""
+        path = name.split(".")[:-1]
+        owner = module.get_submodule(".".join(path[:-1])) if path else module
+        attribute = path[-1] if path else name
+        code = getattr(type(owner).forward, "__code__", None)
+        line = (
+            places.choice_of(code.co_filename, code.co_firstlineno, attribute) if code is not None else None
+        )
+        return places.cause_at(line, f"whether self.{attribute} is used depends on this")
 
 
 def _within(name: str, path: str) -> bool:

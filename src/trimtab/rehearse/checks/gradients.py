@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,12 +11,15 @@ from weakref import WeakSet, ref
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trimtab.diagnose.finding import Cause, Finding, Place
+from trimtab.diagnose.raised_graph import freezing_line
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown
-from trimtab.virtual import functions
+from trimtab.rehearse.checks.cuts import Cuts, leaves, switch_around
+from trimtab.virtual import origin
+from trimtab.virtual.origin import Origin
 
 _LOOKED_AT = 3
 """Backward passes whose graphs are searched for their leaves."""
@@ -27,10 +28,13 @@ _LOOKED_AT = 3
 @dataclass
 class _Parameter:
     held: ref[torch.Tensor]
+    number: int
+    """Its id, which outlives it."""
     name: str = ""
     got: bool = False
-    ran: bool = False
-    """Whether a torch layer that surely uses it ran with gradients on."""
+    had: bool = False
+    """Whether it had a gradient after some backward pass, though perhaps none at a step."""
+    moved: Origin | None = None
 
 
 @dataclass
@@ -57,17 +61,20 @@ class Gradients(BaseCheck):
         self._checkpoints: dict[Place | None, _Checkpoint] = {}
         self._ran: WeakSet[nn.Module] = WeakSet()
         self._passes = 0
-        self._leaf: Place | None = None
+        self._broken: Cause | None = None
+        """Why a loss reaches no parameter."""
         self._detached_at: Place | None = None
         self._reached = False
-        self._cuts: dict[tuple[str, int], set[int]] = {}
-        """Lines of the user's code that detach a tensor, with the ids of the parameters behind it."""
+        self._cleared: Place | None = None
+        self._cuts = Cuts()
         around(torch.optim.Optimizer, "add_param_group", self._add_group)
+        around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        around(nn.Module, "zero_grad", self._zero_grad)
         register_optimizer_step_pre_hook(self._step)
+        # A closure given to step() computes the gradients inside it.
+        register_optimizer_step_post_hook(self._look)
         around(torch.utils.checkpoint, "checkpoint", self._checkpoint)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
-        for function in (torch.Tensor.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
-            functions.HANDLERS[function] = self._detach(functions.HANDLERS.get(function, functions.call))
         hub = backward_hub()
         hub.before.append(self._before)
         hub.after.append(self._after)
@@ -76,23 +83,18 @@ class Gradients(BaseCheck):
         if torch.is_grad_enabled():
             self._ran.add(module)
 
-    def _detach(self, real: functions.Handler) -> functions.Handler:
-        def detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            # One frame up is the function mode, two up the line that asked.
-            caller = sys._getframe(2)
-            if args[0].grad_fn is not None and places.is_user_file(caller.f_code.co_filename):
-                key = (caller.f_code.co_filename, caller.f_lineno)
-                if key not in self._cuts:
-                    self._cuts[key] = {id(leaf) for leaf in _leaves(args[0])}
-            return real(func, args, kwargs)
+    def _zero_grad(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            self._cleared = places.here() or self._cleared
+            return real(owner, *args, **kwargs)
 
-        return detach
+        return zero_grad
 
     def _add_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def add(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
             result = real(optimizer, group)
             entry = self._optimizers.setdefault(id(optimizer), _Optimizer(places.here()))
-            entry.parameters += [_Parameter(ref(p)) for p in optimizer.param_groups[-1]["params"]]
+            entry.parameters += [_Parameter(ref(p), id(p)) for p in optimizer.param_groups[-1]["params"]]
             return result
 
         return add
@@ -103,31 +105,34 @@ class Gradients(BaseCheck):
             return
         entry.steps += 1
         entry.stepped = entry.stepped or places.here()
-        owners: dict[int, tuple[str, bool]] | None = None
+        self._look(optimizer, args, kwargs)
+
+    def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        entry = self._optimizers.get(id(optimizer))
+        if entry is None:
+            return
+        names: dict[int, str] | None = None
         for known in entry.parameters:
             parameter = known.held()
             if known.got or parameter is None:
                 continue
             if parameter.grad is not None or not parameter.requires_grad:
                 known.got = True
-            elif not known.name or not known.ran:
-                owners = self._owners() if owners is None else owners
-                known.name, known.ran = owners.get(id(parameter), (known.name, False))
+            elif not known.name:
+                names = self._names() if names is None else names
+                known.name = names.get(id(parameter), "")
+                known.moved = origin.moved_of(parameter)
 
-    def _owners(self) -> dict[int, tuple[str, bool]]:
-        """For each parameter of a module that ran: its full name, and whether a layer of torch's own uses it."""
+    def _names(self) -> dict[int, str]:
+        """For each parameter of a module that ran: its full name."""
         ran = list(self._ran)
         inner = {id(child) for module in ran for child in module.modules() if child is not module}
-        found: dict[int, tuple[str, bool]] = {}
-        for module in ran:
-            if id(module) in inner:
-                continue
-            for path, owner in module.named_modules():
-                used = owner in self._ran and type(owner).__module__.startswith("torch.nn")
-                for name, parameter in owner._parameters.items():
-                    if parameter is not None:
-                        found[id(parameter)] = (f"{path}.{name}" if path else name, used)
-        return found
+        return {
+            id(parameter): name
+            for module in ran
+            if id(module) not in inner
+            for name, parameter in module.named_parameters()
+        }
 
     def _checkpoint(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +145,7 @@ class Gradients(BaseCheck):
 
     def _cut_off(self, function: Any) -> None:
         trainable = [
-            _Parameter(ref(parameter), name)
+            _Parameter(ref(parameter), id(parameter), name)
             for module in _modules_of(function)
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
@@ -153,40 +158,71 @@ class Gradients(BaseCheck):
         self._passes += 1
         if self._passes > _LOOKED_AT or not self._optimizers or self._reached:
             return
-        leaves = [leaf for root in roots for leaf in _leaves(root)]
-        if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
+        trained = {known.number for entry in self._optimizers.values() for known in entry.parameters}
+        reached = [leaf for root in roots for leaf in leaves(root)]
+        if any(isinstance(leaf, nn.Parameter) or id(leaf) in trained for leaf in reached):
             self._reached = True
-        elif leaves:
-            self._leaf = self._leaf or place_born(leaves[0])
-            self._detached_at = self._detached_at or place
+        elif reached and self._broken is None:
+            self._detached_at = place
+            self._broken = self._why_broken(reached[0], place)
+
+    def _why_broken(self, leaf: torch.Tensor, place: Place | None) -> Cause | None:
+        born = place_born(leaf)
+        if leaf.requires_grad:
+            return places.cause_at(
+                born, "the loss is rebuilt here as a new leaf: no gradient reaches the parameters behind it"
+            )
+        file = born.file if born is not None else place.file if place is not None else ""
+        if born is not None and (switch := switch_around(born.file, born.line)) is not None:
+            return places.cause_at(switch, "gradients are switched off here, and the loss is computed inside")
+        parameters = [known.held() for entry in self._optimizers.values() for known in entry.parameters]
+        if not any(p is not None and p.requires_grad for p in parameters):
+            line = freezing_line(file)
+            return places.cause_at(
+                places.place_of(file, line) if line else None, "this leaves no parameter trainable"
+            )
+        cut = self._cuts.last
+        if cut is not None and not (born is not None and cut.place.line > born.line):
+            return places.cause_at(cut.place, "the graph of the loss ends here: only its value goes on")
+        if dead := next(iter(self._cuts.without_grad.values()), None):
+            return places.cause_at(dead, "gradients are switched off here, in front of the loss")
+        return places.cause_at(born, "this has no graph: nothing that it is made from requires a gradient")
 
     def _after(self) -> None:
         for cut in self._checkpoints.values():
             for known in cut.parameters:
                 parameter = known.held()
                 known.got |= parameter is not None and parameter.grad is not None
+        if self._passes <= _LOOKED_AT:
+            for entry in self._optimizers.values():
+                for known in entry.parameters:
+                    parameter = known.held()
+                    known.had |= parameter is not None and parameter.grad is not None
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
         """An error of the scaler or of backward often comes from a loss that was rebuilt as a new leaf."""
-        if finding.kind in {"scaler-misuse", "no-gradient"} and self._leaf is not None and not self._reached:
-            return replace(finding, cause=self._leaf_cause())
+        if finding.kind not in {"scaler-misuse", "no-gradient"}:
+            return finding
+        if not self._reached:
+            return replace(finding, cause=self._broken or finding.cause)
+        vague = finding.cause is None or finding.where is None or finding.cause.line == finding.where.line
+        if finding.kind == "scaler-misuse" and vague:
+            for entry in self._optimizers.values():
+                if entry.parameters and not any(known.had for known in entry.parameters):
+                    why = "the loss reaches none of the parameters that this optimizer was given"
+                    return replace(finding, cause=places.cause_at(entry.made, why) or finding.cause)
         return finding
-
-    def _leaf_cause(self) -> Cause | None:
-        return places.cause_at(
-            self._leaf, "the loss is rebuilt here as a new leaf: no gradient reaches the parameters behind it"
-        )
 
     def finish(self) -> None:
         explained = self.process.explained
         for cut in self._checkpoints.values():
             dead = [known for known in cut.parameters if not known.got]
             if dead and self._passes:
-                explained |= {id(known.held()) for known in dead if known.held() is not None}
+                explained |= {known.number for known in dead}
                 self._report_checkpoint(cut, dead)
         for optimizer in self._optimizers.values():
             dead = [
-                known for known in optimizer.parameters if not known.got and id(known.held()) not in explained
+                known for known in optimizer.parameters if not known.got and known.number not in explained
             ]
             if dead and optimizer.steps:
                 self._report_optimizer(optimizer, dead)
@@ -207,62 +243,57 @@ class Gradients(BaseCheck):
             )
         )
 
-    def _cut_at(self, dead: set[int]) -> Cause | None:
-        for (file, line), behind in self._cuts.items():
-            if dead & behind:
-                return places.cause_at(
-                    places.place_of(file, line), "the graph is cut here, in front of these layers"
-                )
-        return None
-
     def _report_optimizer(self, optimizer: _Optimizer, dead: list[_Parameter]) -> None:
-        everything = len(dead) == len(optimizer.parameters)
-        certain = [known for known in dead if known.ran]
-        names = shown([known.name or "(unnamed)" for known in (certain or dead)])
-        if everything:
-            cause = self._leaf_cause() or places.cause_at(
-                optimizer.made, "none of the parameters given to this optimizer is reached by the loss"
-            )
+        """Parameters that are merely unused can be meant; a fault is a loss that reaches nothing, or a cut graph."""
+        cause, severity, where = None, "warning", optimizer.stepped
+        names = shown([known.name or "(unnamed)" for known in dead])
+        message = (
+            f"Parameters in the optimizer never received a gradient, the loss does not use them: {names}."
+        )
+        numbers = {known.number for known in dead}
+        cut = self._cuts.in_front_of(numbers)
+        switch = next((self._cuts.without_grad[n] for n in numbers if n in self._cuts.without_grad), None)
+        if len(dead) == len(optimizer.parameters):
+            severity, where = "fault", self._detached_at or where
             message = (
                 f"No parameter of the optimizer ever received a gradient in {optimizer.steps} steps: {names}."
             )
-        elif certain:
-            cause = self._cut_at({id(known.held()) for known in certain})
+            if any(known.had for known in dead) and self._cleared is not None:
+                cause = places.cause_at(self._cleared, "this clears the gradients between backward and step")
+            elif self._reached and dead[0].name and dead[0].moved is not None:
+                cause = places.cause_at(
+                    places.place_of(dead[0].moved.file, dead[0].moved.line),
+                    "the parameters are moved here, while the graph of a loss still holds them as they were",
+                )
+            elif cut is not None and self._broken is None:
+                cause = places.cause_at(cut.place, "the graph is cut here, in front of these layers")
+            else:
+                cause = self._broken or places.cause_at(
+                    optimizer.made, "none of the parameters given to this optimizer is reached by the loss"
+                )
+        elif switch is not None:
+            severity = "fault"
+            message = f"Trainable parameters ran without gradients only, so they are never trained: {names}."
+            cause = places.cause_at(switch, "gradients are switched off here, and these layers run inside")
+        elif cut is not None and cut.goes_on:
+            severity = "fault"
             message = (
                 f"Trainable parameters never received a gradient in {optimizer.steps} steps, though their layers "
                 f"ran: {names}."
             )
-        else:
-            cause = None
-            message = f"Parameters in the optimizer never received a gradient and are not used: {names}."
+            cause = places.cause_at(cut.place, "the graph is cut here, in front of these layers")
         self.process.report(
             Finding(
                 kind="no-gradient",
-                severity="fault" if everything or certain else "warning",
+                severity="fault" if severity == "fault" else "warning",
                 message=message,
-                where=(self._detached_at if everything else None) or optimizer.stepped,
+                where=where,
                 cause=cause,
                 fix="Keep the loss connected to these parameters (no .detach(), .item(), .data or torch.tensor(...) "
                 "on the way, no torch.no_grad() around it), or leave them out of the optimizer.",
                 op="optimizer.step",
             )
         )
-
-
-def _leaves(root: torch.Tensor, most: int = 4000) -> Iterator[torch.Tensor]:
-    """The leaves that a backward pass from here would reach."""
-    if root.grad_fn is None:
-        yield root
-        return
-    queue, seen = deque([root.grad_fn]), {root.grad_fn}
-    while queue and len(seen) < most:
-        node: Any = queue.popleft()
-        if hasattr(node, "variable"):
-            yield node.variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                queue.append(following)
 
 
 def _modules_of(function: Any, depth: int = 3) -> Iterator[nn.Module]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict, deque
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -26,6 +27,7 @@ _ENOUGH_WITHOUT_OPTIMIZER = 5
 _FIRST_LOOK, _SECOND_LOOK = 4, 10
 """Passes of a model in eval mode, with gradients on, before which is looked at what is kept."""
 _NAME = "trimtab_backward"
+_SEEN = "trimtab_evaluation"
 
 
 class _Mark:
@@ -45,6 +47,10 @@ class GraphKept(BaseCheck):
         self._steps = 0
         self._passes = 0
         self._done = False
+        self._suspected: tuple[Place, int] | None = None
+        """What evaluation keeps; not yet a fault, since a later backward pass may be what it is kept for."""
+        self._places: deque[Place] = deque(maxlen=8)
+        self._root: Place | None = None
         self._evaluated: dict[int, int] = {}
         self._before: dict[tuple[str, int], int] = {}
         backward_hub().before.append(self._backward)
@@ -61,15 +67,36 @@ class GraphKept(BaseCheck):
         elif count == _SECOND_LOOK:
             for line, kept in _kept_by_line().items():
                 if kept >= self._before.get(line, kept) + _SECOND_LOOK - _FIRST_LOOK:
-                    self._report_evaluation(places.place_of(*line), kept)
+                    _mark_made_at(line)
+                    self._suspected = (places.place_of(*line), kept)
                     return
+
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """A graph that is used twice: the line of the earlier pass, or the loss that is built only once."""
+        if finding.kind != "graph-kept" or "second time" not in finding.message:
+            return finding
+        where, cause = finding.where, finding.cause
+        if where is None or (cause is not None and cause.line != where.line):
+            return finding
+        earlier = next((place for place in reversed(self._places) if place != where), None)
+        if earlier is not None:
+            why = "this pass frees the graph that the later one needs too"
+            return replace(finding, cause=places.cause_at(earlier, why))
+        return replace(
+            finding, cause=places.cause_at(self._root, "built once, and sent backward again") or cause
+        )
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
+        if place is not None:
+            self._places.append(place)
+        self._root = place_born(roots[0]) if roots else None
         if self._done:
             return
+        if self._suspected is not None:
+            self._judge(roots)
         self._passes += 1
         key = (place.file, place.line) if place else None
         marks = self._marks[key]
@@ -84,6 +111,16 @@ class GraphKept(BaseCheck):
                 laid |= node.metadata.setdefault(_NAME, mark) is mark
         if laid:
             marks.append(ref(mark))
+
+    def _judge(self, roots: list[torch.Tensor]) -> None:
+        suspected, self._suspected = self._suspected, None
+        wanted = any(_SEEN in (node.metadata or ()) for root in roots for node in _top(root.grad_fn, 4000))
+        if suspected is not None and not wanted:
+            self._report_evaluation(*suspected)
+
+    def finish(self) -> None:
+        if not self._done:
+            self._judge([])
 
     def _report_evaluation(self, place: Place, kept: int) -> None:
         self._done = True
@@ -132,13 +169,33 @@ def _kept_by_line() -> dict[tuple[str, int], int]:
     return counts
 
 
+def _mark_made_at(line: tuple[str, int]) -> None:
+    """Lay a mark into the graphs of the living tensors that a line made."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.grad_fn is not None:
+            born = origin.born_of(thing)
+            if born is not None and (born.file, born.line) == line:
+                thing.grad_fn.metadata[_SEEN] = True
+
+
 def _kept_in_list() -> Place | None:
     """The line that puts losses into a list which a function on the stack holds by name."""
     for frame in places.frames():
         for name, value in frame.f_locals.items():
-            if isinstance(value, list | deque) and sum(_is_marked(item) for item in value) > 1:
+            if _keeps(value):
                 return places.appending_line(frame.f_code.co_filename, name)
+            if isinstance(value, nn.Module | torch.Tensor) or not hasattr(value, "__dict__"):
+                continue
+            for attribute, kept in list(vars(value).items()):
+                if _keeps(kept) and (line := places.appending_line(frame.f_code.co_filename, attribute)):
+                    return line
     return None
+
+
+def _keeps(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(_keeps(entry) for entry in list(value.values())[:64])
+    return isinstance(value, list | deque) and sum(_is_marked(item) for item in value) > 1
 
 
 def _is_marked(value: object) -> bool:
@@ -151,10 +208,12 @@ def _top(node: Any, most: int) -> list[Any]:
     """The first nodes of a graph, leaves (which live as long as their parameters) left out."""
     queue: deque[Any] = deque([node])
     found: list[Any] = []
+    seen: set[Any] = set()
     while queue and len(found) < most:
         node = queue.popleft()
-        if node is None or "AccumulateGrad" in node.name():
+        if node is None or node in seen or "AccumulateGrad" in node.name():
             continue
+        seen.add(node)
         found.append(node)
         queue.extend(following for following, _ in node.next_functions)
     return found

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, place_born, shown
+from trimtab.rehearse.checks.base import BaseCheck, optimizers_made, place_born, shown
 
 _STEPS = 2
 """Optimizer steps at which is looked."""
@@ -29,6 +29,7 @@ class Untrained(BaseCheck):
         self._ran: WeakSet[nn.Module] = WeakSet()
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._steps = 0
+        self._made = optimizers_made()
         self._told: set[str] = set()
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
@@ -75,7 +76,7 @@ class Untrained(BaseCheck):
             )
             if twin is not None:
                 self.process.explained |= {id(known) for known in replaced}
-                self._report_replaced(twin[0], place_born(twin[1]))
+                self._report_replaced(twin[0], place_born(twin[1]), self._made.get(optimizer))
                 return
 
     def _hidden(self, known: set[int]) -> Iterator[tuple[str, nn.Module, str]]:
@@ -113,7 +114,7 @@ class Untrained(BaseCheck):
             )
         )
 
-    def _report_replaced(self, name: str, born: Place | None) -> None:
+    def _report_replaced(self, name: str, born: Place | None, made: Place | None) -> None:
         if name in self._told:
             return
         self._told.add(name)
@@ -122,7 +123,7 @@ class Untrained(BaseCheck):
                 kind="no-gradient",
                 message=f"{shown([name])} receives gradients but is in no optimizer, while the optimizer holds "
                 "parameters that the model no longer uses: it was made before the layer was replaced.",
-                where=places.here(),
+                where=made or places.here(),
                 cause=places.cause_at(born, "this layer came into the model after the optimizer was made"),
                 fix="Build or replace all layers first, then make the optimizer from model.parameters().",
                 op="optimizer.step",

@@ -6,7 +6,9 @@ rehearsal: on hardware it holds whatever was there. What is never written to the
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,12 +17,15 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose.finding import Cause, Finding, Place
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, shown
+from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown
+from trimtab.rehearse.checks.sources import Sources
 from trimtab.virtual import functions, state
 
 _EVERY_STEP_UNTIL = 8
+_DIVERGED = 1e4
+"""A loss that has grown by this factor since the first step did not become infinite by a single operation."""
 
 
 class Values(BaseCheck):
@@ -33,6 +38,9 @@ class Values(BaseCheck):
         self._steps = 0
         self._scaled = False
         self._told = False
+        self._losses: deque[float] = deque(maxlen=64)
+        self._made = optimizers_made()
+        self._sources = Sources()
         # As handlers of the function mode: a wrapper in torch's namespace would hide the function's identity.
         for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
             functions.HANDLERS[function] = self._fresh(functions.HANDLERS.get(function, functions.call))
@@ -84,18 +92,33 @@ class Values(BaseCheck):
             self._report_garbage(names, place, type(module).__name__)
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
+        self._sources.turn()
         if self._told or self._scaled:
             return
         for root in roots:
-            if root.numel() == 1 and root.is_floating_point() and not bool(torch.isfinite(root.detach())):
-                value = float(root.detach())
-                self._report(f"The loss is {value} at backward.", place, "backward")
+            if root.numel() != 1 or not root.is_floating_point():
+                continue
+            value = float(root.detach())
+            if not math.isfinite(value):
+                births = self._sources.births
+                cause = self._divergence() or (births[0].cause() if births else None)
+                self._report(f"The loss is {value} at backward.", place, "backward", cause)
                 return
+            self._losses.append(value)
+
+    def _divergence(self) -> Cause | None:
+        """The loss grew and grew: the steps are too large."""
+        if len(self._losses) < 2 or abs(self._losses[-1]) < _DIVERGED * max(abs(self._losses[0]), 1e-3):
+            return None
+        grown = f"the loss grew from {self._losses[0]:.3g} to {self._losses[-1]:.3g} before"
+        made = next(iter(self._made.values()), None)
+        return places.cause_at(made, f"{grown}: the learning rate given here is too large")
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._steps += 1
         if self._told or (self._steps > _EVERY_STEP_UNTIL and self._steps & (self._steps - 1)):
             return
+        steep = self._sources.steep
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -105,10 +128,20 @@ class Values(BaseCheck):
                             f"{self._steps}.",
                             places.here(),
                             "optimizer.step",
+                            self._divergence()
+                            or (steep[0].cause() if steep else None)
+                            or self._vanished(optimizer, group.get("eps"), parameter),
                         )
                         return
 
-    def _report(self, message: str, where: Place | None, op: str) -> None:
+    def _vanished(self, optimizer: torch.optim.Optimizer, eps: Any, parameter: torch.Tensor) -> Cause | None:
+        """An eps that is zero in the weights' own precision protects from nothing."""
+        if not isinstance(eps, float) or not eps or float(torch.tensor(eps).to(parameter.dtype)):
+            return None
+        why = f"eps={eps:g} is 0 in {str(parameter.dtype).removeprefix('torch.')}: the step divides 0 by 0"
+        return places.cause_at(self._made.get(optimizer), why)
+
+    def _report(self, message: str, where: Place | None, op: str, cause: Cause | None) -> None:
         self._told = True
         if self._filled and self._unwritten():
             return
@@ -117,6 +150,7 @@ class Values(BaseCheck):
                 kind="non-finite",
                 message=message,
                 where=where,
+                cause=cause,
                 fix="Look for a division by zero, a log or square root of zero, a mask that hides a whole row, or a "
                 "learning rate that is too high; torch.autograd.set_detect_anomaly(True) names the operation.",
                 op=op,

@@ -1,0 +1,170 @@
+"""Where the graph behind a loss ends: detached tensors, numbers taken out of tensors, layers run under no_grad.
+
+Lines are only remembered here; whether one of them is a fault is for the checks to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Place
+from trimtab.rehearse import places
+from trimtab.virtual import functions, tensor
+
+_MARK = "_trimtab_cut"
+_TENSOR = tensor.__file__
+_MEANT = (torch.Tensor.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+"""Made to cut."""
+_NUMBERS = (
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.argmax,
+    torch.Tensor.argmin,
+    torch.Tensor.long,
+    torch.Tensor.int,
+    torch.argmax,
+    torch.argmin,
+    torch.tensor,
+)
+"""Cut on the way to something else: a number, a list, an index."""
+_SWITCHES = {"no_grad", "inference_mode"}
+
+
+@dataclass
+class Cut:
+    """A line that takes values out of a graph."""
+
+    place: Place
+    behind: set[int]
+    """Ids of the leaves behind it."""
+    meant: bool
+    in_forward: bool
+    fed: bool = False
+    """Whether its result went into a layer."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the result is part of the computation, not only looked at."""
+        return self.in_forward or self.fed
+
+
+class Cuts:
+    """All cuts that the program's own lines have made, in the order in which they were first met."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], Cut] = {}
+        self.last: Cut | None = None
+        self.without_grad: dict[int, Place] = {}
+        """Parameters by id whose layer ran, in training mode, with gradients switched off: the line that did so."""
+        for function in (*_MEANT, *_NUMBERS):
+            known = functions.HANDLERS.get(function, functions.call)
+            functions.HANDLERS[function] = self._watched(known, function in _MEANT)
+        nn.modules.module.register_module_forward_pre_hook(self._forward)
+
+    def in_front_of(self, dead: set[int]) -> Cut | None:
+        """The cut that most likely keeps these parameters from their gradients."""
+        found = [cut for cut in self._found.values() if cut.behind & dead]
+        return min(found, key=lambda cut: (not cut.goes_on, not cut.meant), default=None)
+
+    def _watched(self, real: functions.Handler, meant: bool) -> functions.Handler:
+        def cut(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = real(func, args, kwargs)
+            # One frame up is the function mode, two up the line that asked (or a property of the virtual tensor).
+            caller: FrameType | None = sys._getframe(2)
+            if caller is not None and caller.f_code.co_filename == _TENSOR:
+                caller = caller.f_back
+            if caller is not None and args and places.is_user_file(caller.f_code.co_filename):
+                self._note(caller, args[0], result, meant)
+            return result
+
+        return cut
+
+    def _note(self, caller: FrameType, given: Any, result: Any, meant: bool) -> None:
+        if not isinstance(given, torch.Tensor) or given.grad_fn is None:
+            return
+        key = (caller.f_code.co_filename, caller.f_lineno)
+        known = self._found.get(key)
+        if known is None:
+            behind = {id(leaf) for leaf in leaves(given)}
+            known = Cut(places.place_of(*key), behind, meant, _in_forward(caller))
+            self._found[key] = known
+        self.last = known
+        if isinstance(result, torch.Tensor) and not known.fed:
+            result.__dict__[_MARK] = known
+
+    def _forward(self, module: nn.Module, args: Any) -> None:
+        for value in args:
+            if isinstance(value, torch.Tensor) and _MARK in value.__dict__:
+                value.__dict__[_MARK].fed = True
+        if module.training and not torch.is_grad_enabled() and module._parameters:
+            trained = [p for p in module._parameters.values() if p is not None and p.requires_grad]
+            if trained and id(trained[0]) not in self.without_grad:
+                place = switched_off()
+                if place is not None:
+                    self.without_grad.update({id(parameter): place for parameter in trained})
+
+
+def _in_forward(frame: FrameType | None) -> bool:
+    """Whether a layer's forward is running."""
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def switched_off() -> Place | None:
+    """The line of the program that switched gradients off for what runs now."""
+    for frame in places.frames():
+        if (place := switch_around(frame.f_code.co_filename, frame.f_lineno)) is not None:
+            return place
+    return None
+
+
+def switch_around(file: str, line: int) -> Place | None:
+    """The `with torch.no_grad():` (or the decorator) of the same function that holds a line."""
+    for block in source.withs_around(file, line):
+        for item in block.items:
+            if _switches_off(item.context_expr):
+                return places.place_of(file, item.context_expr.lineno)
+    function = source.function_at(file, line)
+    for decorator in function.decorator_list if function is not None else ():
+        if _switches_off(decorator):
+            return places.place_of(file, decorator.lineno)
+    return None
+
+
+def _switches_off(node: ast.expr) -> bool:
+    called = node.func if isinstance(node, ast.Call) else node
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    if name == "set_grad_enabled" and isinstance(node, ast.Call):
+        given = node.args[0] if node.args else None
+        return not (isinstance(given, ast.Constant) and given.value is True)
+    return name in _SWITCHES
+
+
+def leaves(root: torch.Tensor, most: int = 4000) -> Iterator[torch.Tensor]:
+    """The leaves that a backward pass from here would reach."""
+    if root.grad_fn is None:
+        yield root
+        return
+    queue, seen = deque([root.grad_fn]), {root.grad_fn}
+    while queue and len(seen) < most:
+        node: Any = queue.popleft()
+        if hasattr(node, "variable"):
+            yield node.variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                queue.append(following)

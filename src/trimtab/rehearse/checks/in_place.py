@@ -1,0 +1,64 @@
+"""In-place changes of tensors that backward still needs: torch names the tensor's shape, this names the line."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse import places
+from trimtab.rehearse.checks.base import BaseCheck
+from trimtab.virtual import functions
+
+_TEXT = re.compile(r"modified by an inplace operation: \[\S+ \[([\d, ]*)\]\]")
+_AUGMENTED = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"))
+
+
+class InPlace(BaseCheck):
+    """Remembers the last in-place changes of tensors in a graph, and the optimizers' steps."""
+
+    def install(self) -> None:
+        self._changes: deque[tuple[tuple[int, ...], Place]] = deque(maxlen=64)
+        self._steps: deque[tuple[set[tuple[int, ...]], Place]] = deque(maxlen=8)
+        functions.AFTER.append(self._after)
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        name = getattr(func, "__name__", "")
+        changes = (name.endswith("_") and not name.startswith("_")) or name in _AUGMENTED
+        if not changes or not args or not isinstance(args[0], torch.Tensor) or not torch.is_grad_enabled():
+            return
+        if args[0].grad_fn is not None or name == "__setitem__":
+            place = places.here()
+            if place is not None:
+                self._changes.append((tuple(args[0].shape), place))
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        place = places.here()
+        if place is not None:
+            shapes = {_unordered(p.shape) for group in optimizer.param_groups for p in group["params"]}
+            self._steps.append((shapes, place))
+
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """Match the shape that the error names."""
+        if (found := _TEXT.search(finding.message)) is None:
+            return finding
+        shape = tuple(int(n) for n in found[1].split(",") if n.strip())
+        for changed, place in reversed(self._changes):
+            if changed == shape:
+                why = "this changes in place a tensor that backward still needs"
+                return replace(finding, cause=places.cause_at(place, why))
+        for shapes, place in reversed(self._steps):
+            if _unordered(shape) in shapes:
+                why = "this step changes weights in place, and a graph made before it is used afterwards"
+                return replace(finding, cause=places.cause_at(place, why))
+        return finding
+
+
+def _unordered(shape: Any) -> tuple[int, ...]:
+    return tuple(sorted(shape))

@@ -1,0 +1,1 @@
+"""What was found, as a page that needs nothing else: one HTML file, no script, no network."""

@@ -1,0 +1,53 @@
+"""The HTML page of a rehearsal: everything is on it, and nothing in it is taken for markup."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from trimtab.diagnose.finding import Cause, Finding, Place
+from trimtab.rehearse.run import Result
+from trimtab.report.page import rehearsal_page
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        assert not {name for name, _ in attrs} & {"src", "href", "onload", "onerror"}
+
+
+def page(message: str) -> str:
+    finding = Finding(
+        kind="device-mismatch",
+        message=message,
+        where=Place("train.py", 41, "loss = f(<x>)"),
+        cause=Cause("train.py", 18, "x = torch.ones(3)", "made here on cpu & never moved"),
+        fix="x = x.to(device)",
+    )
+    memory = {"cuda:0": {"peak_bytes": 2**20, "capacity_bytes": 2**30}}
+    return rehearsal_page(Result("fault", [finding], memory, 3, 1.5, ["a <note>"], "train.py"))
+
+
+def test_a_page_holds_the_finding_and_the_verdict() -> None:
+    text = page("tensors on two devices")
+    for part in (
+        "fault: 1 fault",
+        "tensors on two devices",
+        "train.py:41",
+        "train.py:18",
+        "x = x.to(device)",
+        "1.0 MiB",
+    ):
+        assert part in text
+
+
+def test_texts_of_a_program_are_no_markup() -> None:
+    text = page("<script>alert(1)</script><img src=x onerror=alert(1)>")
+    tags = _Tags()
+    tags.feed(text)
+    assert not tags.seen & {"script", "img"}
+    for escaped in ("&lt;script&gt;", "f(&lt;x&gt;)", "a &lt;note&gt;"):
+        assert escaped in text

@@ -1,0 +1,21 @@
+"""Matrix products with a wider result, which CUDA has and the CPU lacks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.mark.virtual_gpus(1)
+def test_products_of_bf16_with_a_float32_result() -> None:
+    one, two = (torch.randn(4, 4, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    right = one.float() @ two.float()
+    made = torch.mm(one, two, out_dtype=torch.float32)
+    assert made.dtype is torch.float32
+    assert made.is_cuda
+    assert torch.equal(made, right)
+    kept = torch.ones(4, 4, device="cuda")
+    torch.addmm(kept, one, two, out_dtype=torch.float32, out=kept)
+    torch.testing.assert_close(kept, right + 1)
+    batched = torch.bmm(one[None], two[None], out_dtype=torch.float32)
+    assert torch.equal(batched[0], right)
