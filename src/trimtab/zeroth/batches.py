@@ -1,0 +1,75 @@
+"""Which examples make up which batch: a function of the seed and a count, so that a run can go on anywhere.
+
+Needs torch alone, and stays on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trimtab.zeroth.objective import Example, ScoreBatch, build_batch
+
+
+@dataclass(frozen=True)
+class Collate:
+    """How examples become the rows of a batch."""
+
+    pad_id: int
+    max_length: int
+    bos_id: int | None = None
+    pad_to_multiple: int = 1
+
+    def __call__(self, examples: Sequence[Example]) -> ScoreBatch:
+        return build_batch(examples, self.pad_id, self.max_length, self.pad_to_multiple, self.bos_id)
+
+
+class BatchStream:
+    """Endless steps over shuffled examples. Each is a list of micro-batches; `taken` steps were drawn so far.
+
+    The order of each pass over the examples depends on the seed and the number of the pass alone.
+    """
+
+    def __init__(
+        self, examples: Sequence[Example], batch_size: int, micro_batches: int, seed: int, collate: Collate
+    ) -> None:
+        self.examples, self.batch_size, self.micro_batches = examples, batch_size, micro_batches
+        self.seed, self.collate = seed, collate
+        self.taken = 0
+        self._orders: dict[int, list[int]] = {}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(len(self.examples) / (self.batch_size * self.micro_batches))
+
+    def __call__(self) -> list[ScoreBatch]:
+        """The next step's micro-batches. What one pass has left over begins the next one's first batch."""
+        count = self.batch_size * self.micro_batches
+        start = self.taken * count
+        self.taken += 1
+        drawn = [self._at(place) for place in range(start, start + count)]
+        return [
+            self.collate(drawn[first : first + self.batch_size]) for first in range(0, count, self.batch_size)
+        ]
+
+    def _at(self, place: int) -> Example:
+        turn, index = divmod(place, len(self.examples))
+        if turn not in self._orders:
+            # Only neighbouring passes are ever needed at once.
+            self._orders = {t: order for t, order in self._orders.items() if t >= turn - 1}
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + turn) % 2**63)
+            self._orders[turn] = torch.randperm(len(self.examples), generator=generator).tolist()
+        return self.examples[self._orders[turn][index]]
+
+
+def by_length(examples: Sequence[Example], batch_size: int) -> list[list[int]]:
+    """Places of examples in batches of similar length, the longest first: what does not fit fails at once."""
+    order = sorted(range(len(examples)), key=lambda i: -_length(examples[i]))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def _length(example: Example) -> int:
+    return len(example.prompt) + max(map(len, example.candidates))

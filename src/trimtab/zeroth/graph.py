@@ -1,0 +1,543 @@
+"""On a real GPU: a pass with all its lanes as one CUDA graph, captured once for each shape of batch and replayed.
+
+While a graph is captured, the modules that own tuned tensors stand aside for others that make the weights of every
+lane by Triton kernels and multiply by them lane by lane. A replay runs no Python at all. The numbers are those of
+`lanes.py`; a model that has a part this file does not know is told so (`NotCapturable`) and takes the plain way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trimtab.zeroth import kernels
+from trimtab.zeroth.kernels import GROUP, Launch
+from trimtab.zeroth.lanes import evaluating
+from trimtab.zeroth.objective import ScoreBatch, example_losses, position_ids
+from trimtab.zeroth.parameters import Tuned
+from trimtab.zeroth.sweep import Change, Directions, Ratios
+
+PAD_TO = 32
+"""Rows are padded to a multiple of this many tokens: fewer shapes, fewer graphs."""
+# Elements of changed weights that exist at a time: this share of the tuned ones, but never less than the floor. What
+# is larger (a vocabulary) is done in runs of rows.
+_SCRATCH_SHARE = 64
+_SCRATCH_FLOOR = 1 << 21
+_MOST_GRAPHS = 24
+
+
+class NotCapturable(Exception):
+    """The model has a part that cannot be captured; the message names it."""
+
+
+@torch.library.custom_op(
+    "trimtab::perturbed",
+    mutates_args=(),
+    schema="(Tensor weight, Tensor key, Tensor state, Tensor coefficients, bool one_line, bool signs, SymInt first)"
+    " -> Tensor",
+)
+def _perturbed(weight, key, state, coefficients, one_line, signs, first):  # type: ignore[no-untyped-def]
+    return kernels.perturbed(weight, key, state, coefficients, one_line, signs, first)
+
+
+@_perturbed.register_fake
+def _(weight, key, state, coefficients, one_line, signs, first):  # type: ignore[no-untyped-def]
+    return weight.new_empty((coefficients.shape[0], *weight.shape))
+
+
+@torch.library.custom_op(
+    "trimtab::perturbed_rows",
+    mutates_args=(),
+    schema="(Tensor table, Tensor ids, Tensor key, Tensor state, Tensor coefficients, bool one_line, bool signs)"
+    " -> Tensor",
+)
+def _perturbed_rows(table, ids, key, state, coefficients, one_line, signs):  # type: ignore[no-untyped-def]
+    return kernels.perturbed_rows(table, ids, key, state, coefficients, one_line, signs)
+
+
+@_perturbed_rows.register_fake
+def _(table, ids, key, state, coefficients, one_line, signs):  # type: ignore[no-untyped-def]
+    return table.new_empty((*ids.shape, table.shape[1]))
+
+
+@torch.library.custom_op(
+    "trimtab::rescaled", mutates_args=(), schema="(Tensor weight, Tensor anchor, Tensor ratios) -> Tensor"
+)
+def _rescaled(weight, anchor, ratios):  # type: ignore[no-untyped-def]
+    return kernels.rescaled(weight, anchor, ratios)
+
+
+@_rescaled.register_fake
+def _(weight, anchor, ratios):  # type: ignore[no-untyped-def]
+    return weight.new_empty((ratios.shape[0], *weight.shape))
+
+
+class _Noisy(nn.Module):
+    """How a tensor of each lane is made from a parameter: by noise, or by a ratio of its distance from an anchor."""
+
+    def __init__(self, launch: Launch, index: int, one_line: bool, signs: bool) -> None:
+        super().__init__()
+        self.lanes = launch.coefficients.numel()
+        self.one_line, self.signs = one_line, signs
+        self.register_buffer("state", launch.state, persistent=False)
+        self.register_buffer("coefficients", launch.coefficients, persistent=False)
+        key = torch.tensor([index], dtype=torch.int32, device=launch.state.device)
+        self.register_buffer("key", key, persistent=False)
+
+    def forward(self, weight: Tensor, first: int = 0) -> Tensor:
+        made: Tensor = _perturbed(
+            weight, self.key, self.state, self.coefficients, self.one_line, self.signs, first
+        )
+        return made
+
+    def rows(self, table: Tensor, ids: Tensor) -> Tensor:
+        made: Tensor = _perturbed_rows(
+            table, ids, self.key, self.state, self.coefficients, self.one_line, self.signs
+        )
+        return made
+
+
+class _Rescaled(nn.Module):
+    def __init__(self, anchor: Tensor, ratios: Tensor) -> None:
+        super().__init__()
+        self.lanes = ratios.numel()
+        self.register_buffer("anchor", anchor, persistent=False)
+        self.register_buffer("ratios", ratios, persistent=False)
+
+    def forward(self, weight: Tensor, first: int = 0) -> Tensor:
+        width = weight.shape[1]
+        anchor = self.anchor[first // width : first // width + weight.shape[0]]  # type: ignore[index]
+        made: Tensor = _rescaled(weight, anchor, self.ratios)
+        return made
+
+    def rows(self, table: Tensor, ids: Tensor) -> Tensor:
+        chosen = ids.reshape(self.lanes, -1)
+        rows = torch.stack(
+            [
+                _rescaled(table[chosen[i]], self.anchor[chosen[i]], self.ratios[i : i + 1])[0]  # type: ignore[index]
+                for i in range(self.lanes)
+            ]
+        )
+        return rows.reshape(*ids.shape, table.shape[1])
+
+
+class _LaneLinear(nn.Module):
+    """nn.Linear and transformers' Conv1D, with weights of their own for every lane's share of the rows."""
+
+    def __init__(
+        self, own: Any, transposed: bool, weight: Any | None, bias: Any | None, scratch: int
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = own.weight, own.bias
+        self.transposed = transposed
+        self.make_weight, self.make_bias = weight, bias
+        self.lanes = int((weight or bias).lanes)  # type: ignore[union-attr]
+        height, width = own.weight.shape
+        rows = max(1, scratch // (self.lanes * width))
+        # Runs of rows begin at whole groups of noise.
+        self.run = height if rows >= height or transposed else max(GROUP, rows // 64 * 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = x.reshape(self.lanes, -1, x.shape[-1])
+        weight: Tensor = self.weight
+        if self.make_weight is None:
+            flat = shares.reshape(-1, x.shape[-1])
+            out = (flat @ weight if self.transposed else F.linear(flat, weight)).view(*shares.shape[:2], -1)
+        elif self.transposed:
+            out = torch.bmm(shares, self.make_weight(weight))
+        elif self.run == weight.shape[0]:
+            out = torch.bmm(shares, self.make_weight(weight).transpose(1, 2))
+        else:
+            out = shares.new_empty(*shares.shape[:2], weight.shape[0])
+            for first in range(0, weight.shape[0], self.run):
+                some = weight[first : first + self.run]
+                made = self.make_weight(some, first * weight.shape[1])
+                torch.bmm(shares, made.transpose(1, 2), out=out[..., first : first + self.run])
+        if self.make_bias is not None:
+            out = out + self.make_bias(self.bias)[:, None]
+        elif self.bias is not None:
+            out = out + self.bias
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+class _LaneEmbedding(nn.Module):
+    def __init__(self, own: nn.Embedding, weight: _Noisy | _Rescaled) -> None:
+        super().__init__()
+        self.weight, self.make_weight = own.weight, weight
+        self.num_embeddings, self.embedding_dim = own.num_embeddings, own.embedding_dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.make_weight.rows(self.weight, ids)
+
+
+class _LaneNorm(nn.Module):
+    """RMSNorm and LayerNorm with scales of their own for each lane."""
+
+    def __init__(
+        self, own: nn.Module, weight: nn.Module | None, bias: nn.Module | None, plus_one: bool
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = own.weight, getattr(own, "bias", None)
+        self.make_weight, self.make_bias = weight, bias
+        self.lanes = int((weight or bias).lanes)  # type: ignore[union-attr, arg-type]
+        self.eps = _norm_eps(own)
+        self.centred = isinstance(own, nn.LayerNorm)
+        self.plus_one = plus_one
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        if self.centred:
+            wide = F.layer_norm(wide, (x.shape[-1],), None, None, self.eps)
+        else:
+            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        shares = wide.reshape(self.lanes, -1, x.shape[-1])
+        weight: Tensor = self.weight  # type: ignore[assignment]
+        scale = self.make_weight(weight)[:, None] if self.make_weight is not None else weight
+        if self.plus_one:
+            out = shares * (1.0 + scale.float())
+        elif self.centred:
+            out = shares * scale.float()
+        else:
+            out = scale * shares.to(x.dtype)
+        if self.bias is not None:
+            shift = self.make_bias(self.bias)[:, None] if self.make_bias is not None else self.bias
+            out = out + shift.float()
+        return out.to(x.dtype).reshape(x.shape)
+
+
+@dataclass
+class _Graph:
+    """A captured pass: where its inputs lie, and its losses."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    staged: Tensor
+    """The inputs on the way: pinned memory on the CPU. Free again once the losses have been read."""
+    losses: Tensor
+    modules: list[nn.Module]
+    """The lane modules: the graph reads their buffers by address, so they live as long as it does."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What makes two batches take the same graph."""
+
+    rows: int
+    length: int
+    keep: int
+    examples: int
+    options: int
+    scored: int
+
+    @property
+    def sizes(self) -> list[int]:
+        cells, answers = self.rows * self.length, self.examples * self.options
+        return [cells, cells, *[self.scored] * 5, answers, self.examples]
+
+
+class CapturedPasses:
+    """The passes of a model that lies whole on one GPU."""
+
+    def __init__(self, model: nn.Module, tuned: Sequence[Tuned], compiled: bool) -> None:
+        self.model, self.tuned, self.compiled = model, list(tuned), compiled
+        self.device = tuned[0].parameter.device
+        self._by_id = {id(t.parameter): t for t in tuned}
+        elements = sum(t.parameter.numel() for t in tuned)
+        self._scratch = max(_SCRATCH_FLOOR, elements // _SCRATCH_SHARE)
+        self._graphs: dict[tuple[Any, ...], _Graph] = {}
+        self._launches: dict[int, Launch] = {}
+        self._ratios: dict[int, Tensor] = {}
+        self._parameters = list(model.parameters())
+        self._addresses: list[int] = []
+        self._stream: Any = None
+        self._pool: Any = None
+        _check_model(model, self.device)
+        for _, module in _owners(model, self._by_id):
+            _kind_of(module)
+
+    def losses(self, change: Change | None, lanes: Sequence[int], batch: ScoreBatch) -> Tensor:
+        """[lanes, examples], on the GPU; overwritten by the next replay. Without a change: the model as it is."""
+        shape = _shape_of(batch)
+        key = (_mode(change), len(lanes), shape)
+        # Buffers that outlive a pass are no inference tensors, whatever the caller is in.
+        with torch.inference_mode(False), torch.no_grad():
+            self._fill(change, lanes)
+            if self._addresses != (addresses := [p.data_ptr() for p in self._parameters]):
+                # A graph reads weights by their address; elsewhere, it would read what lies there now.
+                self.forget()
+                self._addresses = addresses
+            if key not in self._graphs:
+                if len(self._graphs) >= _MOST_GRAPHS:
+                    raise NotCapturable(f"more than {_MOST_GRAPHS} shapes of batches")
+                self._graphs[key] = self._capture(change, len(lanes), shape, batch)
+            captured = self._graphs[key]
+            captured.staged.copy_(_packed(batch, shape))
+            captured.inputs.copy_(captured.staged, non_blocking=True)
+            captured.graph.replay()
+        return captured.losses
+
+    def forget(self) -> None:
+        """Drop what was captured; the next pass of each shape is captured anew."""
+        self._graphs.clear()
+
+    def _fill(self, change: Change | None, lanes: Sequence[int]) -> None:
+        count = len(lanes)
+        if isinstance(change, Directions):
+            if count not in self._launches:
+                self._launches[count] = Launch(count, self.device)
+            self._launches[count].fill(
+                change.seed,
+                change.step,
+                [change.queries[i] for i in lanes],
+                [change.coefficients[i] for i in lanes],
+            )
+        elif isinstance(change, Ratios):
+            order = sorted(change.anchors)
+            if count not in self._ratios:
+                self._ratios[count] = torch.empty(len(order), count, device=self.device)
+            table = torch.tensor([[change.lanes[i][t] for i in lanes] for t in order], dtype=torch.float32)
+            self._ratios[count].copy_(table, non_blocking=True)
+
+    def _capture(self, change: Change | None, lanes: int, shape: _Shape, batch: ScoreBatch) -> _Graph:
+        inputs = torch.empty(sum(shape.sizes), dtype=torch.int64, device=self.device)
+        inputs.copy_(_packed(batch, shape))
+        with (
+            torch.cuda.device(self.device),
+            evaluating(self.model),
+            self._installed(change, lanes) as modules,
+        ):
+            stream = torch.cuda.current_stream()
+            if stream == torch.cuda.default_stream():
+                # On the default one nothing can be captured; each stream has a workspace of cuBLAS of its own.
+                self._stream = self._stream or torch.cuda.Stream()
+                self._stream.wait_stream(stream)
+                stream = self._stream
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.stream(stream):
+                for _ in range(2):  # kernels are compiled and workspaces made before the capture
+                    self._pass(inputs, shape, lanes)
+            torch.cuda.synchronize()
+            # What the trial left over would lie beside the graph's own memory.
+            torch.cuda.empty_cache()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                losses = self._pass(inputs, shape, lanes)
+        staged = torch.empty(inputs.numel(), dtype=torch.int64, pin_memory=True)
+        return _Graph(graph, inputs, staged, losses, modules)
+
+    def _pass(self, inputs: Tensor, shape: _Shape, lanes: int) -> Tensor:
+        ids, mask, row, position, token, candidate, place, length, label = inputs.split(shape.sizes)
+        ids, mask = ids.view(shape.rows, shape.length), mask.view(shape.rows, shape.length)
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        output: Any = self.model(
+            input_ids=ids.repeat(lanes, 1),
+            attention_mask=_additive_mask(mask, dtype).repeat(lanes, 1, 1, 1),
+            position_ids=position_ids(mask).repeat(lanes, 1),
+            use_cache=False,
+            logits_to_keep=shape.keep,
+        )
+        logits = output.logits.view(lanes, shape.rows, -1, output.logits.shape[-1])[:, :, -shape.keep :]
+        chosen = logits[:, row, position, token].float() - kernels.logsumexp(logits)[:, row, position]
+        # What fills up the scored tokens to a round number goes to a line that nobody reads.
+        table = chosen.new_zeros(lanes, shape.examples * shape.options + 1, shape.keep)
+        table[:, candidate, place] = chosen
+        scores = table[:, :-1].sum(-1) / length.clamp(min=1)
+        scores = scores.masked_fill(length == 0, -torch.inf)
+        return example_losses(scores.view(lanes, shape.examples, shape.options), label)
+
+    @contextmanager
+    def _installed(self, change: Change | None, lanes: int) -> Iterator[list[nn.Module]]:
+        """The lane modules in place of those that own tuned tensors, and the repeated layers compiled."""
+        modules: list[nn.Module] = []
+        with ExitStack() as undo:
+            # The root is never swapped: it is a model.
+            for parent, name, module in list(_children(self.model)):
+                made = None if change is None else self._lane_module(module, change, lanes)
+                if made is not None:
+                    made.eval()
+                    modules.append(made)
+                    undo.callback(parent._modules.__setitem__, name, module)
+                    parent._modules[name] = made
+            if self.compiled:
+                # Every shape has code of its own: code for any shape is slow, and costs minutes to make.
+                undo.enter_context(torch._dynamo.config.patch(recompile_limit=4 * _MOST_GRAPHS))
+                for layer in _repeated_layers(self.model):
+                    before = layer._compiled_call_impl
+                    undo.callback(setattr, layer, "_compiled_call_impl", before)
+                    layer.compile(dynamic=False)
+            yield modules
+
+    def _lane_module(self, module: nn.Module, change: Change, lanes: int) -> nn.Module | None:
+        made: dict[str, nn.Module] = {}
+        for name, parameter in module._parameters.items():
+            tuned = self._by_id.get(id(parameter))
+            if tuned is None or not change.moves(tuned):
+                continue
+            if isinstance(change, Directions):
+                one_line = len(set(change.queries)) == 1
+                made[name] = _Noisy(self._launches[lanes], tuned.index, one_line, change.kind == "signs")
+            else:
+                ratios = self._ratios[lanes][sorted(change.anchors).index(tuned.index)]
+                made[name] = _Rescaled(change.anchors[tuned.index], ratios)
+        if not made:
+            return None
+        weight, bias, kind = made.get("weight"), made.get("bias"), _kind_of(module)
+        if kind == "embedding":
+            return _LaneEmbedding(module, weight)  # type: ignore[arg-type]
+        if kind in ("linear", "conv1d"):
+            return _LaneLinear(module, kind == "conv1d", weight, bias, self._scratch)
+        return _LaneNorm(module, weight, bias, kind == "norm plus one")
+
+
+def capturable(model: nn.Module, tuned: Sequence[Tuned]) -> bool:
+    """Whether all of the model lies on one real GPU."""
+    from trimtab.virtual.tensor import is_virtual
+
+    first = tuned[0].parameter
+    return (
+        first.is_cuda and not is_virtual(first) and all(p.device == first.device for p in model.parameters())
+    )
+
+
+def _mode(change: Change | None) -> Any:
+    if isinstance(change, Directions):
+        return change.kind
+    return None if change is None else "ratios"
+
+
+def _check_model(model: nn.Module, device: torch.device) -> None:
+    inner: Any = model
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    known = inspect.signature(type(inner).forward).parameters
+    missing = [n for n in ("attention_mask", "position_ids", "logits_to_keep") if n not in known]
+    if missing:
+        raise NotCapturable(f"{type(inner).__name__}'s forward takes no {' and no '.join(missing)}")
+    text = inner.config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise NotCapturable(f"{type(inner).__name__} has layers of the kinds {', '.join(sorted(kinds))}")
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise NotCapturable("the model is dispatched over devices")
+    if any(name in text.to_dict() for name in ("num_experts", "num_local_experts")):
+        raise NotCapturable("its experts take as many rows as the router sends them")
+
+
+def _kind_of(module: nn.Module) -> str:
+    forward, name = type(module).forward, type(module).__name__
+    if forward is nn.Linear.forward:
+        return "linear"
+    if name == "Conv1D" and module.weight.dim() == 2:  # type: ignore[operator]
+        return "conv1d"
+    if isinstance(module, nn.Embedding) and forward is nn.Embedding.forward and module.max_norm is None:
+        if module.embedding_dim % GROUP == 0:
+            return "embedding"
+        raise NotCapturable(
+            f"an embedding of width {module.embedding_dim}, which is not a multiple of {GROUP}"
+        )
+    if set(module._parameters) <= {"weight", "bias"} and ("Norm" in name) and _norm_eps(module) is not None:
+        return _norm_kind(module)
+    raise NotCapturable(f"{name} owns tuned tensors, and its forward is not known")
+
+
+def _norm_eps(module: nn.Module) -> Any:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def _norm_kind(module: Any) -> str:
+    """Which formula a norm follows, found by trying: the module's own forward is the judge."""
+    weight = module.weight
+    if isinstance(module, nn.LayerNorm):
+        if module.normalized_shape == tuple(weight.shape) and weight.dim() == 1:
+            return "norm"
+        raise NotCapturable("a LayerNorm over several dimensions, or without a scale")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, weight.shape[0], generator=generator).to(weight.device, weight.dtype)
+    with torch.no_grad():
+        expected = module(x)
+        for kind in ("norm", "norm plus one"):
+            trial = _LaneNorm(module, _Same(), None, kind == "norm plus one")
+            if torch.allclose(trial(x), expected, rtol=2e-2, atol=1e-2):
+                return kind
+    raise NotCapturable(f"{type(module).__name__} follows none of the known formulas of a norm")
+
+
+class _Same(nn.Module):
+    """One lane with the weight as it is."""
+
+    lanes = 1
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight[None]
+
+
+def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            yield parent, name, child
+
+
+def _owners(model: nn.Module, by_id: dict[int, Tuned]) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if any(id(p) in by_id for p in module._parameters.values()):
+            if module is model:
+                raise NotCapturable("the model itself owns tuned tensors")
+            yield name, module
+
+
+def _repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder's layers: the longest list of modules of one class. Compiled once, they share the code."""
+    lists = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
+    ]
+    return max(lists, key=len, default=[])
+
+
+def _shape_of(batch: ScoreBatch) -> _Shape:
+    rows, length = batch.input_ids.shape
+    examples, options = batch.length.shape
+    scored = -(-batch.token.numel() // 16) * 16
+    return _Shape(rows, -(-length // PAD_TO) * PAD_TO, batch.keep, examples, options, scored)
+
+
+def _packed(batch: ScoreBatch, shape: _Shape) -> Tensor:
+    """The batch as one tensor of numbers, padded to its shape: one copy takes it to the GPU."""
+    left = shape.length - batch.input_ids.shape[1]
+    ids, mask = F.pad(batch.input_ids, (left, 0)), F.pad(batch.attention_mask, (left, 0))
+    count = batch.length.flatten()
+    order = torch.argsort(batch.candidate, stable=True)
+    first = count.cumsum(0) - count
+    candidate = batch.candidate[order]
+    place = torch.arange(order.numel()) - first[candidate]
+    more = shape.scored - order.numel()
+    scored = [
+        F.pad(values, (0, more), value=fill)
+        for values, fill in (
+            (batch.row[order], 0),
+            (batch.position[order], 0),
+            (batch.token[order], 0),
+            (candidate, shape.examples * shape.options),
+            (place, 0),
+        )
+    ]
+    parts = [ids.flatten(), mask.flatten().long(), *scored, count, batch.label]
+    return torch.cat(parts)
+
+
+def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """[R, 1, T, T]: 0 where a token may look, the lowest number where not. Padding looks at itself, not at nothing."""
+    length = mask.shape[1]
+    places = torch.arange(length, device=mask.device)
+    causal = places[:, None] >= places[None, :]
+    seen = (mask[:, None, :] != 0) & causal | (places[:, None] == places[None, :])
+    low = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
+    return torch.where(seen, torch.zeros_like(low), low)[:, None]

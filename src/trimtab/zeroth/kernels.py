@@ -1,0 +1,324 @@
+"""Triton kernels for a real GPU: the work of `sweep.py` without a noise tensor, the same bits by the same arithmetic.
+
+Noise is made in registers, from the counter, where it is used. What changes from step to step (seed, step, queries,
+coefficients) is read from device memory, so that a launch can be part of a CUDA graph. Imported only where a tensor is
+on a real GPU and Triton is installed; nothing here decides what is computed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = 8
+# Groups of eight elements for each program: 4,096 elements keep 128 threads busy with 16-byte accesses.
+_GROUPS = 512
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# No fused multiply-add: a product is rounded on its own, as on the CPU.
+_EXACT: dict[str, Any] = {} if _INTERPRETED else {"enable_fp_fusion": False}
+STATE = 3
+"""Words before the queries in `Launch.state`: the seed's low and high half, the step."""
+
+
+class Launch:
+    """What the kernels read from device memory. Filled before a pass; its address never changes."""
+
+    def __init__(self, lanes: int, device: torch.device) -> None:
+        self.words = torch.zeros(STATE + 2 * lanes, dtype=torch.int32, device=device)
+        self.state = self.words[: STATE + lanes]
+        """int32: seed low, seed high, step, then the query of each lane"""
+        self.coefficients = self.words[STATE + lanes :].view(torch.float32)
+        self._staged = torch.zeros(STATE + 2 * lanes, dtype=torch.int32)
+
+    def fill(self, seed: int, step: int, queries: Sequence[int], coefficients: Sequence[float]) -> None:
+        packed = struct.pack(f"<{STATE + len(queries)}I", seed & 0xFFFFFFFF, seed >> 32, step, *queries)
+        packed += struct.pack(f"<{len(coefficients)}f", *coefficients)
+        # A copy from memory that is not pinned has read it when it returns.
+        self._staged = torch.frombuffer(bytearray(packed), dtype=torch.int32)
+        self.words.copy_(self._staged, non_blocking=True)
+
+
+@triton.jit
+def _wide(a, b):
+    """Both halves of a 32 by 32 bit product."""
+    product = a.to(tl.uint64) * b
+    return (product >> 32).to(tl.uint32), product.to(tl.uint32)
+
+
+@triton.jit
+def _words(group, tensor, step, query, key0, key1):
+    """Philox4x32-7 on the counter (group, tensor, step, query)."""
+    c0 = group.to(tl.uint32)
+    c1 = tl.zeros_like(c0) + tensor
+    c2 = tl.zeros_like(c0) + step
+    c3 = tl.zeros_like(c0) + query
+    k0 = key0
+    k1 = key1
+    for _ in tl.static_range(7):
+        high0, low0 = _wide(c0, 0xD2511F53)
+        high1, low1 = _wide(c2, 0xCD9E8D57)
+        c0 = high1 ^ c1 ^ k0
+        c2 = high0 ^ c3 ^ k1
+        c1 = low1
+        c3 = low0
+        k0 = (k0 + 0x9E3779B9).to(tl.uint32)
+        k1 = (k1 + 0xBB67AE85).to(tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _ones(half, INTERPRETED: tl.constexpr):
+    """How many of the sixteen bits are set."""
+    if INTERPRETED:
+        count = half - ((half >> 1) & 0x5555)
+        count = (count & 0x3333) + ((count >> 2) & 0x3333)
+        count = (count + (count >> 4)) & 0x0F0F
+        count = (count + (count >> 8)) & 0x1F
+        return count.to(tl.int32)
+    else:
+        return tl.inline_asm_elementwise(
+            "popc.b32 $0, $1;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _noise(group, tensor, step, query, key0, key1, SIGNS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """z of eight elements for each group, normal noise twice as large: [groups, 8] in fp32."""
+    r0, r1, r2, r3 = _words(group, tensor, step, query, key0, key1)
+    slot = tl.arange(0, 8)[None, :]
+    low = tl.where(slot < 2, r0[:, None], r1[:, None])
+    high = tl.where(slot < 6, r2[:, None], r3[:, None])
+    word = tl.where(slot < 4, low, high)
+    half = (word >> ((slot & 1) * 16).to(tl.uint32)) & 0xFFFF
+    if SIGNS:
+        return 1.0 - 2.0 * (half & 1).to(tl.float32)
+    else:
+        # Twice z: its half goes into the coefficient, which loses nothing by it.
+        return (_ones(half, INTERPRETED) - 8).to(tl.float32)
+
+
+@triton.jit
+def _coefficient(coefficients, lane, SIGNS: tl.constexpr):
+    """What one unit of `_noise` is worth."""
+    if SIGNS:
+        return tl.load(coefficients + lane)
+    else:
+        return tl.load(coefficients + lane) * 0.5
+
+
+@triton.jit
+def _logsumexp(logits, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """log(sum(exp(row))) in fp32, read once, whatever the type of the logits."""
+    row = logits + tl.program_id(0).to(tl.int64) * WIDTH
+    high = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, WIDTH, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        value = tl.load(row + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(high, value)
+        # A lane that has seen nothing but -inf stays at zero.
+        kept = tl.where(high == float("-inf"), 0.0, tl.exp(high - higher))
+        fresh = tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        total = total * kept + fresh
+        high = higher
+    top = tl.max(high, 0)
+    parts = tl.where(high == float("-inf"), 0.0, total * tl.exp(high - top))
+    tl.store(out + tl.program_id(0), tl.log(tl.sum(parts, 0)) + top)
+
+
+@triton.jit
+def _perturb(
+    weight, out, key, state, coefficients, count, first_group, out_stride,
+    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """out[lane] = weight + coefficient[lane] * z, for a run of elements of one tensor."""
+    local = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    at = local[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside = at < count
+    value = tl.load(weight + at, mask=inside).to(tl.float32)
+    tensor = tl.load(key).to(tl.uint32)
+    key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
+    step = tl.load(state + 2).to(tl.uint32)
+    group = first_group + local
+    # MeZO's lanes are two ends of one line, so one draw serves both.
+    z = _noise(group, tensor, step, tl.load(state + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
+    for lane in tl.static_range(LANES):
+        if not ONE_LINE and lane > 0:
+            query = tl.load(state + 3 + lane).to(tl.uint32)
+            z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
+        moved = value + _coefficient(coefficients, lane, SIGNS) * z
+        tl.store(out + lane * out_stride + at, moved.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _perturb_rows(
+    table, ids, out, key, state, coefficients, tokens, width, out_stride,
+    ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """out[token] = table[id] + coefficient * z for the rows looked up; the second grid axis is the lane."""
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1)
+    row = tl.load(ids + lane * tokens + token).to(tl.int64)
+    local = tl.arange(0, GROUPS)
+    at = local[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside = at < width
+    value = tl.load(table + row * width + at, mask=inside).to(tl.float32)
+    tensor = tl.load(key).to(tl.uint32)
+    key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
+    step = tl.load(state + 2).to(tl.uint32)
+    query = tl.load(state + 3).to(tl.uint32) if ONE_LINE else tl.load(state + 3 + lane).to(tl.uint32)
+    z = _noise(row * (width // 8) + local, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
+    moved = value + _coefficient(coefficients, lane, SIGNS) * z
+    tl.store(out + lane * out_stride + token * width + at, moved.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rescale(weight, anchor, out, ratios, count, out_stride, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """out[lane] = anchor + ratio[lane] * (weight - anchor)."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    base = tl.load(anchor + at, mask=inside).to(tl.float32)
+    distance = tl.load(weight + at, mask=inside).to(tl.float32) - base
+    for lane in tl.static_range(LANES):
+        moved = distance * tl.load(ratios + lane) + base
+        tl.store(out + lane * out_stride + at, moved.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _update(
+    table, blocks, state, coefficients, shrink,
+    QUERIES: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr, RAGGED: tl.constexpr,
+    GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """weight = shrink * weight - c0 * z0 - c1 * z1 …, for many tuned tensors in one launch.
+
+    `table` has four words for a tensor: address, elements, index, whether it decays. `blocks` has two for a program:
+    which tensor, and from which group on. Tensors of whole groups are masked by the group, which keeps accesses wide.
+    """
+    tensor = tl.load(blocks + tl.program_id(0) * 2).to(tl.int64)
+    start = tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64)
+    weight = tl.load(table + tensor * 4).to(tl.pointer_type(DTYPE))
+    weight = tl.multiple_of(weight, 16)
+    count = tl.load(table + tensor * 4 + 1)
+    index = tl.load(table + tensor * 4 + 2).to(tl.uint32)
+    decays = tl.load(table + tensor * 4 + 3)
+    group = start + tl.arange(0, GROUPS)
+    at = group[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside = at < count if RAGGED else (group < count // 8)[:, None]
+    value = tl.load(weight + at, mask=inside).to(tl.float32)
+    value = tl.where(decays != 0, value * tl.load(shrink), value)
+    key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
+    step = tl.load(state + 2).to(tl.uint32)
+    for i in tl.static_range(QUERIES):
+        query = tl.load(state + 3 + i).to(tl.uint32)
+        z = _noise(group, index, step, query, key0, key1, SIGNS, INTERPRETED)
+        value = value - _coefficient(coefficients, i, SIGNS) * z
+    tl.store(weight + at, value.to(DTYPE), mask=inside)
+
+
+def perturbed(
+    weight: Tensor,
+    key: Tensor,
+    state: Tensor,
+    coefficients: Tensor,
+    one_line: bool,
+    signs: bool,
+    first: int = 0,
+) -> Tensor:
+    """[lanes, *weight.shape]; `weight` may be a run of rows that starts at element `first` of its tensor."""
+    lanes, count = coefficients.numel(), weight.numel()
+    out = torch.empty((lanes, *weight.shape), dtype=weight.dtype, device=weight.device)
+    grid = (triton.cdiv(count, _GROUPS * GROUP),)
+    _perturb[grid](
+        weight, out, key, state, coefficients, count, first // GROUP, count,
+        LANES=lanes, ONE_LINE=one_line, SIGNS=signs, GROUPS=_GROUPS, INTERPRETED=_INTERPRETED,
+        num_warps=4, **_EXACT,
+    )  # fmt: skip
+    return out
+
+
+def perturbed_rows(
+    table: Tensor, ids: Tensor, key: Tensor, state: Tensor, coefficients: Tensor, one_line: bool, signs: bool
+) -> Tensor:
+    """[*ids.shape, width]: rows of each lane's table, the ids being lane after lane."""
+    lanes, width = coefficients.numel(), table.shape[1]
+    out = torch.empty((*ids.shape, width), dtype=table.dtype, device=table.device)
+    tokens = ids.numel() // lanes
+    _perturb_rows[(tokens, lanes)](
+        table, ids, out, key, state, coefficients, tokens, width, tokens * width,
+        ONE_LINE=one_line, SIGNS=signs, GROUPS=triton.next_power_of_2(triton.cdiv(width, GROUP)),
+        INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
+    )  # fmt: skip
+    return out
+
+
+def rescaled(weight: Tensor, anchor: Tensor, ratios: Tensor) -> Tensor:
+    """[lanes, *weight.shape]: the distance from the anchor rescaled by each lane's ratio."""
+    lanes, count = ratios.numel(), weight.numel()
+    out = torch.empty((lanes, *weight.shape), dtype=weight.dtype, device=weight.device)
+    _rescale[(triton.cdiv(count, 2048),)](
+        weight, anchor, out, ratios, count, count, LANES=lanes, BLOCK=2048, num_warps=4, **_EXACT
+    )
+    return out
+
+
+def logsumexp(logits: Tensor) -> Tensor:
+    """Over the last dimension, in fp32, without a wide copy of the logits."""
+    rows = logits.contiguous()
+    out = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
+    _logsumexp[(out.numel(),)](rows, out, WIDTH=rows.shape[-1], BLOCK=4096, num_warps=8)
+    return out
+
+
+def rescale_(weight: Tensor, anchor: Tensor, ratio: Tensor) -> None:
+    """The same in place, by one ratio."""
+    count = weight.numel()
+    _rescale[(triton.cdiv(count, 2048),)](
+        weight, anchor, weight, ratio, count, count, LANES=1, BLOCK=2048, num_warps=4, **_EXACT
+    )
+
+
+class UpdateAll:
+    """The update of many tensors in one launch for each of their types."""
+
+    def __init__(self, tensors: Sequence[tuple[Tensor, int, bool]]) -> None:
+        """Each with its index among the tuned and whether it decays. They must stay where they are."""
+        self._parts: list[tuple[Any, bool, Tensor, Tensor]] = []
+        self._device = tensors[0][0].device
+        kinds = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+        groups: dict[tuple[torch.dtype, bool], list[tuple[Tensor, int, bool]]] = {}
+        for each in tensors:
+            wide = each[0].numel() % GROUP == 0 and each[0].data_ptr() % 16 == 0
+            groups.setdefault((each[0].dtype, not wide), []).append(each)
+        for (dtype, ragged), some in groups.items():
+            device = some[0][0].device
+            table = [[t.data_ptr(), t.numel(), index, int(decays)] for t, index, decays in some]
+            blocks = [
+                (which, start)
+                for which, (t, _, _) in enumerate(some)
+                for start in range(0, triton.cdiv(t.numel(), GROUP), _GROUPS)
+            ]
+            words = torch.tensor(table, dtype=torch.int64, device=device)
+            self._parts.append(
+                (kinds[dtype], ragged, words, torch.tensor(blocks, dtype=torch.int32, device=device))
+            )
+
+    def launch(self, queries: int) -> tuple[Launch, Tensor]:
+        """What a call reads: the directions, and the factor of weight decay."""
+        return Launch(queries, self._device), torch.ones(1, device=self._device)
+
+    def __call__(self, launch: Launch, shrink: Tensor, *, signs: bool) -> None:
+        for kind, ragged, table, blocks in self._parts:
+            _update[(blocks.shape[0],)](
+                table, blocks, launch.state, launch.coefficients, shrink,
+                QUERIES=launch.coefficients.numel(), SIGNS=signs, DTYPE=kind, RAGGED=ragged,
+                GROUPS=_GROUPS, INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
+            )  # fmt: skip

@@ -1,0 +1,316 @@
+"""Zeroth-order fine-tuning: MeZO, DiZO and FZOO behind one class, for anybody's training loop.
+
+It reads losses, never gradients; weights change only in `step` and `project`. It neither loads nor places a model, and
+prints nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.errors import RequestError, TrimtabError
+from trimtab.zeroth.lanes import LaneModules, evaluating, lanes_by_default
+from trimtab.zeroth.losses import mean_losses
+from trimtab.zeroth.parameters import Tuned, projected_parameters, tuned_parameters
+from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
+from trimtab.zeroth.steps import Round, apply_round, step_lanes, step_shrink, step_slopes, step_update
+from trimtab.zeroth.sweep import Change, Directions, Ratios, Sweep, fp32, on_real_gpu
+from trimtab.zeroth.trajectory import TrajectoryWriter, make_header
+
+LossFunction = Callable[[nn.Module, Any, int], Tensor]
+"""(model, batch, lanes) -> [lanes, examples]: the batch's rows repeated lane after lane, a loss for each example."""
+
+
+class NotFinite(TrimtabError):
+    """A loss was not a finite number. The weights are those of the step before."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step saw and did."""
+
+    step: int
+    loss: float
+    """The mean of the lanes."""
+    losses: tuple[float, ...]
+    """mezo, dizo: plus and minus; fzoo: unperturbed, then each query."""
+    coefficients: tuple[float, ...]
+    """The slope along each direction, before the learning rate; empty where the step was skipped."""
+    learning_rate: float
+    forwards: int
+
+    @property
+    def skipped(self) -> bool:
+        return not self.coefficients
+
+
+@dataclass(frozen=True)
+class ProjectionResult:
+    """What a projection round found."""
+
+    step: int
+    ratios: dict[str, float]
+    """For each projected tensor, its new distance from the start by its old one."""
+    losses: tuple[tuple[float, float], ...]
+    forwards: int
+
+
+class ZerothOrder:
+    """A zeroth-order optimizer over every parameter of a model that requires a gradient.
+
+        from trimtab.zeroth import ZerothOrder, ZerothSettings, build_batch
+
+        optimizer = ZerothOrder(model, ZerothSettings(method="dizo", learning_rate=1e-6, eps=1e-3, seed=1))
+        print(*optimizer.describe(), sep="\\n")
+        optimizer.record("run/trajectory.bin")            # a few bytes a step; enough to rebuild the weights
+        for examples in loader:
+            result = optimizer.step([build_batch(examples, pad_id, max_length=512)])
+            if optimizer.due():                           # DiZO: every `interval` steps
+                optimizer.project(lambda: [build_batch(next(more), pad_id, max_length=512)])
+            print(result.step, result.loss)
+
+    A step's batch is a list of micro-batches, the same list on every rank; rank r of W computes those at r, r + W, …
+    and the ranks exchange their losses, nothing else. `loss_fn` makes any other objective: it is given the model, a
+    micro-batch and a number of lanes, and returns [lanes, examples].
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: ZerothSettings, loss_fn: LossFunction | None = None
+    ) -> None:
+        self.model, self.settings = model, settings
+        self.tuned = tuned_parameters(model)
+        self.projected: list[Tuned] = []
+        if settings.method == "dizo":
+            self.projected = projected_parameters(self.tuned, settings.projection_roles)
+        for each in self.tuned:
+            if not each.parameter.is_contiguous():
+                each.parameter.data = each.parameter.data.contiguous()
+        self.anchors = {t.index: t.parameter.detach().clone() for t in self.projected}
+        self.step_number = 0
+        self.forwards = 0
+        self.skipped = 0
+        self._rounds = 0
+        self._loss_fn = loss_fn or _candidate_losses
+        self._sweep = Sweep(self.tuned)
+        self._modules = LaneModules(model, self.tuned, self._sweep)
+        self._trajectory: TrajectoryWriter | None = None
+        lanes, self._lanes_reason = settings.lanes, "asked for"
+        if lanes is None:
+            lanes, self._lanes_reason = lanes_by_default(model, self.tuned, settings.passes)
+        self.lanes = min(lanes, settings.passes)
+        self._passes_reason = ""
+        self._captured: Any = self._capture()
+
+    def describe(self) -> list[str]:
+        """What it will do, in lines to print."""
+        s = self.settings
+        elements = sum(t.parameter.numel() for t in self.tuned)
+        lines = [
+            f"{s.method}: {len(self.tuned)} tensors tuned, {elements:,} elements, seed {s.seed}",
+            f"{s.passes} passes a step, {self.lanes} in one forward ({self._lanes_reason})",
+        ]
+        if self._passes_reason:
+            lines.append(self._passes_reason)
+        if self.projected:
+            fused = sum("_" in t.role for t in self.projected)
+            note = f", {fused} of them fused with other roles and projected whole" if fused else ""
+            lines.append(
+                f"projection: {len(self.projected)} tensors ({', '.join(s.projection_roles)}{note}), every "
+                f"{s.interval} steps, {2 * s.projection_iterations} forwards a round"
+            )
+        return lines
+
+    def step(self, batches: Sequence[Any], learning_rate: float | None = None) -> StepResult:
+        """Measure the loss of every lane over the micro-batches, and move the weights."""
+        if self.due():
+            raise RuntimeError("a projection round is due: call project() before the next step()")
+        s, step = self.settings, self.step_number
+        rate = self._rate(learning_rate)
+        losses = self._measure(batches, step_lanes(s, step), f"step {step}")
+        self._warn_of_uncalled()
+        directions = step_update(s, step, losses, rate)
+        if directions is None:
+            self.skipped += 1
+        else:
+            self._sweep.update_(self.tuned, directions, step_shrink(s, rate))
+        self.step_number += 1
+        if self._trajectory is not None:
+            self._trajectory.step(losses, rate)
+        loss, slopes = math.fsum(losses) / len(losses), step_slopes(s, losses)
+        return StepResult(step, loss, losses, slopes, rate, s.passes)
+
+    def due(self) -> bool:
+        """Whether a projection round has to come before the next step."""
+        return self.settings.method == "dizo" and self.step_number // self.settings.interval > self._rounds
+
+    def project(self, next_batches: Callable[[], Sequence[Any]]) -> ProjectionResult | None:
+        """DiZO's round, each iteration on a fresh batch; None where none is due."""
+        if not self.due():
+            return None
+        s, step = self.settings, self.step_number - 1
+        search = Round(s, step, [t.index for t in self.projected])
+        pairs: list[tuple[float, float]] = []
+        for iteration in range(s.projection_iterations):
+            change = Ratios(self.anchors, search.lanes())
+            plus, minus = self._measure(
+                next_batches(), change, f"projection after step {step}, iteration {iteration + 1}"
+            )
+            search.observe((plus, minus))
+            pairs.append((plus, minus))
+        apply_round(self._sweep, self.projected, self.anchors, search)
+        self._rounds += 1
+        if self._trajectory is not None:
+            self._trajectory.round(pairs)
+        ratios = search.ratios
+        return ProjectionResult(
+            step, {t.name: ratios[t.index] for t in self.projected}, tuple(pairs), 2 * len(pairs)
+        )
+
+    def record(self, path: str | Path, **about: Any) -> None:
+        """Keep a trajectory in this file from now on; `about` (the base model's name, …) goes into its header.
+
+        A resumed run goes on in its old file: call it after `load_state_dict`. On several ranks, the first one writes.
+        """
+        if _rank() == 0:
+            header = make_header(self.settings, self.tuned, self.projected, about)
+            self._trajectory = TrajectoryWriter(Path(path), header, self.step_number, self._rounds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs beside the weights."""
+        return {
+            "step_number": self.step_number,
+            "forwards": self.forwards,
+            "skipped": self.skipped,
+            "rounds": self._rounds,
+            "anchors": {t.name: self.anchors[t.index].cpu() for t in self.projected},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        names = {t.name for t in self.projected}
+        if set(state["anchors"]) != names:
+            raise RequestError.of(
+                f"the saved state has anchors for {len(state['anchors'])} tensors, this run projects {len(names)}",
+                "a run goes on only with the tensors that it began with",
+                "use the method, projection_roles and adapter of the saved run",
+            )
+        for each in self.projected:
+            self.anchors[each.index].copy_(state["anchors"][each.name])
+        self.step_number, self.forwards = int(state["step_number"]), int(state["forwards"])
+        self.skipped, self._rounds = int(state["skipped"]), int(state["rounds"])
+
+    def _rate(self, given: float | None) -> float:
+        s = self.settings
+        if s.schedule == "given" and given is None:
+            raise RequestError.of(
+                "step() was given no learning rate",
+                "with schedule: given every step is told its own",
+                "pass learning_rate, or choose another schedule",
+            )
+        if given is None:
+            return fp32(scheduled_rate(s, self.step_number))
+        expected = fp32(scheduled_rate(s, self.step_number))
+        if s.schedule != "given" and self._trajectory is not None and fp32(given) != expected:
+            raise RequestError.of(
+                f"step {self.step_number} was given the learning rate {given}, its schedule says {expected}",
+                "the trajectory could not be replayed: it stores a rate with each step only with schedule: given",
+                "set schedule: given",
+            )
+        return fp32(given)
+
+    def _measure(self, batches: Sequence[Any], change: Change, what: str) -> tuple[float, ...]:
+        """The loss of every lane, over all micro-batches and ranks."""
+        count = len(change.coefficients) if isinstance(change, Directions) else len(change.lanes)
+        groups = [range(i, min(i + self.lanes, count)) for i in range(0, count, self.lanes)]
+
+        def of_batch(batch: Any) -> Tensor:
+            parts = []
+            for group in groups:
+                if (captured := self._captured_losses(change, group, batch)) is not None:
+                    parts.append(captured)
+                    continue
+                with evaluating(self.model), self._modules.running(change, group):
+                    losses = self._loss_fn(self.model, batch, len(group))
+                if losses.dim() != 2 or losses.shape[0] != len(group):
+                    raise ValueError(
+                        f"loss_fn returned the shape {tuple(losses.shape)} for {len(group)} lanes; it returns "
+                        "[lanes, examples]"
+                    )
+                parts.append(losses)
+            return torch.cat(parts)
+
+        # Not inference_mode: in it, tensors of other kinds (virtual GPUs') refuse views of ordinary weights.
+        with torch.no_grad():
+            losses = mean_losses(batches, of_batch, count)
+        self.forwards += count
+        if not all(map(math.isfinite, losses)):
+            raise NotFinite(
+                f"{what}: the losses are {', '.join(f'{loss:g}' for loss in losses)}\n"
+                "  why: a step along a slope that is not a number would destroy the weights; it was not made\n"
+                "  change: a smaller learning_rate or eps, or bf16 in place of fp16; check the batch's labels"
+            )
+        return losses
+
+    def _captured_losses(self, change: Change, lanes: Sequence[int], batch: Any) -> Tensor | None:
+        """On a real GPU the pass is a CUDA graph, where the model lets itself be captured; else None."""
+        if self._captured is None:
+            return None
+        from trimtab.zeroth.graph import NotCapturable
+
+        try:
+            losses: Tensor = self._captured.losses(change, lanes, batch).clone()
+            return losses
+        except NotCapturable as error:
+            self._captured, self._passes_reason = None, f"uncaptured: {error}"
+            return None
+
+    def _capture(self) -> Any:
+        """Passes by CUDA graphs, or None with the reason in `describe`."""
+        if not on_real_gpu(self.tuned[0].parameter):
+            return None
+        if self._loss_fn is not _candidate_losses:
+            self._passes_reason = "uncaptured: the loss is the caller's own"
+            return None
+        from trimtab.zeroth.graph import CapturedPasses, NotCapturable, capturable
+
+        if not capturable(self.model, self.tuned):
+            self._passes_reason = "uncaptured: the model does not lie on one GPU"
+            return None
+        try:
+            made = CapturedPasses(self.model, self.tuned, self.settings.compile)
+        except NotCapturable as error:
+            self._passes_reason = f"uncaptured: {error}"
+            return None
+        layers = "compiled" if self.settings.compile else "as they are"
+        self._passes_reason = f"each shape of batch captured as one CUDA graph, its layers {layers}"
+        return made
+
+    def _warn_of_uncalled(self) -> None:
+        if self.step_number or self._captured is not None:
+            return
+        uncalled = [unit.name for unit in self._modules.units if unit.name not in self._modules.called]
+        if uncalled:
+            warnings.warn(
+                f"{len(uncalled)} modules with tuned tensors took no part in the first step: "
+                f"{', '.join(uncalled[:8])}{' …' if len(uncalled) > 8 else ''}. Their weights will only wander; "
+                "freeze them with requires_grad_(False) if the task never uses them.",
+                stacklevel=3,
+            )
+
+
+def _candidate_losses(model: nn.Module, batch: Any, lanes: int) -> Tensor:
+    from trimtab.zeroth.objective import candidate_scores, example_losses
+
+    return example_losses(candidate_scores(model, batch, lanes), batch.label)
+
+
+def _rank() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if distributed else 0

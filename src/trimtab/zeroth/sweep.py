@@ -1,0 +1,263 @@
+"""The elementwise work of zeroth-order steps: changed copies of a tensor for a forward, and the update of all tensors.
+
+Every value is computed in fp32 as `weight + coefficient * z`, the product rounded on its own, and rounded once to the
+weight's type; so any device and any kernel that does the same gives the same bits. Only `update_` and `rescale_` write
+to a weight. Plain torch, in chunks; nothing here knows of modules or losses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.virtual.tensor import is_virtual
+from trimtab.zeroth.noise import Kind, NoiseMaker, Stream
+from trimtab.zeroth.parameters import Tuned
+
+
+def fp32(value: float) -> float:
+    """The nearest fp32 number: what a coefficient is before it meets a tensor."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def on_real_gpu(tensor: Tensor) -> bool:
+    """Whether Triton's kernels can work on it: a CUDA tensor, not a virtual one, and Triton is installed."""
+    return tensor.is_cuda and _triton() and not is_virtual(tensor)
+
+
+@cache
+def _triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Lines through all tuned tensors at once: coefficient i times the noise of query i.
+
+    A forward has one lane for each of them; an update subtracts them all, in order.
+    """
+
+    seed: int
+    step: int
+    kind: Kind
+    queries: tuple[int, ...]
+    coefficients: tuple[float, ...]
+
+    def stream(self, tuned: Tuned, i: int) -> Stream:
+        return Stream(self.seed, self.step, tuned.index, self.queries[i], self.kind)
+
+    def moves(self, tuned: Tuned) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Rescaled distances from an anchor: in lane i, tensor t is anchor + ratio * (weight - anchor)."""
+
+    anchors: Mapping[int, Tensor]
+    lanes: tuple[Mapping[int, float], ...]
+
+    def moves(self, tuned: Tuned) -> bool:
+        return tuned.index in self.anchors
+
+
+Change = Directions | Ratios
+
+
+class Sweep:
+    """Carries changes out, in scratch memory that it keeps. A returned tensor holds until the next call."""
+
+    def __init__(self, tuned: Sequence[Tuned]) -> None:
+        self._largest = max(t.parameter.numel() for t in tuned)
+        # On real GPUs: the launches that update everything, valid while the tensors lie where they lay.
+        self._addresses: list[int] = []
+        self._updates: dict[torch.device, Any] = {}
+        self._left: list[Tuned] = []
+        self._launches: dict[tuple[torch.device, int], Any] = {}
+        self._makers: dict[torch.device, NoiseMaker] = {}
+        self._buffers: dict[tuple[torch.device, torch.dtype, str], Tensor] = {}
+
+    def copies(
+        self,
+        tuned: Tuned,
+        change: Change,
+        lanes: Sequence[int],
+        rows: slice | None = None,
+        keep: bool = False,
+    ) -> list[Tensor]:
+        """The changed tensor in each of these lanes, or a range of its rows. `keep`: in memory of its own."""
+        weight = tuned.parameter.detach()
+        weight = weight if rows is None else weight[rows]
+        start = 0 if rows is None else rows.start * weight[:1].numel()
+        made = self._room(weight, len(lanes), keep)
+        outs = [out.view(-1) for out in made]
+        flat, maker = weight.reshape(-1), self._maker(weight.device)
+        for at in range(0, flat.numel(), maker.chunk):
+            part = flat[at : at + maker.chunk]
+            targets = [out[at : at + part.numel()] for out in outs]
+            if isinstance(change, Directions):
+                self._perturb(tuned, change, lanes, part, targets, start + at)
+            else:
+                anchor = change.anchors[tuned.index].view(-1)[start + at : start + at + part.numel()]
+                for target, lane in zip(targets, lanes, strict=True):
+                    self._rescale(part, anchor, change.lanes[lane][tuned.index], target)
+        return made
+
+    def row_copies(self, tuned: Tuned, change: Change, lanes: Sequence[int], rows: Tensor) -> list[Tensor]:
+        """Chosen rows of the changed matrix in each of these lanes."""
+        weight = tuned.parameter.detach()
+        chosen = weight.index_select(0, rows)
+        made = self._room(chosen, len(lanes), keep=False)
+        width, maker = weight.shape[1], self._maker(weight.device)
+        at_once = max(1, maker.rows_at_once(width))
+        for at in range(0, rows.numel(), at_once):
+            part, which = chosen[at : at + at_once], rows[at : at + at_once]
+            targets = [out[at : at + at_once] for out in made]
+            if isinstance(change, Directions):
+                self._perturb(tuned, change, lanes, part, targets, which)
+            else:
+                anchor = change.anchors[tuned.index].index_select(0, which)
+                for target, lane in zip(targets, lanes, strict=True):
+                    self._rescale(part, anchor, change.lanes[lane][tuned.index], target)
+        return made
+
+    def update_(self, tuned: Sequence[Tuned], directions: Directions, shrink: float = 1.0) -> None:
+        """weight = round(shrink * weight - c0 * z0 - c1 * z1 …): the only way a step changes a weight."""
+        terms = [i for i, c in enumerate(directions.coefficients) if c != 0]
+        if terms:
+            tuned = self._update_on_gpu(tuned, directions, shrink)
+        with torch.no_grad():
+            for each in tuned:
+                factor = shrink if each.decays else 1.0
+                if not terms and factor == 1.0:
+                    continue
+                for start, part in self._chunks(each.parameter.detach()):
+                    wide = self._wide(part)
+                    if factor != 1.0:
+                        wide.mul_(factor)
+                    for i in terms:
+                        wide.sub_(self._draw(each, directions, i, start, part))
+                    if wide is not part:
+                        part.copy_(wide)
+
+    def _update_on_gpu(
+        self, tuned: Sequence[Tuned], directions: Directions, shrink: float
+    ) -> Sequence[Tuned]:
+        """One launch for all that lies on a real GPU; returns what is left to do the plain way."""
+        addresses = [t.parameter.data_ptr() for t in tuned]
+        if self._addresses != addresses:
+            self._addresses = addresses
+            self._updates, self._left = _updates_by_device(tuned)
+        for device, update in self._updates.items():
+            key = (device, len(directions.queries))
+            if key not in self._launches:
+                self._launches[key] = update.launch(key[1])
+            launch, factor = self._launches[key]
+            launch.fill(directions.seed, directions.step, directions.queries, directions.coefficients)
+            factor.fill_(shrink)
+            with torch.cuda.device(device):
+                update(launch, factor, signs=directions.kind == "signs")
+        return self._left
+
+    def rescale_(self, tuned: Tuned, anchor: Tensor, ratio: float) -> None:
+        """weight = round(anchor + ratio * (weight - anchor)). A weight that has not moved stays as it is."""
+        weight = tuned.parameter.detach()
+        if ratio == 1.0 or torch.equal(weight, anchor):
+            return
+        with torch.no_grad():
+            for start, part in self._chunks(weight):
+                self._rescale(part, anchor.view(-1)[start : start + part.numel()], ratio, part)
+
+    def _perturb(
+        self,
+        tuned: Tuned,
+        directions: Directions,
+        lanes: Sequence[int],
+        part: Tensor,
+        targets: list[Tensor],
+        where: int | Tensor,
+    ) -> None:
+        wide = self._wide(part)
+        drawn: tuple[int, float] | None = None
+        noise = wide
+        for target, lane in zip(targets, lanes, strict=True):
+            query, c = directions.queries[lane], directions.coefficients[lane]
+            if c == 0:
+                target.copy_(part)
+                continue
+            # Both sides of a line come from one draw: w - (c * z) is w + (-c * z), bit for bit.
+            if drawn != (query, -c):
+                noise, drawn = self._draw(tuned, directions, lane, where, part), (query, c)
+            combine = torch.add if drawn == (query, c) else torch.sub
+            if target.dtype == torch.float32:
+                combine(wide, noise, out=target)
+            else:
+                target.copy_(combine(wide, noise, out=self._buffer(part, "sum", part.numel()).view_as(part)))
+
+    def _rescale(self, part: Tensor, anchor: Tensor, ratio: float, target: Tensor) -> None:
+        base, wide = self._wide(anchor, "anchor"), self._wide(part)
+        distance = self._buffer(part, "sum", part.numel()).view_as(part)
+        torch.sub(wide, base, out=distance).mul_(ratio)
+        target.copy_(distance.add_(base))
+
+    def _draw(
+        self, tuned: Tuned, directions: Directions, i: int, where: int | Tensor, part: Tensor
+    ) -> Tensor:
+        maker, scale = self._maker(part.device), directions.coefficients[i]
+        if isinstance(where, int):
+            return maker.draw(directions.stream(tuned, i), where, part.numel(), scale)
+        return maker.draw_rows(directions.stream(tuned, i), where, part.shape[1], scale)
+
+    def _chunks(self, weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+        flat, size = weight.view(-1), self._maker(weight.device).chunk
+        for start in range(0, flat.numel(), size):
+            yield start, flat[start : start + size]
+
+    def _wide(self, part: Tensor, use: str = "weight") -> Tensor:
+        """The values in fp32: the tensor itself, or a copy in scratch."""
+        if part.dtype == torch.float32:
+            return part
+        return self._buffer(part, use, part.numel()).view_as(part).copy_(part)
+
+    def _maker(self, device: torch.device) -> NoiseMaker:
+        if device not in self._makers:
+            self._makers[device] = NoiseMaker(device, self._largest)
+        return self._makers[device]
+
+    def _room(self, like: Tensor, count: int, keep: bool) -> list[Tensor]:
+        if keep:
+            return [torch.empty(like.shape, dtype=like.dtype, device=like.device) for _ in range(count)]
+        room = self._buffer(like, "copies", count * like.numel(), like.dtype)
+        return list(room.view(count, *like.shape).unbind(0))
+
+    def _buffer(self, like: Tensor, use: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        key = (like.device, dtype, use)
+        if key not in self._buffers or self._buffers[key].numel() < size:
+            self._buffers.pop(key, None)  # freed before the larger one is made
+            with torch.inference_mode(False):
+                self._buffers[key] = torch.empty(size, dtype=dtype, device=like.device)
+        return self._buffers[key][:size]
+
+
+def _updates_by_device(tuned: Sequence[Tuned]) -> tuple[dict[torch.device, Any], list[Tuned]]:
+    """A launch that updates all tensors of each real GPU, and the tensors that lie elsewhere."""
+    by_device: dict[torch.device, list[Tuned]] = {}
+    for each in tuned:
+        if on_real_gpu(each.parameter):
+            by_device.setdefault(each.parameter.device, []).append(each)
+    if not by_device:
+        return {}, list(tuned)
+    from trimtab.zeroth.kernels import UpdateAll
+
+    updates = {
+        device: UpdateAll([(t.parameter.detach(), t.index, t.decays) for t in some])
+        for device, some in by_device.items()
+    }
+    return updates, [t for t in tuned if t.parameter.device not in by_device]

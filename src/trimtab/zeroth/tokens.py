@@ -1,0 +1,61 @@
+"""From a prompt and its possible answers to token ids, for any tokenizer that can be called.
+
+A tokenizer may write the end of the prompt and the start of an answer as one token. Then the prompt is cut back to
+where all of the example's answers still agree, so that no answer ever ends up with no token of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trimtab.errors import RequestError
+from trimtab.zeroth.objective import Example
+
+
+def encode_example(
+    tokenizer: Any, prompt: str, options: Sequence[str], label: int = -1, where: str = "this example"
+) -> Example:
+    """Token ids of `prompt + option` for each option, parted where the options begin. `where` names the row."""
+    texts = [prompt, *(prompt + option for option in options)]
+    start, *wholes = [list(ids) for ids in tokenizer(texts)["input_ids"]]
+    if _is_closed(tokenizer, prompt, start):
+        # Nothing is closed before it has been scored.
+        start, *wholes = [ids[:-1] for ids in (start, *wholes)]
+    shared = _common_start([start, *wholes])
+    for option, whole in zip(options, wholes, strict=True):
+        if len(whole) == len(shared):
+            raise RequestError.of(
+                f"{where}: the answer {option!r} has no token of its own",
+                "an answer is scored by its tokens, and this tokenizer gives it none",
+                "give an answer text that is not empty, such as ' yes'",
+            )
+    if not shared:
+        raise RequestError.of(
+            f"{where}: the prompt {prompt[:40]!r} has no token before its answers",
+            "a token is scored by what stands before it",
+            "put text in front of the answers in the template",
+        )
+    return Example(shared, [whole[len(shared) :] for whole in wholes], label)
+
+
+def starts_with(tokenizer: Any) -> int | None:
+    """The id that the tokenizer puts at the front of every text, which a shortened prompt has to keep."""
+    bos: int | None = getattr(tokenizer, "bos_token_id", None)
+    ids = list(tokenizer(["a"])["input_ids"][0])
+    return bos if bos is not None and ids and ids[0] == bos else None
+
+
+def _common_start(lists: Sequence[list[int]]) -> list[int]:
+    length = 0
+    for tokens in zip(*lists, strict=False):
+        if len(set(tokens)) > 1:
+            break
+        length += 1
+    return lists[0][:length]
+
+
+def _is_closed(tokenizer: Any, text: str, ids: list[int]) -> bool:
+    """Whether the tokenizer itself put its end token behind the text."""
+    end = getattr(tokenizer, "eos_token_id", None)
+    return bool(ids) and ids[-1] == end and not text.endswith(str(getattr(tokenizer, "eos_token", "")))

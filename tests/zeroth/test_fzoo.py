@@ -1,0 +1,100 @@
+"""FZOO: bit for bit a plain loop with the same signs; a step without a scale is skipped and counted."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from zeroth_helpers import added, batch, bits, fp32, plain_loss, same_weights, tiny, trainable, with_lora
+
+from trimtab.zeroth import ZerothOrder, ZerothSettings
+from trimtab.zeroth.noise import Stream, noise
+
+SETTINGS: dict[str, Any] = {
+    "method": "fzoo",
+    "learning_rate": 2e-3,
+    "eps": 1e-3,
+    "queries": 3,
+    "seed": 4,
+    "weight_decay": 0.1,
+}
+
+
+def reference_fzoo(model: nn.Module, steps: int, s: ZerothSettings) -> list[tuple[float, ...]]:
+    """N one-sided passes by signs; theta -= lr * sum (l_i - l_0) / (N std) z_i."""
+    weights, seen = trainable(model), []
+    for step in range(steps):
+        start = [w.detach().clone() for w in weights]
+
+        def z(query: int, step: int = step) -> list[torch.Tensor]:
+            return [noise(Stream(s.seed, step, i, query, "signs"), w.shape) for i, w in enumerate(weights)]
+
+        losses = [plain_loss(model, [batch(step)])]
+        for query in range(1, s.queries + 1):
+            for w, before, n in zip(weights, start, z(query), strict=True):
+                w.data = added(before, s.eps, n)
+            losses.append(plain_loss(model, [batch(step)]))
+        mean = sum(losses[1:]) / s.queries
+        std = math.sqrt(sum((x - mean) ** 2 for x in losses[1:]) / s.queries)
+        rate = fp32(s.learning_rate)
+        made = [
+            before.float() * torch.tensor(fp32(1 - rate * s.weight_decay) if before.dim() > 1 else 1.0)
+            for before in start
+        ]
+        for query in range(1, s.queries + 1):
+            c = torch.tensor(fp32(rate * ((losses[query] - losses[0]) / (s.queries * std))))
+            made = [m - c * n for m, n in zip(made, z(query), strict=True)]
+        for w, m in zip(weights, made, strict=True):
+            w.data = m.to(w.dtype)
+        seen.append(tuple(losses))
+    return seen
+
+
+@pytest.mark.parametrize("lanes", [None, 1, 3, 4], ids=["pairs", "one", "groups", "all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_full_tuning_is_the_plain_loop(dtype: torch.dtype, lanes: int | None) -> None:
+    model = tiny("llama", dtype)
+    plain = copy.deepcopy(model)
+    settings = ZerothSettings(**SETTINGS, lanes=lanes)
+    optimizer = ZerothOrder(model, settings)
+    assert optimizer.lanes == (lanes or 2)
+    seen = [optimizer.step([batch(step)]).losses for step in range(3)]
+    assert seen == reference_fzoo(plain, 3, settings)
+    assert same_weights(model, plain)
+    assert optimizer.forwards == 12
+
+
+def test_lora_is_the_plain_loop() -> None:
+    model = with_lora(tiny("gpt2"))
+    plain, settings = copy.deepcopy(model), ZerothSettings(**SETTINGS)
+    optimizer = ZerothOrder(model, settings)
+    seen = [optimizer.step([batch(step)]).losses for step in range(2)]
+    assert seen == reference_fzoo(plain, 2, settings)
+    assert same_weights(model, plain)
+
+
+def test_without_a_spread_the_step_is_skipped_and_counted() -> None:
+    """Identical losses leave nothing to divide by: no weight moves, by decay neither."""
+    model = nn.Linear(4, 2)
+    before = bits(model)
+    optimizer = ZerothOrder(
+        model, ZerothSettings(**SETTINGS), lambda m, b, lanes: m(b.repeat(lanes, 1)).view(lanes, -1) * 0 + 2.5
+    )
+    result = optimizer.step([torch.ones(3, 4)])
+    assert result.skipped
+    assert (result.coefficients, result.loss) == ((), 2.5)
+    assert (optimizer.skipped, optimizer.step_number) == (1, 1)
+    assert all(map(torch.equal, bits(model), before))
+
+
+def test_with_learning_rate_zero_not_one_bit_changes() -> None:
+    model = tiny("llama", torch.bfloat16, layers=1)
+    before = bits(model)
+    optimizer = ZerothOrder(model, ZerothSettings(**SETTINGS | {"learning_rate": 0}))
+    for step in range(3):
+        assert not optimizer.step([batch(step)]).skipped
+    assert all(map(torch.equal, bits(model), before))

@@ -1,0 +1,130 @@
+"""On a real GPU: kernels against the plain code bit for bit, captured passes against plain ones, replay on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from zeroth_helpers import batch, tiny, with_lora
+
+from trimtab.zeroth import ZerothOrder, ZerothSettings, read_trajectory, replay
+from trimtab.zeroth.noise import Stream, noise
+
+GPU = torch.cuda.device_count() > 0 and torch.version.cuda is not None
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA device")]
+SEED = 0x0123_4567_89AB_CDEF
+
+
+def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+def same(left: torch.nn.Module, right: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(left), weights(right), strict=True))
+
+
+def run(
+    model: torch.nn.Module, steps: int = 4, **options: Any
+) -> tuple[ZerothOrder, list[tuple[float, ...]]]:
+    options = {"learning_rate": 1e-3, "eps": 1e-2, "seed": SEED, "queries": 3, "interval": 2, **options}
+    optimizer = ZerothOrder(model, ZerothSettings(**options))
+    losses = []
+    for step in range(steps):
+        losses.append(optimizer.step([batch(step)]).losses)
+        if optimizer.due():
+            optimizer.project(lambda step=step: [batch(step)])
+    return optimizer, losses
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(37, 24), (1000, 1032), (8,)])
+def test_perturbed_weights_have_the_cpus_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    from trimtab.zeroth.kernels import Launch, perturbed
+
+    weight = torch.randn(shape).to(dtype)
+    launch = Launch(2, torch.device("cuda"))
+    launch.fill(SEED, 7, [0, 0], [1e-3, -1e-3])
+    key = torch.tensor([5], dtype=torch.int32, device="cuda")
+    made = perturbed(weight.cuda(), key, launch.state, launch.coefficients, True, False).cpu()
+    moved = torch.tensor(1e-3) * noise(Stream(SEED, 7, 5), shape)
+    assert torch.equal(made[0], (weight.float() + moved).to(dtype))
+    assert torch.equal(made[1], (weight.float() - moved).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", ["mezo", "dizo", "fzoo"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
+def test_a_run_on_the_gpu_is_replayed_on_the_cpu(
+    kind: str, method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = tiny(kind, dtype)
+    base = copy.deepcopy(model)
+    model.cuda()
+    options = {
+        "learning_rate": 1e-3,
+        "eps": 1e-2,
+        "seed": SEED,
+        "queries": 3,
+        "interval": 2,
+        "weight_decay": 0.1,
+    }
+    optimizer = ZerothOrder(model, ZerothSettings(method=method, **options))  # type: ignore[arg-type]
+    assert any("CUDA graph" in line for line in optimizer.describe())
+    optimizer.record(tmp_path / "trajectory.bin")
+    for step in range(4):
+        optimizer.step([batch(step)])
+        if optimizer.due():
+            optimizer.project(lambda step=step: [batch(step)])
+    replay(base, read_trajectory(tmp_path / "trajectory.bin"))
+    assert not same(tiny(kind, dtype), base)
+    assert same(model, base)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("method", ["mezo", "dizo", "fzoo"])
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_captured_losses_are_the_cpus(kind: str, method: str, lora: bool) -> None:
+    model = with_lora(tiny(kind)) if lora else tiny(kind)
+    other = copy.deepcopy(model).cuda()
+    _, expected = run(model, method=method)
+    optimizer, found = run(other, method=method)
+    assert optimizer._captured is not None
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_losses_are_the_same() -> None:
+    model = tiny("qwen3", layers=3).cuda()
+    _, expected = run(copy.deepcopy(model))
+    _, found = run(copy.deepcopy(model), compile=True)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_learning_rate_zero_changes_no_bit(dtype: torch.dtype) -> None:
+    model = tiny("qwen3", dtype).cuda()
+    before = copy.deepcopy(model)
+    run(model, steps=1000, learning_rate=0.0)
+    assert same(model, before)
+
+
+def test_what_cannot_be_captured_takes_the_plain_way() -> None:
+    model = tiny("qwen3_moe").cuda()
+    other = tiny("qwen3_moe")
+    optimizer, found = run(model)
+    assert optimizer._captured is None
+    assert any("uncaptured" in line for line in optimizer.describe())
+    _, expected = run(other)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_left_in_the_model() -> None:
+    model = tiny("qwen3").cuda()
+    model.train()
+    kinds = [(name, type(module)) for name, module in model.named_modules()]
+    run(model, compile=False)
+    assert [(name, type(module)) for name, module in model.named_modules()] == kinds
+    assert all(module.training for module in model.modules())
+    assert all(module._compiled_call_impl is None for module in model.modules())

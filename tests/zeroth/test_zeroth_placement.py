@@ -1,0 +1,135 @@
+"""One trajectory on every placement: split over two virtual GPUs, and over two ranks, as on one CPU."""
+
+from __future__ import annotations
+
+import copy
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zeroth_ranks
+from torch import nn
+from zeroth_helpers import batch, same_weights, tiny, with_lora
+
+import trimtab
+from trimtab.placement import PlacementPlan, place
+from trimtab.zeroth import ZerothOrder, ZerothSettings, read_trajectory, replay
+
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.02,
+    "eps": 0.01,
+    "weight_decay": 0.1,
+    "seed": 6,
+    "interval": 2,
+    "projection_iterations": 2,
+    "queries": 3,
+}
+METHODS = ["mezo", "dizo", "fzoo"]
+
+
+def go(optimizer: ZerothOrder, steps: int) -> list[Any]:
+    seen: list[Any] = []
+    for step in range(steps):
+        seen.append(optimizer.step([batch(10 * step), batch(10 * step + 1, 2)]).losses)
+        made = optimizer.project(lambda: [batch(500 + optimizer.forwards, 2)])
+        seen.append(made and (made.losses, made.ratios))
+    return seen
+
+
+def split(model: nn.Module) -> nn.Module:
+    """The embedding, the head and the first layer on one GPU, the rest on the other."""
+    device_map = {
+        "model.embed_tokens": "cuda:0",
+        "model.rotary_emb": "cuda:0",
+        "model.layers.0": "cuda:0",
+        "model.layers.1": "cuda:1",
+        "model.norm": "cuda:1",
+        "lm_head": "cuda:0",
+    }
+    plan = PlacementPlan(
+        device="cuda:0",
+        precision="fp32",
+        weight_precision="fp32",
+        scaler=False,
+        strategy="split",
+        device_map=device_map,
+    )
+    return place(model, plan)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("method", METHODS)
+def test_split_over_two_virtual_gpus_is_the_cpu(method: Any, kind: str) -> None:
+    plain = tiny(kind)
+    settings = ZerothSettings(method=method, **SETTINGS)
+    expected = go(ZerothOrder(plain, settings), 2)
+    with trimtab.virtual_gpus(2):
+        model = split(tiny(kind))
+        optimizer = ZerothOrder(model, settings)
+        assert {t.parameter.device.index for t in optimizer.tuned} == {0, 1}
+        assert go(optimizer, 2) == expected
+        assert same_weights(plain, model)
+        hooked = [m for m in model.modules() if hasattr(m, "_hf_hook")]
+        assert hooked
+        assert all(m._old_forward.__func__ is type(m).forward for m in hooked)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_split_model_with_an_adapter_is_the_cpu(lanes: int, tmp_path: Path) -> None:
+    settings = ZerothSettings(method="dizo", **SETTINGS, lanes=lanes)
+    plain = with_lora(tiny("llama"))
+    base = copy.deepcopy(plain)
+    expected = go(ZerothOrder(plain, settings), 2)
+    with trimtab.virtual_gpus(2):
+        model = with_lora(split(tiny("llama")))
+        optimizer = ZerothOrder(model, settings)
+        assert {t.parameter.device.index for t in optimizer.tuned} == {0, 1}
+        optimizer.record(tmp_path / "t.bin")
+        assert go(optimizer, 2) == expected
+        assert same_weights(plain, model)
+    replay(base, read_trajectory(tmp_path / "t.bin"))  # on the CPU, what ran elsewhere
+    assert same_weights(plain, base)
+
+
+def test_bf16_on_one_virtual_gpu_is_the_cpu() -> None:
+    settings = ZerothSettings(method="fzoo", **SETTINGS)
+    plain = tiny("gpt2", torch.bfloat16)
+    expected = go(ZerothOrder(plain, settings), 2)
+    with trimtab.virtual_gpus(1):
+        model = tiny("gpt2", torch.bfloat16).to("cuda")
+        assert go(ZerothOrder(model, settings), 2) == expected
+        assert same_weights(plain, model)
+
+
+@pytest.mark.parametrize(("method", "parts"), [("dizo", 3), ("fzoo", 1)])
+def test_two_ranks_are_one(method: Any, parts: int, tmp_path: Path) -> None:
+    """Also with an odd number of micro-batches, and with a rank that has none."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = ZerothSettings(method=method, **SETTINGS)
+    context = torch.multiprocessing.start_processes(
+        zeroth_ranks.run,
+        (2, port, str(tmp_path), settings, parts),
+        nprocs=2,
+        join=False,
+        start_method="spawn",
+    )
+    try:
+        waited = 0
+        while not context.join(timeout=10):
+            waited += 10
+            assert waited < 120, "the ranks did not come to an end"
+    finally:
+        for process in context.processes:
+            process.kill()
+    model = zeroth_ranks.model()
+    expected = zeroth_ranks.go(ZerothOrder(model, settings, zeroth_ranks.loss), parts)
+    for rank in range(2):
+        seen, weights = torch.load(tmp_path / f"rank{rank}.pt")
+        assert seen == expected
+        assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+    assert (tmp_path / "rank0.bin").is_file()
+    assert not (tmp_path / "rank1.bin").exists()

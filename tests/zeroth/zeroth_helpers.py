@@ -1,0 +1,158 @@
+"""Tiny models, batches and plain reference loops for the zeroth-order tests."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from trimtab.zeroth.noise import Stream, noise
+from trimtab.zeroth.objective import Example, ScoreBatch, build_batch, candidate_scores, example_losses
+
+VOCABULARY = 96
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+TOKENS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def tiny(
+    kind: str, dtype: torch.dtype = torch.float32, tie: bool = True, seed: int = 0, layers: int = 2
+) -> nn.Module:
+    """A small model of that architecture, in eval mode."""
+    torch.manual_seed(seed)
+    t = transformers
+    common = {**SIZES, **TOKENS, "tie_word_embeddings": tie, "num_hidden_layers": layers}
+    if kind == "gpt2":
+        sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64}
+        config = t.GPT2Config(**sizes, **TOKENS, tie_word_embeddings=tie)
+        model: nn.Module = t.GPT2LMHeadModel(config)
+    elif kind == "llama":
+        model = t.LlamaForCausalLM(t.LlamaConfig(**common))
+    elif kind == "qwen3":
+        model = t.Qwen3ForCausalLM(t.Qwen3Config(**common, head_dim=8))
+    elif kind == "qwen3_moe":
+        config = t.Qwen3MoeConfig(
+            **common, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        )
+        model = t.Qwen3MoeForCausalLM(config)
+    elif kind == "opt":
+        config = t.OPTConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            word_embed_proj_dim=32,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=64,
+            **TOKENS,
+        )
+        model = t.OPTForCausalLM(config)
+    elif kind == "gpt_neox":
+        sizes = {key: value for key, value in common.items() if key != "num_key_value_heads"}
+        model = t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**sizes))
+    elif kind == "bert":
+        sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+        model = t.BertLMHeadModel(t.BertConfig(**sizes, pad_token_id=0, is_decoder=True))
+    else:
+        raise ValueError(kind)
+    return model.to(dtype).eval()
+
+
+def with_lora(model: Any, targets: Any = "all-linear", **options: Any) -> nn.Module:
+    """An adapter whose B is not zero, so that every one of its tensors matters from the first step."""
+    peft = __import__("peft")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM", **options)
+    adapted = peft.get_peft_model(model, config).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    dtype = next(model.parameters()).dtype
+    for parameter in adapted.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return adapted  # type: ignore[no-any-return]
+
+
+def batch(seed: int, examples: int = 3) -> ScoreBatch:
+    """Questions of different lengths with two answers of several tokens."""
+    g = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(3, VOCABULARY, (count,), generator=g).tolist()  # type: ignore[no-any-return]
+
+    return build_batch(
+        [Example(ids(4 + 2 * i), [ids(2), ids(1 + i % 3)], (seed + i) % 2) for i in range(examples)], 0, 48
+    )
+
+
+def fp32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def plain_loss(model: nn.Module, batches: Sequence[ScoreBatch]) -> float:
+    """The mean loss over the examples, added up in float64."""
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for each in batches:
+            for loss in example_losses(candidate_scores(model, each), each.label)[0].tolist():
+                total, count = total + loss, count + 1
+    return fp32(total / count)
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def added(weight: Tensor, coefficient: float, z: Tensor) -> Tensor:
+    """weight + coefficient * z in fp32, rounded to the weight's type."""
+    return (weight.float() + torch.tensor(fp32(coefficient)) * z).to(weight.dtype)
+
+
+def reference_mezo(
+    model: nn.Module,
+    batches_of: Callable[[int], Sequence[ScoreBatch]],
+    steps: int,
+    *,
+    rate: float,
+    eps: float,
+    seed: int,
+    weight_decay: float = 0.0,
+) -> list[tuple[float, ...]]:
+    """MeZO as in the paper: perturb every weight, measure, perturb the other way, measure, move."""
+    weights, seen = trainable(model), []
+    for step in range(steps):
+        start = [w.detach().clone() for w in weights]
+        z = [noise(Stream(seed, step, i), w.shape) for i, w in enumerate(weights)]
+        losses = []
+        for sign in (1, -1):
+            for w, s, n in zip(weights, start, z, strict=True):
+                w.data = added(s, sign * eps, n)
+            losses.append(plain_loss(model, batches_of(step)))
+        move = fp32(rate) * (losses[0] - losses[1]) / (2 * eps)
+        for w, s, n in zip(weights, start, z, strict=True):
+            keep = fp32(1 - fp32(rate) * weight_decay) if w.dim() > 1 else 1.0
+            w.data = (s.float() * torch.tensor(keep) - torch.tensor(fp32(move)) * n).to(s.dtype)
+        seen.append(tuple(losses))
+    return seen
+
+
+def same_weights(one: nn.Module, two: nn.Module) -> bool:
+    first, second = one.state_dict(), two.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[k].cpu(), second[k].cpu()) for k in first)
+
+
+def bits(model: nn.Module) -> list[Tensor]:
+    """The weights as bytes, so that -0.0 and 0.0 differ."""
+    return [p.detach().clone().contiguous().view(-1).view(torch.uint8) for p in model.parameters()]
