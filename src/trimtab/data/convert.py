@@ -83,7 +83,7 @@ def convert(row: Row, form: Format, mapping: Mapping[str, str], tally: Tally) ->
         messages = _side(value("prompt"), name("prompt"), "user", tally)
         messages += _side(value("completion"), name("completion"), "assistant", tally)
     else:
-        messages = _turns(value(form.required[0]), name(form.required[0]), tally)
+        messages = read_turns(value(form.required[0]), name(form.required[0]), tally)
 
     system = text_of(value("system"), name("system"), tally) if "system" in form.columns else ""
     if system.strip() and messages[0]["role"] != "system":
@@ -112,11 +112,12 @@ def _side(value: Any, name: str, role: str, tally: Tally) -> list[Message]:
     turns = parse_list(value)
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         return [{"role": role, "content": needed(value, name, tally)}]
-    messages = _turns(turns, name, tally)
+    messages = read_turns(turns, name, tally)
     return [{**message, "weight": 0} for message in messages] if role == "user" else messages
 
 
-def _turns(value: Any, name: str, tally: Tally) -> list[Message]:
+def read_turns(value: Any, name: str, tally: Tally) -> list[Message]:
+    """A list of messages, of either spelling."""
     turns = parse_list(value)
     if not isinstance(turns, list):
         raise BadRow(f"`{name}` is {'null' if turns is None else 'not a list of messages'}")

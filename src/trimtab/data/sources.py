@@ -19,7 +19,7 @@ from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
 from trimtab.errors import RequestError
 
-BUILT_IN = {"device-errors": "device-errors.jsonl"}
+BUILT_IN = {"device-errors": "device-errors.jsonl", "sums": "sums.jsonl"}
 
 # Files that data sets carry beside their rows.
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}

@@ -1,0 +1,212 @@
+"""The ways of tuning that the benchmark compares, each with its usual learning rate, and one loop for all of them.
+
+All methods see the same batches and the same objective; zeroth-order ones compare losses, first-order ones take its
+gradient with AdamW. Nothing here evaluates or keeps weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, Protocol
+
+import torch
+
+from trimtab.bench.evaluate import Layout
+from trimtab.data.tasks import Question, Task
+from trimtab.errors import RequestError, TrimtabError
+from trimtab.placement import PlacementPlan
+from trimtab.zeroth.batches import BatchStream
+from trimtab.zeroth.objective import Example, candidate_scores, example_losses
+
+Family = Literal["none", "first", "zeroth"]
+DEFAULT_INTERVAL = 50
+LORA_RANK, LORA_ALPHA, LORA_TARGETS = 8, 16, "attention"
+WARM_UP = 0.06
+CLIP = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way of tuning."""
+
+    name: str
+    family: Family
+    lora: bool = False
+    rule: Literal["mezo", "dizo", "fzoo", ""] = ""
+    learning_rate: float = 0.0
+    eps: float | None = None
+    about: str = ""
+
+
+METHODS: dict[str, Method] = {
+    m.name: m
+    for m in (
+        Method(name="zero-shot", family="none", about="the model as it is"),
+        Method(name="full", family="first", learning_rate=1e-5, about="AdamW on all weights"),
+        Method(name="lora", family="first", lora=True, learning_rate=2e-4, about="AdamW on LoRA"),
+        Method(name="mezo", family="zeroth", rule="mezo", learning_rate=1e-6, eps=1e-3, about="all weights"),
+        Method(name="dizo", family="zeroth", rule="dizo", learning_rate=1e-6, eps=1e-3, about="all weights"),
+        Method(name="fzoo", family="zeroth", rule="fzoo", learning_rate=5e-5, eps=1e-4, about="all weights"),
+        Method(name="mezo-lora", family="zeroth", rule="mezo", lora=True, learning_rate=1e-4, eps=1e-2),
+        Method(name="dizo-lora", family="zeroth", rule="dizo", lora=True, learning_rate=1e-4, eps=1e-2),
+        Method(name="fzoo-lora", family="zeroth", rule="fzoo", lora=True, learning_rate=1e-3, eps=1e-2),
+    )
+}
+
+
+def method(name: str) -> Method:
+    plain = name.strip().lower().replace("_", "-")
+    plain = {"zeroshot": "zero-shot", "zero": "zero-shot", "ft": "full"}.get(plain, plain)
+    if plain in METHODS:
+        return METHODS[plain]
+    near = get_close_matches(plain, METHODS, n=2)
+    raise RequestError.of(
+        f"no method is called {name!r}",
+        f"the methods are {', '.join(METHODS)}",
+        f"did you mean {' or '.join(near)}?" if near else "name one of them, or `all`",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What one tuning run is told; all of it is kept with the result."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    eps: float | None
+    seed: int
+    interval: int | None = None
+    """DiZO: steps between two rounds of projection."""
+
+
+def batches(task: Task, questions: Sequence[Question], layout: Layout, tuning: Tuning) -> BatchStream:
+    """Training batches without end: each pass over the rows in a new order that the seed decides."""
+    if not questions:
+        raise RequestError.of(
+            f"{task.name}: no training rows", "there is nothing to tune on", "give some, or take zero-shot"
+        )
+    examples = [_train_example(task, layout.encode(q)) for q in questions]
+    return BatchStream(examples, min(tuning.batch_size, len(examples)), 1, tuning.seed, layout.collate)
+
+
+def _train_example(task: Task, example: Example) -> Example:
+    if task.train_on == "candidates":
+        return example
+    return Example(example.prompt, [example.candidates[example.label]], 0)
+
+
+class Tuner(Protocol):
+    """One step at a time, with a count of the work done."""
+
+    @property
+    def forwards(self) -> int:
+        """Passes of one batch through the model."""
+
+    @property
+    def backwards(self) -> int: ...
+
+    def step(self) -> float:
+        """Take a step; the loss before it."""
+
+    def facts(self) -> dict[str, Any]:
+        """What has to be known besides the settings: tensors projected, steps skipped, …"""
+
+
+def tuner(model: Any, how: Method, stream: BatchStream, tuning: Tuning, plan: PlacementPlan) -> Tuner:
+    if how.family == "first":
+        return FirstOrder(model, stream, tuning, plan)
+    return ZerothTuner(model, how, stream, tuning)
+
+
+class FirstOrder:
+    """AdamW with gradient clipping, a short warm-up and a linear decay."""
+
+    def __init__(self, model: Any, stream: BatchStream, tuning: Tuning, plan: PlacementPlan) -> None:
+        self.model, self.stream, self.tuning, self.plan = model, stream, tuning, plan
+        self.forwards = self.backwards = self._step = 0
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=tuning.learning_rate, weight_decay=0.0)
+        self.scaler = torch.amp.GradScaler(plan.kind, enabled=plan.scaler)
+
+    def step(self) -> float:
+        (batch,) = self.stream()
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        with torch.autocast(
+            self.plan.kind, dtype=self.plan.torch_dtype, enabled=self.plan.precision != "fp32"
+        ):
+            scores = candidate_scores(self.model, batch)
+        loss = example_losses(scores, batch.label).mean()
+        value = float(loss.detach())
+        if value != value or value in (float("inf"), float("-inf")):
+            raise TrimtabError(
+                f"the loss is {value} at step {self._step + 1}\n"
+                "  why: weights or activations left the range of their number format\n"
+                "  change: lower --lr, or take --precision fp32"
+            )
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._step += 1
+        self.forwards += 1
+        self.backwards += 1
+        return value
+
+    def facts(self) -> dict[str, Any]:
+        return {"tuned_parameters": sum(p.numel() for p in self.parameters)}
+
+    def _rate(self) -> float:
+        warm = max(1, round(WARM_UP * self.tuning.steps))
+        rising = (self._step + 1) / warm
+        falling = (self.tuning.steps - self._step) / max(1, self.tuning.steps - warm + 1)
+        return self.tuning.learning_rate * min(1.0, rising, falling)
+
+
+class ZerothTuner:
+    """MeZO, DiZO or FZOO from `trimtab.zeroth`, at a constant learning rate."""
+
+    def __init__(self, model: Any, how: Method, stream: BatchStream, tuning: Tuning) -> None:
+        from trimtab.zeroth.optimizer import ZerothOrder
+        from trimtab.zeroth.settings import ZerothSettings
+
+        assert how.rule
+        assert tuning.eps is not None
+        self.stream = stream
+        self.backwards = self.rounds = 0
+        self.optimizer = ZerothOrder(
+            model,
+            ZerothSettings(
+                method=how.rule,
+                learning_rate=tuning.learning_rate,
+                eps=tuning.eps,
+                interval=tuning.interval or DEFAULT_INTERVAL,
+                seed=tuning.seed,
+            ),
+        )
+
+    @property
+    def forwards(self) -> int:
+        return self.optimizer.forwards
+
+    def step(self) -> float:
+        result = self.optimizer.step(self.stream())
+        if self.optimizer.due():
+            self.optimizer.project(self.stream)
+            self.rounds += 1
+        return result.loss
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "tuned_parameters": sum(t.parameter.numel() for t in self.optimizer.tuned),
+            "projected_tensors": len(self.optimizer.projected),
+            "projection_rounds": self.rounds,
+            "skipped_steps": self.optimizer.skipped,
+            "engine": self.optimizer.describe(),
+        }

@@ -1,0 +1,360 @@
+"""Keeps what a benchmark measured: one JSON file a cell as it comes, and from these the tables and plots.
+
+A cell is one task, one method, one seed. Nothing is written that was not measured: a cell that failed keeps its
+reason, and a figure that is not defined is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trimtab.bench import svg
+from trimtab.errors import RequestError
+from trimtab.monitor.wording import size
+
+METRIC_TITLES = {
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "f1_macro": "macro F1",
+    "f1a": "F1a",
+    "em": "exact match",
+    "matthews": "Matthews",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+}
+
+
+@dataclass
+class Results:
+    """The folder of one benchmark: its header, its cells, and what is made of them."""
+
+    path: Path
+    header: dict[str, Any]
+    cells: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, header: dict[str, Any]) -> Results:
+        """Start in a folder, or go on in it. What another model made there is never mixed with this one's."""
+        kept = path / "run.json"
+        if path.exists() and not path.is_dir():
+            raise RequestError.of(f"--out {path}: a file", "results are a folder", "name another folder")
+        if path.is_dir() and any(path.iterdir()) and not kept.is_file():
+            raise RequestError.of(
+                f"--out {path}: a folder with other things in it",
+                "results go into a folder of their own (or one that holds earlier results of the same model)",
+                "name another folder",
+            )
+        results = cls(path, header)
+        if kept.is_file():
+            before = _read(kept)
+            differing = [k for k in ("benchmark", "model") if before.get(k) != header.get(k)]
+            if differing:
+                raise RequestError.of(
+                    f"--out {path}: holds results with "
+                    + ", ".join(f"{k} {before.get(k)}" for k in differing),
+                    f"this run has {', '.join(f'{k} {header.get(k)}' for k in differing)}, and one table has one model",
+                    "name another folder",
+                )
+            notes = list(dict.fromkeys([*before.get("notes", []), *header["notes"]]))
+            results.header = {**before, **header, "notes": notes, "data": before.get("data", {})}
+            for file in sorted((path / "cells").glob("*.json")):
+                cell = _read(file)
+                results.cells[_key(cell)] = cell
+        (path / "cells").mkdir(parents=True, exist_ok=True)
+        results.save()
+        return results
+
+    def finished(self, task: str, method: str, seed: int, settings: Mapping[str, Any]) -> bool:
+        """Whether the cell is there already. Made with other settings, it is an error rather than a mixture."""
+        cell = self.cells.get((task, method, seed))
+        if cell is None or cell["status"] != "finished":
+            return False
+        now = json.loads(json.dumps(settings))
+        differing = [k for k in {**cell["settings"], **now} if cell["settings"].get(k) != now.get(k)]
+        if differing:
+            changes = ", ".join(
+                f"{k} {cell['settings'].get(k)} (now {now.get(k)})" for k in sorted(differing)
+            )
+            raise RequestError.of(
+                f"--out {self.path}: {task}, {method}, seed {seed} is there with {changes}",
+                "a finished cell is kept, and one table cannot mix settings",
+                "name another folder, or remove cells/" + _file_name(task, method, seed),
+            )
+        return True
+
+    def add(self, cell: dict[str, Any]) -> None:
+        """Keep a cell at once, so that an interruption loses nothing that is done."""
+        cell = _defined(cell)
+        self.cells[_key(cell)] = cell
+        _write(self.path / "cells" / _file_name(*_key(cell)), cell)
+
+    def save(self) -> None:
+        """Write the header, the JSON, the tables and the plots anew."""
+        _write(self.path / "run.json", _defined(self.header))
+        _write(self.path / "results.json", self.as_dict())
+        _replace(self.path / "results.md", self.markdown())
+        for name, text in self.plots().items():
+            _replace(self.path / name, text)
+
+    def as_dict(self) -> dict[str, Any]:
+        whole = {
+            "run": self.header,
+            "summary": [self.summary(t, m) for t, m in self.pairs()],
+            "cells": [self.cells[key] for key in sorted(self.cells)],
+        }
+        return dict(_defined(whole))
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Tasks and methods in the order in which they came."""
+        return list(dict.fromkeys((task, method) for task, method, _ in self.cells))
+
+    def failures(self) -> list[dict[str, Any]]:
+        return [cell for cell in self.cells.values() if cell["status"] != "finished"]
+
+    def summary(self, task: str, method: str) -> dict[str, Any]:
+        """Mean and spread over the seeds that finished; how many failed stands beside them."""
+        all_cells = [c for (t, m, _), c in self.cells.items() if (t, m) == (task, method)]
+        done = [c for c in all_cells if c["status"] == "finished"]
+        names = list(dict.fromkeys(name for c in done for name in c["metrics"]))
+        peaks = [c["peak_memory_bytes"] for c in done if c.get("peak_memory_bytes") is not None]
+        return {
+            "task": task,
+            "method": method,
+            "seeds": [c["seed"] for c in done],
+            "failed_seeds": [c["seed"] for c in all_cells if c["status"] != "finished"],
+            "score": spread(c["score"] for c in done),
+            "metrics": {name: spread(c["metrics"].get(name) for c in done) for name in names},
+            "forwards": spread(c["forwards"] for c in done),
+            "backwards": spread(c["backwards"] for c in done),
+            "train_seconds": spread(c["train_seconds"] for c in done),
+            "peak_memory_bytes": max(peaks) if peaks else None,
+        }
+
+    def caption(self) -> str:
+        """What every table says of itself."""
+        data = self.header.get("data", {})
+        origins = {
+            "sample": "the shipped sample (a smoke test, not a benchmark)",
+            "hub": "the hub",
+            "folder": "a local folder",
+        }
+        parts = []
+        for origin, words in origins.items():
+            tasks = [t for t, d in data.items() if d["origin"] == origin]
+            if tasks:
+                parts.append(f"{', '.join(tasks)} from {words}")
+        return f"Model: {self.header['model_shown']}. Data: {'; '.join(parts) or 'none'}."
+
+    def markdown(self) -> str:
+        """The tables, readable as text too."""
+        pairs = self.pairs()
+        tasks, methods = list(dict.fromkeys(t for t, _ in pairs)), list(dict.fromkeys(m for _, m in pairs))
+        titles = self.header.get("titles", {})
+        lines = ["# GLUE+ results", ""]
+        lines += [f"> {note}" for note in self.header.get("notes", [])]
+        lines += ["", self._machine(), "", "## Score", "", self.caption(), ""]
+        lines += table(
+            ["method", *(titles.get(t, t) for t in tasks)],
+            [[m, *(self._score(t, m) if (t, m) in pairs else "not run" for t in tasks)] for m in methods],
+        )
+        lines += [
+            "",
+            "The mean of the task's metrics, times 100; ± is the standard deviation over seeds.",
+            "",
+            "## Metrics",
+            "",
+            self.caption(),
+            "",
+        ]
+        lines += table(
+            ["task", "method", "metrics", "rows", "seeds", "forwards", "backwards", "seconds", "peak memory"],
+            [self._details(t, m) for t, m in pairs],
+        )
+        lines += [
+            "",
+            "Peak memory is the device allocator's while tuning; on the CPU see `trimtab bench memory`.",
+            "",
+        ]
+        failures = self.failures()
+        if failures:
+            lines += ["## Failed", ""]
+            lines += [f"- {c['task']}, {c['method']}, seed {c['seed']}: {c['reason']}" for c in failures]
+            lines.append("")
+        lines += ["## Settings", "", *self._settings(methods), ""]
+        return "\n".join(lines)
+
+    def plots(self) -> dict[str, str]:
+        """Score over passes for each task, and memory by method where it was measured."""
+        plots, pairs = {}, self.pairs()
+        methods = list(dict.fromkeys(m for _, m in pairs))
+        colours = {m: svg.COLOURS[n % len(svg.COLOURS)] for n, m in enumerate(methods)}
+        panels = []
+        for task in dict.fromkeys(t for t, _ in pairs):
+            series = {m: self._curve(task, m) for t, m in pairs if t == task}
+            levels = {m: self.summary(task, m)["score"]["mean"] for m in series if not series[m]}
+            panels.append(
+                svg.line_panel(
+                    f"{task} — {self.header['model_shown'].split(' (')[0]}{self._sample_mark(task)}",
+                    {m: points for m, points in series.items() if points},
+                    x_label="forward passes of a batch (a backward pass counts as two)",
+                    y_label="score",
+                    levels={m: 100 * value for m, value in levels.items() if value is not None},
+                    colours=colours,
+                )
+            )
+        if panels:
+            plots["score.svg"] = svg.document(panels, 640, 360, columns=2)
+        peaks = {
+            m: max(
+                (p for t, n in pairs if n == m and (p := self.summary(t, n)["peak_memory_bytes"])), default=0
+            )
+            for m in methods
+        }
+        if any(peaks.values()):
+            bars = {m: p / 2**30 if p else math.nan for m, p in peaks.items()}
+            plots["memory.svg"] = svg.bars_plot(
+                "Peak memory while tuning", bars, unit="GiB", note=self.header["model_shown"]
+            )
+        return plots
+
+    def _curve(self, task: str, method: str) -> list[svg.Point]:
+        """Mean over seeds at each step that all finished seeds have."""
+        curves = [
+            c["curve"]
+            for (t, m, _), c in self.cells.items()
+            if (t, m) == (task, method) and c["status"] == "finished" and c["curve"]
+        ]
+        points = []
+        for same in zip(*curves, strict=False):
+            scores = [p["score"] for p in same if p["score"] is not None]
+            if len(scores) == len(same):
+                passes = statistics.fmean(p["forwards"] + 2 * p["backwards"] for p in same)
+                points.append((passes, 100 * statistics.fmean(scores)))
+        return points
+
+    def _sample_mark(self, task: str) -> str:
+        return " — shipped sample" if self.header["data"].get(task, {}).get("origin") == "sample" else ""
+
+    def _score(self, task: str, method: str) -> str:
+        summary = self.summary(task, method)
+        if not summary["seeds"]:
+            return "failed"
+        failed = f" ({len(summary['failed_seeds'])} failed)" if summary["failed_seeds"] else ""
+        return shown(summary["score"]) + failed
+
+    def _details(self, task: str, method: str) -> list[str]:
+        summary = self.summary(task, method)
+        if not summary["seeds"]:
+            return [task, method, "failed", *["–"] * 6]
+        metrics = ", ".join(f"{_title(name)} {shown(value)}" for name, value in summary["metrics"].items())
+        rows = next(
+            c["eval_rows"]
+            for (t, m, _), c in self.cells.items()
+            if (t, m) == (task, method) and "eval_rows" in c
+        )
+        peak = summary["peak_memory_bytes"]
+        return [
+            task,
+            method,
+            metrics,
+            str(rows),
+            ", ".join(map(str, summary["seeds"])),
+            f"{summary['forwards']['mean']:,.0f}",
+            f"{summary['backwards']['mean']:,.0f}",
+            f"{summary['train_seconds']['mean']:,.1f}",
+            size(peak) if peak else "–",
+        ]
+
+    def _machine(self) -> str:
+        h = self.header
+        return f"Trimtab {h['trimtab']}, torch {h['torch']}, device {h['device']} ({h['device_reason']})."
+
+    def _settings(self, methods: Sequence[str]) -> list[str]:
+        lines = []
+        for method in methods:
+            told = [c["settings"] for (_, m, _), c in self.cells.items() if m == method and c.get("settings")]
+            names = [n for n in (told[0] if told else {}) if n not in ("task", "method", "seed", "data")]
+            values = {n: list(dict.fromkeys(str(s.get(n)) for s in told)) for n in names}
+            said = ", ".join(f"{n} {' / '.join(v)}" for n, v in values.items() if v != ["None"])
+            lines.append(f"- {method}: {said or 'nothing to set'}")
+        return lines
+
+
+def spread(values: Iterable[float | None]) -> dict[str, Any]:
+    """Mean and sample standard deviation; None where a value is not defined, or one value cannot spread."""
+    numbers = list(values)
+    defined = [v for v in numbers if v is not None and math.isfinite(v)]
+    whole = bool(numbers) and len(defined) == len(numbers)
+    return {
+        "mean": statistics.fmean(defined) if whole else None,
+        "std": statistics.stdev(defined) if whole and len(defined) > 1 else None,
+        "n": len(numbers),
+    }
+
+
+def shown(value: Mapping[str, Any]) -> str:
+    """A figure of `spread`, times 100."""
+    if value["mean"] is None:
+        return "undefined"
+    around = f" ± {100 * value['std']:.1f}" if value["std"] is not None else ""
+    return f"{100 * value['mean']:.1f}{around}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table whose columns line up as text too."""
+    cells = [[c.replace("|", "\\|").replace("\n", " ") for c in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    return [lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]
+
+
+def _title(metric: str) -> str:
+    name, _, ending = metric.partition("_mismatched")
+    return METRIC_TITLES.get(name, name) + (" (mismatched)" if ending or metric != name else "")
+
+
+def _key(cell: Mapping[str, Any]) -> tuple[str, str, int]:
+    return cell["task"], cell["method"], cell["seed"]
+
+
+def _file_name(task: str, method: str, seed: int) -> str:
+    return f"{task}--{method}--{seed}.json"
+
+
+def _defined(value: Any) -> Any:
+    """The same with null for every number that is not finite: JSON has none of these."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {k: _defined(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_defined(v) for v in value]
+    return value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RequestError.of(
+            f"{path}: not valid JSON ({error.msg})", "it was changed or cut short", "remove the file"
+        ) from None
+    return content
+
+
+def _write(path: Path, content: Any) -> None:
+    _replace(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all, also when the process is killed."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)

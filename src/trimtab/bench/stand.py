@@ -1,0 +1,269 @@
+"""The test stand of the memory and speed benchmarks: which models, methods and batches, cell after cell, all kept.
+
+A cell that fails is kept as failed, with its reason, and the next one goes on. What is wrong with the request itself is
+an error before anything is run. It measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trimtab import __version__
+from trimtab.bench.cells import INFERENCE, Cell, measure, run_cell
+from trimtab.bench.methods import METHODS, method
+from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
+from trimtab.config.schema import ModelSettings
+from trimtab.errors import RequestError, TrimtabError
+from trimtab.hardware import Hardware, probe
+from trimtab.models import load_model_config, model_source
+from trimtab.models.builtin import NAME as BUILT_IN
+from trimtab.models.presets import PRESETS
+from trimtab.monitor.progress import Quiet
+from trimtab.placement import PlacementRequest, resolve
+
+TUNED = tuple(name for name, m in METHODS.items() if m.family != "none")
+RANDOM_NOTE = "random weights in its shapes; neither memory nor the time of a step depends on their values"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandRequest:
+    """What is to be measured, as it was asked for."""
+
+    methods: tuple[str, ...] = ("all",)
+    model: tuple[str, ...] = ()
+    scale: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    batch_sizes: tuple[int, ...] = (16,)
+    lengths: tuple[int, ...] = (64,)
+    device: str = "auto"
+    precision: str = "auto"
+    warm_up: int = 2
+    steps: int = 0
+    iterations: int = 1
+    compile: bool = False
+    isolated: bool = True
+    """Each cell in a process of its own."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be measured, with its own weights or with random ones in its shapes."""
+
+    name: str
+    random: bool
+    shown: str
+    note: str = ""
+
+
+@dataclass
+class Stand:
+    """The folder of one benchmark and what was measured so far."""
+
+    path: Path
+    header: dict[str, Any]
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+    """What a benchmark keeps beside its cells."""
+    render: Callable[[Stand], tuple[str, dict[str, str]]] = lambda stand: ("", {})
+    """Markdown, and plots by file name, from all that is there."""
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        return [cell for cell in self.cells if cell["status"] != "finished"]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"run": self.header, "cells": self.cells, **self.more}
+
+    def find(self, subject: str, batch: int, length: int, name: str) -> dict[str, Any] | None:
+        """The finished cell, or None."""
+        for cell in self.cells:
+            told = (cell["subject"], cell["batch"], cell["length"], cell["method"])
+            if told == (subject, batch, length, name) and cell["status"] == "finished":
+                return cell
+        return None
+
+    def save(self) -> list[str]:
+        """Write JSON, Markdown and plots anew; their names."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        text, plots = self.render(self)
+        files = {
+            "results.json": json.dumps(self.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+            "results.md": text,
+            **plots,
+        }
+        for name, content in files.items():
+            (self.path / name).write_text(content, encoding="utf-8")
+        return list(files)
+
+
+def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[str], None]) -> Stand:
+    """Check the request against the machine, and start a folder for its results."""
+    if out.exists() and not out.is_dir():
+        raise RequestError.of(f"--out {out}: a file", "results are a folder", "name another folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise RequestError.of(
+            f"--out {out}: a folder with things in it",
+            "results go into a folder of their own",
+            "name another folder",
+        )
+    hardware = probe()
+    placed = resolve(
+        PlacementRequest(device=request.device, precision=request.precision, processes=1), hardware
+    )
+    found = subjects(request)
+    for subject in found:
+        if subject.note:
+            say(subject.note)
+    gpu = hardware.get(placed.device)
+    header = {
+        "benchmark": benchmark,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "command": " ".join(["trimtab", *sys.argv[1:]]),
+        "trimtab": __version__,
+        "torch": hardware.torch_version,
+        "machine": gpu.model if gpu else _processor(hardware),
+        "device": placed.device,
+        "device_reason": placed.reasons["device"],
+        "notes": [s.note for s in found if s.note],
+        "subjects": [asdict(s) for s in found],
+        "methods": chosen_methods(request.methods),
+    }
+    return Stand(out, header)
+
+
+def run_stand(stand: Stand, request: StandRequest, progress: Quiet) -> bool:
+    """All cells, one after the other; False when it was interrupted."""
+    subjects_ = [Subject(**s) for s in stand.header["subjects"]]
+    asked = [
+        (subject, batch, length, name)
+        for subject in subjects_
+        for batch in request.batch_sizes
+        for length in request.lengths
+        for name in stand.header["methods"]
+    ]
+    try:
+        for number, (subject, batch, length, name) in enumerate(asked, 1):
+            cell = Cell(
+                model=subject.name,
+                random=subject.random,
+                method=name,
+                batch=batch,
+                length=length,
+                device=request.device,
+                precision=request.precision,
+                warm_up=request.warm_up,
+                steps=request.steps,
+                iterations=request.iterations,
+                compile=request.compile,
+            )
+            progress.note(f"{subject.shown}, {batch} × {length}, {name} (cell {number} of {len(asked)})")
+            _one(stand, subject, cell, request.isolated, progress)
+    except KeyboardInterrupt:
+        stand.save()
+        return False
+    return True
+
+
+def _one(stand: Stand, subject: Subject, cell: Cell, isolated: bool, progress: Quiet) -> None:
+    kept: dict[str, Any] = {"subject": subject.shown, **asdict(cell)}
+    started = time.perf_counter()
+    try:
+        found = run_cell(cell) if isolated else measure(cell)
+    except Exception as error:
+        # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
+        foreseen = isinstance(error, TrimtabError)
+        text = " ".join(str(error).split()) or "no message"
+        kept |= {"status": "failed", "reason": text if foreseen else f"{type(error).__name__}: {text}"}
+        progress.say(
+            f"{subject.shown}, {cell.batch} × {cell.length}, {cell.method}: FAILED: {kept['reason']}"
+        )
+    else:
+        kept |= {"status": "finished", **found}
+    kept["seconds"] = round(time.perf_counter() - started, 3)
+    stand.cells.append(kept)
+    stand.save()
+
+
+def finish(stand: Stand, whole: bool, say: Callable[[str], None], *, as_json: bool) -> bool:
+    """Print the results and say where they are; whether all is there."""
+    files = stand.save()
+    if as_json:
+        json.dump(stand.as_dict(), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+        print()
+    else:
+        print("\n" + stand.render(stand)[0])
+    say(f"kept in {stand.path}: {', '.join(files)}")
+    if not whole:
+        say("interrupted; what was measured is kept")
+    failed = sum(run["status"] == "failed" for run in stand.more.get("to_target", []))
+    failed += len(stand.failures)
+    if failed:
+        say(f"{failed} failed; the reasons are above")
+    return whole and not failed
+
+
+def chosen_methods(names: Sequence[str]) -> list[str]:
+    """Inference is always there, and first: everything is held against it."""
+    if tuple(names) == ("all",):
+        return [INFERENCE, *TUNED]
+    wanted = [n for n in names if n.strip().lower() not in (INFERENCE, "zero-shot", "zeroshot")]
+    return [INFERENCE, *dict.fromkeys(method(name).name for name in wanted)]
+
+
+def subjects(request: StandRequest) -> list[Subject]:
+    """The models asked for; without a request what `bench glue` would take."""
+    if request.shapes and (request.model or request.scale):
+        raise RequestError.of(
+            "--shapes with --model or --scale",
+            "--shapes takes random weights, the others a model's own",
+            "give one of them",
+        )
+    if request.shapes:
+        return [_shape_of(name) for name in request.shapes]
+    if request.model:
+        found = [Subject(c.name, False, c.shown) for c in (choose_model(m, None) for m in request.model)]
+    elif request.scale:
+        found = [_of_scale(scale) for scale in request.scale]
+    else:
+        choice = choose_model(None, None)
+        found = [Subject(choice.name, False, choice.shown, choice.note)]
+    for subject in found:
+        if not subject.random:
+            load_model_config(ModelSettings(name=subject.name))  # an unknown name is told now
+        if subject.name == BUILT_IN:
+            model_source(ModelSettings(name=BUILT_IN))  # converted once, with a word on the terminal
+    return found
+
+
+def _shape_of(name: str) -> Subject:
+    if Path(name).expanduser().is_dir():
+        return Subject(name, True, f"{Path(name).name} (random weights)")
+    for known in PRESETS:
+        if name.lower() in (known, known.rpartition("/")[2]):
+            return Subject(known, True, f"{name} (random weights)")
+    raise RequestError.of(
+        f"--shapes {name}",
+        "its shapes are not known here, and no such folder with a config.json is there",
+        "name a folder, or one of " + ", ".join(known.rpartition("/")[2] for known in PRESETS),
+    )
+
+
+def _of_scale(scale: str) -> Subject:
+    if scale not in SCALES:
+        choose_model(None, scale)  # says which scales there are
+    name = SCALES[scale]
+    if in_model_cache(name) or hub_reachable():
+        return Subject(name, False, name)
+    note = f"{name} is not on this machine and the hub cannot be reached: {RANDOM_NOTE}"
+    return Subject(name, True, f"{name} (random weights)", note)
+
+
+def _processor(hardware: Hardware) -> str:
+    return f"{hardware.cpu.model or platform.machine()}, {hardware.cpu.cores} cores"

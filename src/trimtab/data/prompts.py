@@ -1,0 +1,263 @@
+"""Rows as prompts for recipes that generate: text or messages, with every other column kept for the rewards.
+
+The prompt is a column (`prompt`, `messages`, `question`, …) or a template over columns. It counts tokens and drops
+what is too long, by reason and counted; it never cuts a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from string import Formatter
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from trimtab.config.schema import Config
+from trimtab.data.clean import BadRow, Tally
+from trimtab.data.convert import read_turns
+from trimtab.data.formats import parse_list
+from trimtab.data.read import Row
+from trimtab.data.report import Lengths
+from trimtab.data.sources import load_rows
+from trimtab.data.split import held_out
+from trimtab.errors import RequestError
+
+PROMPT_COLUMNS = ("prompt", "messages", "conversations", "question", "problem", "instruction", "query")
+# The trainer passes these by the same names, or takes them for images and tools.
+TAKEN = (
+    *("prompts", "completions", "completion", "completion_ids", "trainer_state", "log_extra", "log_metric"),
+    *("image", "images", "environment", "environments"),
+)
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass
+class PromptReport:
+    """What was read, how it is asked, and what became of it."""
+
+    source: str
+    asked: str
+    rows_train: int
+    rows_eval: int
+    split: str
+    columns: list[str]
+    """Columns that rewards get."""
+    tokens: Lengths
+    dropped: dict[str, int]
+    first_dropped: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        lines = [f"data: {self.source}", f"  asked as: {self.asked}"]
+        lines.append(f"  columns for rewards: {', '.join(self.columns) or 'none'}")
+        for reason, number in self.dropped.items():
+            lines.append(f"    dropped {number:,}: {reason} (first: {self.first_dropped[reason]})")
+        size = self.tokens
+        lines.append(
+            f"  tokens a prompt: {size.min} to {size.max}, median {size.median}, 95 % up to {size.p95}"
+        )
+        lines.append(
+            f"split: {self.rows_train:,} prompts to train on, {self.rows_eval:,} held out ({self.split})"
+        )
+        return lines + [f"note: {note}" for note in self.notes]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """Prompts to train on and to evaluate by, each with its row's other columns."""
+
+    train: datasets.Dataset
+    eval: datasets.Dataset | None
+    report: PromptReport
+
+
+def prompt_limit(config: Config) -> int:
+    """The longest prompt in tokens."""
+    grpo = config.grpo
+    return grpo.max_prompt_length or max(1, config.data.max_length - grpo.max_completion_length)
+
+
+def prepare_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptData:
+    """The prompts of a run, read as every recipe reads rows."""
+    data = config.data
+    tally = Tally(strict=data.bad_rows == "error")
+    loaded = load_rows(data.source, data)
+    asked, train, sizes = _asked_rows(loaded.rows, config, tokenizer, tally, "data.source")
+    held: list[dict[str, Any]] = []
+    notes, split = list(loaded.notes), "data.eval_fraction=0"
+    if data.eval_source is not None:
+        others = load_rows(data.eval_source, data, "data.eval_source")
+        _, held, _ = _asked_rows(others.rows, config, tokenizer, tally, "data.eval_source")
+        split = f"data.eval_source={data.eval_source}"
+    elif data.eval_fraction > 0:
+        chosen = held_out([_key(row) for row in train], data.eval_fraction, config.seed)
+        held = [row for row in train if _key(row) in chosen]
+        train = [row for row in train if _key(row) not in chosen]
+        split = f"data.eval_fraction={data.eval_fraction}, seed {config.seed}"
+    columns = sorted({name for row in train for name in row} - {"prompt"})
+    left = sorted({str(name) for row in loaded.rows for name in row.values} & set(TAKEN))
+    if left:
+        notes.append(f"columns not passed to rewards, whose names the trainer uses itself: {', '.join(left)}")
+    report = PromptReport(
+        source=loaded.source,
+        asked=asked,
+        rows_train=len(train),
+        rows_eval=len(held),
+        split=split,
+        columns=columns,
+        tokens=Lengths.of(sizes),
+        dropped=dict(tally.dropped.most_common()),
+        first_dropped=dict(tally.first),
+        notes=notes,
+    )
+    return PromptData(_dataset(train, columns), _dataset(held, columns) if held else None, report)
+
+
+def _asked_rows(
+    rows: list[Row], config: Config, tokenizer: PreTrainedTokenizerBase, tally: Tally, setting: str
+) -> tuple[str, list[dict[str, Any]], list[int]]:
+    """How rows are asked, the rows that are kept, and the tokens of their prompts."""
+    column = _prompt_column(rows[0], config)
+    kept: list[dict[str, Any]] = []
+    sizes: list[int] = []
+    seen: set[str] = set()
+    longest = prompt_limit(config)
+    for row in rows:
+        try:
+            prompt = _prompt(row, column, config, tally)
+        except BadRow as bad:
+            tally.bad(str(bad), row.where)
+            continue
+        others = {
+            str(key): value
+            for key, value in row.values.items()
+            if key not in TAKEN and not (key == column and key in ("prompt", "messages", "conversations"))
+        }
+        asked = {**others, "prompt": prompt}
+        if not config.data.keep_duplicates and _key(asked) in seen:
+            tally.drop("repeats an earlier row", row.where)
+            continue
+        seen.add(_key(asked))
+        size = prompt_tokens(tokenizer, prompt)
+        if size > longest:
+            tally.drop(f"prompt longer than {longest} tokens (grpo.max_prompt_length)", row.where)
+            continue
+        kept.append(asked)
+        sizes.append(size)
+    if not kept:
+        raise RequestError.of(
+            f"{setting}: none of its {len(rows):,} rows can be asked",
+            "; ".join(tally.reasons()),
+            "repair the rows, raise grpo.max_prompt_length, or check grpo.prompt and data.columns",
+        )
+    return _how(kept[0]["prompt"], column, config), kept, sizes
+
+
+def prompt_tokens(tokenizer: Any, prompt: Prompt) -> int:
+    """The prompt's length as the trainer will tokenize it."""
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _prompt_column(row: Row, config: Config) -> str:
+    """The column that holds the prompt; empty where a template makes it."""
+    if config.grpo.prompt is not None:
+        _check_template(config.grpo.prompt)
+        return ""
+    named = config.data.columns.get("prompt")
+    candidates = (named,) if named else PROMPT_COLUMNS
+    found = next((name for name in candidates if name in row.values), None)
+    if found is None:
+        raise RequestError.of(
+            f"{row.where}: no column {' or '.join(map(repr, candidates))}",
+            f"the row has {', '.join(map(str, row.values)) or 'no columns'}, and none of them is known as a prompt",
+            "set data.columns: {prompt: your_column}, or grpo.prompt to a template such as '{question}'",
+        )
+    return found
+
+
+def _prompt(row: Row, column: str, config: Config, tally: Tally) -> Prompt:
+    grpo = config.grpo
+    if not column:
+        text = _fill(grpo.prompt or "", row)
+    else:
+        value = parse_list(row.values.get(column))
+        if isinstance(value, list):
+            messages = read_turns(value, column, tally)
+            while messages and messages[-1]["role"] == "assistant":
+                messages.pop()
+            if not messages:
+                raise BadRow(f"`{column}` holds no message to answer")
+            return messages
+        if value is None or not isinstance(value, str | int | float) or str(value).strip() == "":
+            raise BadRow(f"`{column}` is empty" if value in (None, "") else f"`{column}` is not text")
+        text = str(value)
+        if column == "instruction" and str(row.values.get("input") or "").strip():
+            text += "\n" + str(row.values["input"])
+    if not grpo.chat:
+        return f"{grpo.system}\n{text}" if grpo.system else text
+    system = [{"role": "system", "content": grpo.system}] if grpo.system else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def _how(prompt: Prompt, column: str, config: Config) -> str:
+    source = f"column `{column}`" if column else f"template {config.grpo.prompt!r}"
+    if isinstance(prompt, str):
+        return f"{source}, text that is continued as it stands (grpo.chat=false)"
+    if len([m for m in prompt if m["role"] != "system"]) == 1 and config.grpo.system:
+        return f"{source}, a user's message after the system message {config.grpo.system!r}"
+    return f"{source}, as messages through the chat template"
+
+
+def _fill(template: str, row: Row) -> str:
+    parts = []
+    for text, name, _, _ in Formatter().parse(template):
+        parts.append(text)
+        if name is not None:
+            value = row.values.get(name)
+            if value is None or value == "":
+                raise BadRow(f"{'nothing in' if name in row.values else 'no'} column `{name}` of grpo.prompt")
+            parts.append(str(value))
+    return "".join(parts)
+
+
+def _check_template(template: str) -> None:
+    why = "between braces stands the name of a column, and nothing else"
+    try:
+        names = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        names, why = [("", "", None)], str(error)
+    if all(name and not form and not conversion for name, form, conversion in names):
+        return
+    raise RequestError.of(
+        f"grpo.prompt={template!r}: its braces cannot be read",
+        why,
+        "write {column}; {{ and }} stand for themselves",
+    )
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True, default=str)
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> datasets.Dataset:
+    table = {name: [row.get(name) for row in rows] for name in ["prompt", *columns]}
+    try:
+        return datasets.Dataset.from_dict(table)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        mixed = [name for name in columns if len({type(row.get(name)) for row in rows} - {type(None)}) > 1]
+        raise RequestError.of(
+            f"data.source: a column holds values of different kinds ({', '.join(mixed) or 'inside its lists'})",
+            str(error).splitlines()[0],
+            "write the column as text in every row, or leave it out",
+        ) from None

@@ -1,0 +1,235 @@
+"""Rows with given answers, for recipes that score answers: read, put to the model as questions, split, reported.
+
+The questions are a known task's (`zeroth.task`) or come from a template over columns. Only text: it tokenizes
+nothing. A row without a usable label is dropped and counted or stops the run, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from trimtab.config.schema import Config, ZerothSettings
+from trimtab.data.clean import Tally
+from trimtab.data.read import Row
+from trimtab.data.sources import load_rows
+from trimtab.data.split import held_out
+from trimtab.data.tasks import Question, Task, task
+from trimtab.data.tasks.load import load_task
+from trimtab.errors import RequestError
+
+Ask = Callable[[Row], Question]
+
+
+@dataclass
+class ScoredReport:
+    """What was read and what became of it."""
+
+    source: str
+    asked: str
+    """The task, or the template."""
+    rows_train: int
+    rows_eval: int
+    split: str
+    dropped: dict[str, int]
+    first_dropped: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        lines = [f"data: {self.source}", f"  asked as: {self.asked}"]
+        for reason, number in self.dropped.items():
+            lines.append(f"    dropped {number:,}: {reason} (first: {self.first_dropped[reason]})")
+        lines.append(
+            f"split: {self.rows_train:,} rows to train on, {self.rows_eval:,} held out ({self.split})"
+        )
+        return lines + [f"note: {note}" for note in self.notes]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ScoredData:
+    """Questions to train on and to evaluate by, and how they came about."""
+
+    train: list[Question]
+    eval: list[Question]
+    task: Task | None
+    report: ScoredReport
+
+
+def prepare_scored(config: Config) -> ScoredData:
+    """The questions of a run: from a task's own sets, or from `data.source` as every recipe reads it."""
+    data, zeroth = config.data, config.zeroth
+    known = task(zeroth.task) if zeroth.task is not None else None
+    ask: Ask = known.question if known is not None else _template(zeroth)
+    tally = Tally(strict=data.bad_rows == "error")
+    notes: list[str] = []
+    if known is not None and _is_task_place(data.source, known):
+        rows = load_task(
+            known, data.source, train_rows=data.max_rows, eval_rows=data.max_rows, seed=config.seed
+        )
+        source = rows.source
+        train = _questions(rows.splits["train"], ask, tally, "data.source", keep_duplicates=True)
+        evaluated, split = [], "data.eval_fraction=0"
+        if data.eval_source is None and data.eval_fraction > 0:
+            held = rows.splits["validation"]
+            evaluated = _questions(held, ask, tally, "data.source", keep_duplicates=True)
+            split = "the task's own train and validation"
+    else:
+        loaded = load_rows(data.source, data, "data.source")
+        source, notes = loaded.source, list(loaded.notes)
+        train = _questions(
+            _renamed(loaded.rows, data.columns), ask, tally, "data.source", data.keep_duplicates
+        )
+        evaluated, split = [], "data.eval_fraction=0"
+        if data.eval_source is None and data.eval_fraction > 0:
+            chosen = held_out([_side(q) for q in train], data.eval_fraction, config.seed)
+            evaluated = [q for q in train if _side(q) in chosen]
+            train = [q for q in train if _side(q) not in chosen]
+            split = f"data.eval_fraction={data.eval_fraction}, seed {config.seed}"
+    if data.eval_source is not None:
+        loaded = load_rows(data.eval_source, data, "data.eval_source")
+        evaluated = _questions(_renamed(loaded.rows, data.columns), ask, tally, "data.eval_source", True)
+        split = f"data.eval_source={data.eval_source}"
+        shared = len({_key(q) for q in train} & {_key(q) for q in evaluated})
+        if shared:
+            notes.append(f"data.eval_source and data.source overlap in {shared:,} rows, also trained on")
+    report = ScoredReport(
+        source=source,
+        asked=f"{known.title}: {known.template}" if known else _shown(zeroth),
+        rows_train=len(train),
+        rows_eval=len(evaluated),
+        split=split,
+        dropped=dict(tally.dropped.most_common()),
+        first_dropped=dict(tally.first),
+        notes=notes,
+    )
+    return ScoredData(train, evaluated, known, report)
+
+
+def _is_task_place(source: str, known: Task) -> bool:
+    """Whether a source holds whole tasks: the shipped sample, the task's home on the hub, or a folder of tasks."""
+    if source in ("sample", "hub"):
+        return True
+    folder = Path(source).expanduser()
+    names = (
+        [f.name.lower().replace("-", "").replace("_", "") for f in folder.iterdir()]
+        if folder.is_dir()
+        else []
+    )
+    return known.name in names
+
+
+def _questions(
+    rows: list[Row], ask: Ask, tally: Tally, setting: str, keep_duplicates: bool
+) -> list[Question]:
+    questions: list[Question] = []
+    seen: set[str] = set()
+    first: RequestError | None = None
+    for row in rows:
+        try:
+            question = ask(row)
+        except RequestError as error:
+            if tally.strict:
+                raise
+            first = first or error
+            tally.drop(str(error).splitlines()[0].removeprefix(f"{row.where}: "), row.where)
+            continue
+        if not keep_duplicates and _key(question) in seen:
+            tally.drop("repeats an earlier row", row.where)
+            continue
+        seen.add(_key(question))
+        questions.append(question)
+    if not questions:
+        assert first is not None, "a source without rows was refused before"
+        raise RequestError(f"{setting}: none of its {len(rows):,} rows can be used; the first:\n{first}")
+    return questions
+
+
+def _template(settings: ZerothSettings) -> Ask:
+    """Questions from a template over the row's own columns."""
+    assert settings.template is not None, "checked with the config"
+    template, answer = settings.template, settings.answer
+    for name, text in (("zeroth.template", template), ("zeroth.answer", answer or "")):
+        _check_braces(name, text)
+    labels = list(settings.labels)
+
+    def ask(row: Row) -> Question:
+        prompt = _fill(template, row)
+        if answer is not None:
+            return Question(prompt, [_fill(answer, row)], 0, row.where)
+        label = str(_column(row, settings.label_column))
+        if label not in labels:
+            raise RequestError.of(
+                f"{row.where}: `{settings.label_column}` holds {label[:40]!r}",
+                f"zeroth.labels has {', '.join(labels)}",
+                "add it to zeroth.labels, or leave the row out",
+            )
+        return Question(prompt, list(settings.labels.values()), labels.index(label), row.where)
+
+    return ask
+
+
+def _fill(template: str, row: Row) -> str:
+    parts = []
+    for text, name, _, _ in Formatter().parse(template):
+        parts.append(text)
+        if name is not None:
+            parts.append(str(_column(row, name)))
+    return "".join(parts)
+
+
+def _column(row: Row, name: str) -> Any:
+    value = row.values.get(name)
+    if value is None or value == "":
+        raise RequestError.of(
+            f"{row.where}: {'nothing in' if name in row.values else 'no'} column `{name}`",
+            f"the row has {', '.join(map(str, row.values)) or 'no columns'}",
+            "correct the name in zeroth.template, zeroth.answer or zeroth.label_column, or leave the row out",
+        )
+    return value
+
+
+def _check_braces(setting: str, template: str) -> None:
+    try:
+        names = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        names, why = [], str(error)
+    else:
+        why = "between braces stands the name of a column, and nothing else"
+        if all(name and not form and not conversion for name, form, conversion in names):
+            return
+    raise RequestError.of(
+        f"{setting}={template!r}: its braces cannot be read",
+        why,
+        "write {column}; {{ and }} stand for themselves",
+    )
+
+
+def _renamed(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:
+    """`data.columns` gives a task's column the name that the file has for it."""
+    if not columns:
+        return rows
+    return [
+        row._replace(values=row.values | {ours: row.values.get(theirs) for ours, theirs in columns.items()})
+        for row in rows
+    ]
+
+
+def _shown(settings: ZerothSettings) -> str:
+    answers = settings.answer if settings.answer is not None else " | ".join(settings.labels.values())
+    return f"{settings.template!r} -> {answers!r}"
+
+
+def _key(question: Question) -> str:
+    return json.dumps([question.prompt, question.options, question.gold])
+
+
+def _side(question: Question) -> str:
+    """Rows that are judged together are held out together."""
+    return question.group or _key(question)
