@@ -79,7 +79,8 @@ def from_form(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[A
     if kind == "array":
         return st.lists(TEXTS, max_size=3)
     if kind == "object":
-        return st.dictionaries(NAMES, TEXTS, max_size=3)
+        inner = form.get("additionalProperties", {}).get("type")
+        return st.dictionaries(NAMES, st.floats(-9, 9) if inner == "number" else TEXTS, max_size=3)
     texts = TEXTS.filter(lambda text: len(text) >= form.get("minLength", 0))
     return {"string": texts, "boolean": st.booleans(), "null": st.none()}[kind]
 

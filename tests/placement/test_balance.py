@@ -82,11 +82,10 @@ def test_too_small_gpus_say_so() -> None:
     assert not all(share.fits for share in memory.values())
 
 
-def test_embeddings_and_head_that_do_not_fit_stay_on_the_primary_gpu_and_say_so() -> None:
-    device_map, memory = spread(stack(*[GIB // 8] * 8, outside=2 * GIB), 6, 24)
+def test_embeddings_and_head_that_fit_nowhere_stay_on_the_primary_gpu_and_say_so() -> None:
+    device_map, memory = spread(stack(*[GIB // 8] * 8, outside=2 * GIB), 6, 4)
     assert device_map["embed"] == device_map["head"] == "cuda:0"
     assert not memory["cuda:0"].fits
-    assert layers_on(device_map).keys() == {"cuda:1"}, "no layer makes it worse"
 
 
 def test_a_gpu_without_room_gets_no_layer() -> None:

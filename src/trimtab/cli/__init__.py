@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from trimtab import __version__
+from trimtab.cli.bench import bench
 from trimtab.cli.config_schema import config_schema
 from trimtab.cli.doctor import doctor
 from trimtab.cli.explain import explain
@@ -19,6 +20,7 @@ from trimtab.cli.export import export
 from trimtab.cli.plan import plan
 from trimtab.cli.rehearse import CONTEXT as REHEARSE_CONTEXT
 from trimtab.cli.rehearse import rehearse
+from trimtab.cli.replay import replay
 from trimtab.cli.train import train
 from trimtab.errors import TrimtabError
 
@@ -45,6 +47,8 @@ app.command()(plan)
 app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
 app.command()(explain)
 app.command()(export)
+app.command()(replay)
+app.add_typer(bench)
 app.command()(doctor)
 app.command("config-schema")(config_schema)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,9 +40,17 @@ def plan(
             raise typer.Exit(2) from None
         typer.echo(json.dumps({"error": str(error)}, indent=2))
         raise typer.Exit(2) from None
+    report = None
+    if config.recipe == "grpo":
+        from trimtab.recipes.grpo_check import Checked, preflight
+
+        report = preflight(config, planned.plan)
+        report.checks.append(Checked("generation", None, "needs the weights: `trimtab train` tries it first"))
+    failed = report is not None and bool(report.failed)
     if as_json:
-        typer.echo(json.dumps(plan_as_dict(planned), indent=2))
-        return
+        checks = {"checks": [asdict(check) for check in report.checks]} if report is not None else {}
+        typer.echo(json.dumps(plan_as_dict(planned) | checks, indent=2))
+        raise typer.Exit(2 if failed else 0)
     for line in plan_lines(config, origin, planned):
         typer.echo(line)
     for warning in config_warnings(config):
@@ -49,10 +58,18 @@ def plan(
     typer.echo("")
     for line in parts_table(planned):
         typer.echo(line)
+    if report is not None:
+        typer.echo("")
+        for line in report.lines():
+            typer.echo(line)
+    if failed:
+        raise typer.Exit(2)
 
 
 def plan_lines(config: Config, origin: str, planned: Planned) -> list[str]:
     """Numbered lines: what was decided, and the reason behind it."""
+    from trimtab.config.defaults import with_recipe_defaults
+
     hardware, plan, profile = planned.hardware, planned.plan, planned.profile
     why = plan.reasons
     gpus = ", ".join(f"{g.name} {g.model}" for g in hardware.accelerators) or "no GPU"
@@ -81,6 +98,7 @@ def plan_lines(config: Config, origin: str, planned: Planned) -> list[str]:
             f"{plan.strategy}, {plan.processes} process{'es' * (plan.processes > 1)}: {why['strategy']}",
         ),
     ]
+    rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in with_recipe_defaults(config)[1]]
     for device, share in plan.memory.items():
         figures = f"about {share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {device} (estimate)"
         rows.append(("✓" if share.fits else "✗", "memory", figures))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,9 @@ import typer
 if TYPE_CHECKING:
     from trimtab.config import Config
     from trimtab.recipes.planning import Planned
+
+RECIPES = {"sft": "run_sft", "grpo": "run_grpo", "zeroth_order": "run_zeroth_order"}
+"""Recipe to its function in the module of that name; imported only when it is to run."""
 
 
 def train(
@@ -52,14 +56,14 @@ def train(
         from trimtab.recipes.run_folder import RunFolder
 
         run = RunFolder(Path(config.output_dir))
-    _quiet_libraries()
-    from trimtab.recipes.sft import run_sft
+    quiet_libraries()
+    run_recipe = getattr(import_module(f"trimtab.recipes.{config.recipe}"), RECIPES[config.recipe])
 
     def say(text: str) -> None:
         if main:
             print(text, flush=True)
 
-    summary = run_sft(config, planned.plan, run, say)
+    summary = run_recipe(config, planned.plan, run, say)
     if main:
         _conclude(config, summary)
     if summary["status"] != "finished":
@@ -67,12 +71,14 @@ def train(
 
 
 def _announce(config: Config, origin: str, planned: Planned) -> None:
-    from trimtab.cli.plan import plan_lines
+    from trimtab.cli.plan import parts_table, plan_lines
     from trimtab.config import config_warnings
 
     print(f"trimtab train: {origin}, into {config.output_dir}")
     for line in plan_lines(config, origin, planned):
         print("  " + line)
+    if planned.plan.strategy == "split":
+        print("\n".join("  " + line for line in parts_table(planned)))
     for warning in config_warnings(config):
         print(f"  ! {warning}")
 
@@ -90,6 +96,8 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
     if loss["after"] is not None and loss["before"] is not None:
         change = 100 * (loss["after"] - loss["before"]) / loss["before"]
         print(f"\nheld-out loss {loss['before']:.3f} before, {loss['after']:.3f} after ({change:+.0f} %)")
+    for name, value in summary.get("metrics", {}).items():
+        print(f"{name} {value['before']:.3f} before, {value['after']:.3f} after")
     kept = "adapter" if config.method == "lora" else "model"
     steps = f"{summary['steps']} step{'s' * (summary['steps'] != 1)}"
     print(
@@ -117,7 +125,7 @@ def _launch(arguments: list[str], config: Config, planned: Planned) -> int:
     return subprocess.run(command, env=env, check=False).returncode
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """One progress display is enough: ours."""
     import datasets
     import transformers

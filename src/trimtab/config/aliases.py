@@ -79,6 +79,22 @@ _SAME_VALUE = {
     "device": "device",
     "precision": "precision",
     "model_parallel": "model_parallel use_model_parallel",
+    "grpo.reward": "reward rewards reward_funcs reward_functions",
+    "grpo.system": "system_prompt",
+    "grpo.num_generations": "num_generations",
+    "grpo.temperature": "temperature",
+    "grpo.top_p": "top_p",
+    "grpo.top_k": "top_k",
+    "grpo.max_prompt_length": "max_prompt_length",
+    "grpo.max_completion_length": "max_completion_length",
+    "grpo.beta": "beta kl_coef",
+    "grpo.epsilon": "epsilon",
+    "grpo.num_iterations": "num_iterations",
+    "grpo.mask_truncated": "mask_truncated_completions",
+    "grpo.use_vllm": "use_vllm",
+    "grpo.vllm_mode": "vllm_mode",
+    "grpo.vllm_memory": "vllm_gpu_memory_utilization",
+    "grpo.show_completions": "num_completions_to_print",
 }
 
 
@@ -235,6 +251,11 @@ ALIASES: dict[str, Alias] = {
     "use_cpu": Alias("device", _flag("device", "cpu")),
     "no_cuda": Alias("device", _flag("device", "cpu")),
     "use_mps_device": Alias("device", _flag("device", "mps")),
+    # SFT's one loss is what happens anyway.
+    "loss_type": Alias(
+        "grpo.loss_type", lambda value: {} if value in (None, "nll") else {"grpo.loss_type": value}
+    ),
+    "recipe": Alias("recipe", lambda value: {"recipe": "zeroth_order" if value == "zeroth-order" else value}),
 }
 
 SECTION_ALIASES: dict[str, dict[str, str]] = {

@@ -5,6 +5,7 @@ Looks at nothing but the settings; whether the machine can meet them is for plac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ class Finding:
     warning: bool = False
 
 
+REWARDS = ("answer", "format", "length", "json", "code")
+"""The rewards that Trimtab brings; all others are `module:function`."""
 Rule = Callable[[Config], Finding | None]
 RULES: list[tuple[tuple[str, ...], Rule]] = []
 """Each rule with the settings that it reads; it is left out where one of them is wrong already."""
@@ -52,6 +55,15 @@ def saves_fall_on_evaluations(config: Config) -> bool:
     """Whether each checkpoint has a held-out loss of its own, without which none can be called the best."""
     eval_steps, save_steps = config.training.eval_steps, config.training.save_steps
     return save_steps is None or (eval_steps is not None and save_steps % eval_steps == 0)
+
+
+def reward_weights(config: Config) -> dict[str, float]:
+    """The rewards of `recipe: grpo` by name, each with its weight."""
+    reward = config.grpo.reward
+    if isinstance(reward, dict):
+        return reward
+    names = [reward] if isinstance(reward, str) else reward or []
+    return dict.fromkeys(names, 1.0)
 
 
 def is_given(config: Config, key: str) -> bool:
@@ -299,3 +311,143 @@ def _endpoint_unused(config: Config) -> Finding | None:
         "remove it, or set data.source: s3://bucket/key",
         warning=True,
     )
+
+
+@_rule("recipe", "grpo.reward", "grpo.pattern")
+def _nothing_to_reward(config: Config) -> Finding | None:
+    if config.recipe != "grpo":
+        return None
+    names = [*reward_weights(config)]
+    if not names:
+        return Finding(
+            "grpo.reward",
+            "recipe: grpo learns from rewards, and nothing says which",
+            "set reward: answer (or format, length, json, code, my_module:my_function; several as a list)",
+        )
+    unknown = [name for name in names if name not in REWARDS and ":" not in name]
+    if unknown:
+        return Finding(
+            "grpo.reward",
+            f"has {unknown[0]!r}, which is no reward",
+            f"write one of {', '.join(REWARDS)}, or module:function",
+        )
+    if "format" not in names:
+        return None
+    try:
+        broken = "is not set" if config.grpo.pattern is None else ""
+        re.compile(config.grpo.pattern or "")
+    except re.error as error:
+        broken = f"is no regular expression: {error}"
+    if not broken:
+        return None
+    return Finding("grpo.pattern", f"{broken}; the reward `format` needs it", "write e.g. '#### -?[0-9]+'")
+
+
+@_rule("grpo.use_vllm", "grpo.vllm_mode", "model_parallel", "recipe")
+def _vllm_and_split(config: Config) -> Finding | None:
+    grpo = config.grpo
+    if config.recipe != "grpo" or not (
+        grpo.use_vllm and grpo.vllm_mode == "colocate" and config.model_parallel
+    ):
+        return None
+    return Finding(
+        "grpo.use_vllm",
+        "shares the GPUs with a split model: vLLM would take memory that the split has given to layers",
+        "set grpo.vllm_mode: server with a GPU of its own, or model_parallel: false",
+    )
+
+
+_NOT_GRPO = ("data.format", "data.packing", "data.train_on", "training.group_by_length")
+
+
+@_rule("recipe", "grpo", *_NOT_GRPO)
+def _unused_with_grpo(config: Config) -> Finding | None:
+    usual = Config()
+    keys = _NOT_GRPO if config.recipe == "grpo" else ("grpo",)
+    unused = [key for key in keys if value_of_setting(config, key) != value_of_setting(usual, key)]
+    if not unused:
+        return None
+    change = "remove it" if config.recipe == "grpo" else "remove it, or set recipe: grpo"
+    return Finding(unused[0], f"has no effect with recipe: {config.recipe}", change, warning=True)
+
+
+@_rule("recipe", "zeroth.task", "zeroth.template", "zeroth.labels", "zeroth.answer")
+def _nothing_to_score(config: Config) -> Finding | None:
+    zeroth = config.zeroth
+    if config.recipe != "zeroth_order":
+        return None
+    own = "zeroth.template with zeroth.labels or zeroth.answer"
+    if zeroth.task is None and zeroth.template is None:
+        return Finding(
+            "zeroth.task",
+            "recipe: zeroth_order scores answers, and nothing says which",
+            f"set zeroth.task (e.g. sst2), or {own}",
+        )
+    if zeroth.task is not None and (
+        zeroth.template is not None or zeroth.labels or zeroth.answer is not None
+    ):
+        return Finding("zeroth.task", "brings its own prompt and answers", f"remove it, or remove {own}")
+    if zeroth.template is not None and bool(zeroth.labels) == (zeroth.answer is not None):
+        have = "both zeroth.labels and zeroth.answer" if zeroth.labels else "no answers"
+        return Finding("zeroth.template", f"stands with {have}", f"write {own}, one of the two")
+    if len(set(zeroth.labels.values())) < len(zeroth.labels) or len(zeroth.labels) == 1:
+        return Finding(
+            "zeroth.labels",
+            "must give at least two labels, each its own text",
+            "give each label another text",
+        )
+    return None
+
+
+@_rule("recipe", "training.lr_scheduler")
+def _schedule_of_zeroth_order(config: Config) -> Finding | None:
+    if config.recipe != "zeroth_order" or config.training.lr_scheduler != "polynomial":
+        return None
+    return Finding("training.lr_scheduler", "is not among zeroth-order schedules", "set it to linear")
+
+
+@_rule("recipe", "sharding")
+def _sharded_zeroth_order(config: Config) -> Finding | None:
+    if config.recipe != "zeroth_order" or not config.sharding:
+        return None
+    return Finding(
+        "sharding",
+        "cannot go with recipe: zeroth_order: each process computes with whole weights",
+        "remove it; model_parallel: true splits a large model over the GPUs of one process",
+    )
+
+
+_FIRST_ORDER = (
+    *("data.format", "data.packing", "data.train_on", "lora.dropout", "samples.prompts"),
+    *(f"training.{key}" for key in ("max_grad_norm", "optimizer", "gradient_checkpointing")),
+    *("training.group_by_length", "training.dataloader_workers", "monitor.report_to"),
+)
+_OTHER_METHODS = {
+    "mezo": ("queries", "interval", "projection_"),
+    "dizo": ("queries",),
+    "fzoo": ("interval", "projection_"),
+}
+
+
+@_rule("recipe", "zeroth", "zeroth.method", *_FIRST_ORDER)
+def _unused_by_the_recipe(config: Config) -> Finding | None:
+    usual, method = Config(), config.zeroth.method
+    if config.recipe == "zeroth_order":
+        leaves = [
+            leaf for leaf in type(config.zeroth).model_fields if leaf.startswith(_OTHER_METHODS[method])
+        ]
+        keys = [*_FIRST_ORDER, *(f"zeroth.{leaf}" for leaf in leaves)]
+        where, change = f"zeroth.method: {method}", "remove it"
+    else:
+        keys, where, change = ["zeroth"], f"recipe: {config.recipe}", "remove it, or set recipe: zeroth_order"
+    unused = [key for key in keys if value_of_setting(config, key) != value_of_setting(usual, key)]
+    if not unused:
+        return None
+    more = f", nor have {', '.join(unused[1:])}" if unused[1:] else ""
+    return Finding(unused[0], f"has no effect with {where}{more}", change, warning=True)
+
+
+def value_of_setting(config: Config, key: str) -> object:
+    """A setting's value by its dotted key."""
+    section, _, leaf = key.rpartition(".")
+    return getattr(getattr(config, section) if section else config, leaf)

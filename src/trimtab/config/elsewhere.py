@@ -219,7 +219,6 @@ _ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
     (_REMOVE, "include_num_input_tokens_seen", (None, False, "no")),
     (_REMOVE, "length_column_name", (None, "length")),
     (_REMOVE, "pad_to_multiple_of", (None, "auto")),
-    (_REMOVE, "loss_type", (None, "nll")),
 ]
 
 ELSEWHERE: dict[str, Elsewhere] = {

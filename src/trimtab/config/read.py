@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from trimtab.config.keys import SECTIONS
+from trimtab.config.keys import SECTIONS, choices, kinds
 from trimtab.config.problems import COMMAND_LINE, Origin, Problem, is_secret, show
 from trimtab.errors import RequestError
 
@@ -133,6 +133,11 @@ def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Gi
             problems.append(Problem(show(word, word), None, reason, change, origin))
             continue
         path = tuple(name.split("."))
+        only_text = bool(kinds(name)) and kinds(name) <= {"string", "null"} and not choices(name)
+        if only_text and text.startswith("{"):
+            # A template such as `{sentence} It was` is no mapping where only text can stand.
+            given.append(Given(path, text, origin, text))
+            continue
         if not text.startswith(("[", "{", '"', "'")):
             # Not handed to the YAML parser: `#`, `: ` and `*` in a path or a prompt mean themselves here.
             given.append(Given(path, _plain_value(text), origin, text))

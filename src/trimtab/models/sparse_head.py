@@ -18,8 +18,8 @@ TILE = 2048
 """Positions whose logits are held at once; more are computed again in the backward pass."""
 
 
-def use_sparse_head(model: Any) -> bool:
-    """Replace the fused head of `model` (a transformers causal LM that SFTTrainer has prepared). False if it cannot."""
+def use_sparse_head(model: Any, *, temperature: float = 1.0) -> bool:
+    """Replace the fused head of `model` (a causal LM that a TRL trainer has prepared). False if it cannot."""
     config = model.config.get_text_config()
     reshaped = (
         "final_logit_softcapping",
@@ -36,13 +36,13 @@ def use_sparse_head(model: Any) -> bool:
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
         if not fused_lm_head or kwargs.get("labels") is None:
             return fused(*args, fused_lm_head=fused_lm_head, **kwargs)
-        return _scored(self, args, kwargs)
+        return _scored(self, args, kwargs, temperature)
 
     model.forward = types.MethodType(forward, model)
     return True
 
 
-def _scored(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _scored(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], temperature: float) -> Any:
     from trl.trainer.utils import FusedCausalLMOutput
 
     labels = kwargs.pop("labels")[:, 1:]
@@ -53,7 +53,9 @@ def _scored(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     head = model.get_output_embeddings()
     picked, wanted = hidden[mask], labels[mask]
     tiles = [
-        checkpoint(_tile, h, y, head, use_reentrant=False) if len(picked) > TILE else _tile(h, y, head)
+        checkpoint(_tile, h, y, head, temperature, use_reentrant=False)
+        if len(picked) > TILE
+        else _tile(h, y, head, temperature)
         for h, y in zip(picked.split(TILE), wanted.split(TILE), strict=True)
     ]
     log_probs, entropy, top1 = (
@@ -65,8 +67,12 @@ def _scored(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return FusedCausalLMOutput(loss=loss, log_probs=log_probs, entropy=entropy, is_top1=top1, label_mask=mask)
 
 
-def _tile(hidden: torch.Tensor, labels: torch.Tensor, head: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+def _tile(
+    hidden: torch.Tensor, labels: torch.Tensor, head: torch.nn.Module, temperature: float
+) -> tuple[torch.Tensor, ...]:
     logits = head(hidden).float()
+    if temperature != 1.0:
+        logits = logits / temperature
     log_probs = -F.cross_entropy(logits, labels, reduction="none")
     with torch.no_grad():
         every = logits.log_softmax(-1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,14 +41,23 @@ class MonitorCallback(TrainerCallback):
     """Shows, writes down and watches one run. `device` is the plan's, as a string such as `cpu` or `cuda:0`."""
 
     def __init__(
-        self, settings: MonitorSettings, run_dir: Path, device: str, *, console: Console | None = None
+        self,
+        settings: MonitorSettings,
+        run_dir: Path,
+        device: str,
+        *,
+        devices: Sequence[str] = (),
+        console: Console | None = None,
     ) -> None:
+        """`devices` are all that the process uses, where a model is split over several."""
         self.settings = settings
         self.run_dir = run_dir
         self.device = device
         self._console = console
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         self._memory = MemoryMeter(device)
+        self._meters = {name: MemoryMeter(name) for name in devices} if len(devices) > 1 else {}
+        self._reward: float | None = None
         self._progress: Quiet | None = None
         self._watchdog: Watchdog | None = None
         self._gradients: GradientCheck | None = None
@@ -76,6 +86,15 @@ class MonitorCallback(TrainerCallback):
     def say(self, text: str) -> None:
         """Print a line without damaging the bar."""
         (self._progress or make_progress("none", console=self._console)).say(text)
+
+    def completions(self, step: int, samples: list[dict[str, Any]]) -> None:
+        """Completions of a step with their rewards: shown, and kept in metrics.jsonl."""
+        self._metrics.write(step, "completions", {"samples": samples})
+        progress = self._progress or make_progress("none", console=self._console)
+        for sample in samples:
+            scores = ", ".join(f"{name} {value:.3g}" for name, value in sample["rewards"].items())
+            asked, said = (repr(sample[key][-80:]) for key in ("prompt", "completion"))
+            progress.note(f"step {step}: {asked} → {said} ({scores})")
 
     def close(self) -> None:
         """Stop watching and give the terminal back. May be called twice, and at any time."""
@@ -303,6 +322,7 @@ class MonitorCallback(TrainerCallback):
             tokens_per_second=pace.tokens_per_second,
             steps_per_second=pace.steps_per_second,
             memory=self._memory_now,
+            more=() if self._reward is None else (f"reward {self._reward:.3g}",),
         )
 
     def _announce(self, progress: Quiet) -> None:
@@ -330,6 +350,7 @@ class MonitorCallback(TrainerCallback):
         self._loss = values.get("loss", self._loss)
         self._learning_rate = values.get("learning_rate", self._learning_rate)
         self._grad_norm = values.get("grad_norm", self._grad_norm)
+        self._reward = values.get("reward", self._reward)
         if self._first_loss is None:
             self._first_loss = self._loss
         # TRL counts in num_tokens; transformers does when include_num_input_tokens_seen is set.
@@ -338,13 +359,17 @@ class MonitorCallback(TrainerCallback):
         pace.logged(None if tokens is None else int(tokens))
         memory = self._memory.read()
         self._memory_now = memory.now
-        own = {
+        own: dict[str, float | None] = {
             "steps_per_second": pace.steps_per_second,
             "tokens_per_second": pace.tokens_per_second,
             "memory_bytes": memory.now,
             "peak_memory_bytes": memory.peak,
             "elapsed_seconds": round(pace.elapsed, 3),
         }
+        for name, meter in self._meters.items():
+            there = meter.read()
+            own |= {f"memory_bytes/{name}": there.now, f"peak_memory_bytes/{name}": there.peak}
+            own[f"busy/{name}"] = gpu_busy_share(name)
         values.update((key, value) for key, value in own.items() if value is not None)
 
     def _judge(

@@ -39,6 +39,8 @@ class Figures:
     tokens_per_second: float | None = None
     steps_per_second: float | None = None
     memory: int | None = None
+    more: tuple[str, ...] = ()
+    """Figures of a recipe's own, as they are shown."""
 
     def values(self) -> str:
         parts = []
@@ -48,6 +50,7 @@ class Figures:
             parts.append(f"lr {self.learning_rate:.2e}")
         if self.grad_norm is not None:
             parts.append(f"grad norm {self.grad_norm:.3g}")
+        parts += self.more
         if self.tokens_per_second is not None:
             parts.append(rate(self.tokens_per_second, "tokens"))
         elif self.steps_per_second is not None:

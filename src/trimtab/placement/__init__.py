@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trimtab.placement.apply import bind_arguments, move, place, prepare_process, trainer_options
+from trimtab.placement.apply import bind_arguments, move, own_stream, place, prepare_process, trainer_options
+from trimtab.placement.edges import return_outputs
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
 from trimtab.placement.resolve import check_request, resolve
@@ -28,10 +29,12 @@ __all__ = [
     "bind_arguments",
     "check_request",
     "move",
+    "own_stream",
     "place",
     "prepare_process",
     "profile_model",
     "resolve",
+    "return_outputs",
     "trainer_options",
     "verify",
     "verify_gradients",

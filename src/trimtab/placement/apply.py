@@ -10,7 +10,8 @@ import copy
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trimtab.hardware import Launcher, detect_launcher
@@ -85,6 +86,22 @@ def bind_arguments(arguments: Any, plan: PlacementPlan) -> None:
     arguments._n_gpu = 0 if plan.kind == "cpu" else 1
     if plan.kind == "cuda":
         torch.cuda.set_device(device)
+
+
+@contextmanager
+def own_stream(plan: PlacementPlan) -> Iterator[None]:
+    """On CUDA, work on a stream that is not the default one, on which nothing else can be captured as a graph.
+
+    What is captured inside shares the stream's workspace with all other work, where a second stream would have its own.
+    """
+    import torch
+
+    if plan.kind != "cuda" or plan.strategy != "single":
+        yield
+        return
+    with torch.cuda.device(plan.device), torch.cuda.stream(torch.cuda.Stream()):
+        yield
+        torch.cuda.synchronize()
 
 
 def place(model: Model, plan: PlacementPlan) -> Model:

@@ -1,16 +1,17 @@
 """Spreads a model's layers over several GPUs so that each is about equally full.
 
-Embeddings, final norm and head stay on the primary device, always: inputs, labels and loss meet there, and tied
-weights stay one tensor. Layers follow one another in order, so activations cross from GPU to GPU as seldom as
-possible. It never refuses: a share that is too large says so itself (`MemoryShare.fits`).
+Embeddings, final norm and head share the primary device where they fit: inputs, labels and loss meet there, and tied
+weights stay one tensor. Where they do not, an untied head goes to the last device. Layers follow one another in
+order, so activations cross from GPU to GPU as seldom as possible. It never refuses: a share that is too large says so
+itself (`MemoryShare.fits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trimtab.placement.plan import MemoryShare, Precision
-from trimtab.placement.profile import CUDA_CONTEXT_BYTES, ModelProfile, Workload
+from trimtab.placement.profile import CUDA_CONTEXT_BYTES, ModelProfile, Part, Workload
 
 
 def balanced_map(
@@ -22,13 +23,43 @@ def balanced_map(
     work: Workload,
 ) -> tuple[dict[str, str], dict[str, MemoryShare]]:
     """Module name to device, and what each device then holds."""
+    together = _spread(profile, primary, capacities, weights, compute, work, ())
+    tail = _tail(profile)
+    if not tail or all(share.fits for share in together[1].values()):
+        return together
+    apart = _spread(profile, primary, capacities, weights, compute, work, tail)
+    return apart if all(share.fits for share in apart[1].values()) else together
+
+
+def _tail(profile: ModelProfile) -> tuple[Part, ...]:
+    """Final norm and head, where the head has weights of its own; none where it is the embedding's tensor."""
+    names = [p.name for p in profile.layers]
+    if not names:
+        return ()
+    last = [p.name for p in profile.parts].index(names[-1])
+    after = tuple(p for p in profile.parts[last + 1 :] if not p.is_layer and p.parameters)
+    return after if sum(p.parameters for p in after) >= profile.vocabulary * profile.hidden else ()
+
+
+def _spread(
+    profile: ModelProfile,
+    primary: str,
+    capacities: Mapping[str, int],
+    weights: Precision,
+    compute: Precision,
+    work: Workload,
+    tail: Sequence[Part],
+) -> tuple[dict[str, str], dict[str, MemoryShare]]:
+    """The most even spread of the layers, with `tail` on the last device and all else on the primary one."""
     devices = [primary, *(d for d in capacities if d != primary)]
-    layers, others = profile.layers, [p for p in profile.parts if not p.is_layer]
+    layers = profile.layers
+    others = [p for p in profile.parts if not p.is_layer and p not in tail]
 
     def share(device: str, start: int, end: int) -> MemoryShare:
-        """A device that holds the layers from `start` up to `end`, and the rest too if it is the primary one."""
+        """A device that holds the layers from `start` up to `end`, and what else is there."""
+        fixed = [*(others if device == primary else ()), *(tail if device == devices[-1] else ())]
         return profile.share(
-            [*(others if device == primary else ()), *layers[start:end]],
+            [*fixed, *layers[start:end]],
             weights,
             compute,
             work,
@@ -57,7 +88,7 @@ def balanced_map(
         bounds.append((choices[end], end))
         end = choices[end]
     spans = dict(zip(devices, reversed(bounds), strict=True))
-    where = {part.name: primary for part in others}
+    where = {part.name: primary for part in others} | {part.name: devices[-1] for part in tail}
     where |= {layers[i].name: device for device, (start, end) in spans.items() for i in range(start, end)}
     return {p.name: where[p.name] for p in profile.parts}, {d: share(d, *span) for d, span in spans.items()}
 

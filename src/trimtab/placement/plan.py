@@ -38,12 +38,15 @@ class MemoryShare:
     gradients: int = 0
     optimizer: int = 0
     activations: int = 0
+    cache: int = 0
+    """Keys and values while generating. They are gone when activations come, so the larger of the two counts."""
     overhead: int = 0
     capacity: int = 0
 
     @property
     def needed(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.overhead
+        working = max(self.activations, self.cache)
+        return self.weights + self.gradients + self.optimizer + working + self.overhead
 
     @property
     def fits(self) -> bool:

@@ -30,6 +30,15 @@ class Workload:
     max_length: int = 1024
     gradient_checkpointing: bool = False
     training: bool = True
+    """Whether there are gradients and an optimizer; zeroth-order steps have neither."""
+    lanes: int = 1
+    """Copies of the batch in one forward pass, each through weights of its own."""
+    anchors: bool = False
+    """Whether the starting weights of the attention layers are kept (DiZO)."""
+    generated: int = 0
+    """Sequences that are generated at once, each up to `max_length` (GRPO)."""
+    reference: bool = False
+    """Whether a second, frozen copy of all weights is held (GRPO's KL term without an adapter)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,8 @@ class ModelProfile:
     vocabulary: int
     attention: int
     """Width of queries, keys and values together."""
+    key_value: int = 0
+    """Width of keys and values together: what one token leaves in a layer's cache."""
 
     @property
     def parameters(self) -> int:
@@ -83,23 +94,36 @@ class ModelProfile:
         layers = sum(p.is_layer for p in parts)
         head = any(not p.is_layer for p in parts)
         working = self._activations(layers, head, compute, work)
-        if compute != "fp32":
+        if compute != "fp32" and work.training:
             # Autocast makes 16-bit copies of the fp32 weights and keeps them for the backward pass.
             working += trainable * BYTES[compute] // shards
         if shards > 1:
             # FSDP gathers one part whole while it fetches the next.
             working += 2 * max(p.parameters for p in parts) * BYTES[compute]
+        copy = (frozen + trainable) * BYTES[weights] if work.reference else 0
+        # Adapters are fp32. A model that is tuned whole is so for its gradients' sake, and else as it was loaded.
+        trained_size = 4 if work.training or frozen else BYTES[weights]
         return MemoryShare(
-            weights=(frozen * BYTES[weights] + trainable * 4) // shards,
+            weights=(frozen * BYTES[weights] + trainable * trained_size + copy) // shards,
             gradients=trainable * 4 // shards if work.training else 0,
-            optimizer=trainable * ADAM_BYTES // shards if work.training else 0,
+            optimizer=trainable * ADAM_BYTES // shards
+            if work.training
+            else self._anchors(parts, work, weights),
             activations=working,
+            cache=layers * work.generated * work.max_length * self.key_value * BYTES[weights],
             overhead=overhead,
             capacity=capacity,
         )
 
+    def _anchors(self, parts: Iterable[Part], work: Workload, weights: Precision) -> int:
+        """At most all of the queries', keys' and values' tuned weights."""
+        if not work.anchors:
+            return 0
+        whole = self.hidden * self.attention * BYTES[weights]
+        return sum(min(whole, p.trainable * 4) for p in parts if p.is_layer)
+
     def _activations(self, layers: int, has_head: bool, compute: Precision, work: Workload) -> int:
-        tokens, size = work.batch_size * work.max_length, BYTES[compute]
+        tokens, size = work.batch_size * work.lanes * work.max_length, BYTES[compute]
         # Saved for backward in one decoder layer, per token: the norms' inputs and outputs in fp32, and multiples of
         # the hidden, MLP and attention widths. Fitted to five models (benchmarks/plan_memory.py).
         widths = 4.0 * self.hidden + 3.6 * self.intermediate + 3.65 * self.attention
@@ -110,7 +134,9 @@ class ModelProfile:
         if layers == 0:
             return head
         if not work.training:
-            return max(layer, head)
+            # The perturbed weights of one module; the largest in a layer are those of its MLP.
+            scratch = work.lanes * self.hidden * self.intermediate * size if work.lanes > 1 else 0
+            return max(layer, head) + scratch
         if work.gradient_checkpointing:
             return layers * boundary + layer + head
         return layers * layer + head
@@ -129,15 +155,16 @@ def profile_model(model: nn.Module) -> ModelProfile:
         intermediate=int(getattr(text, "intermediate_size", 0) or 4 * hidden),
         vocabulary=int(getattr(text, "vocab_size", 0) or 0),
         attention=_attention_width(text, hidden),
+        key_value=_attention_width(text, hidden, queries=False),
     )
 
 
-def _attention_width(config: Any, hidden: int) -> int:
+def _attention_width(config: Any, hidden: int, *, queries: bool = True) -> int:
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
     if not heads:
-        return 3 * hidden
+        return (3 if queries else 2) * hidden
     width = int(getattr(config, "head_dim", 0) or hidden // heads)
-    return width * (heads + 2 * int(getattr(config, "num_key_value_heads", 0) or heads))
+    return width * (heads * queries + 2 * int(getattr(config, "num_key_value_heads", 0) or heads))
 
 
 def _parts(model: nn.Module, stack: str) -> tuple[Part, ...]:

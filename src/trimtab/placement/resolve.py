@@ -35,17 +35,28 @@ def resolve(
     check_request(request, hardware)
     device, device_reason = _choose_device(request, hardware)
     precision, precision_reason = _choose_precision(request, hardware, device)
-    weights: Precision = "fp32" if full_tuning else precision
+    work = work or Workload()
+    # Gradients need fp32 weights; steps without gradients tune the weights in the format they compute in.
+    weights: Precision = "fp32" if full_tuning and work.training else precision
     launched = hardware.launcher.name != "none"
     local = hardware.launcher.local_world_size if launched else request.processes or 1
-    sizing = Sizing(profile, work or Workload(), weights, precision, hardware, local)
+    sizing = Sizing(profile, work, weights, precision, hardware, local)
     choice = _choose_strategy(request, hardware, device, sizing)
+    if choice.strategy == "sharded" and not work.training:
+        raise PlacementError.of(
+            f"a sharded model ({choice.reason}) without gradients",
+            "zeroth-order steps compute with whole weights in each process",
+            "set processes=1 and model_parallel=true to split the model over the GPUs",
+        )
+    scaler = precision == "fp16" and work.training
     reasons = {
         "device": device_reason,
         "precision": precision_reason,
         "scaler": "fp16 gradients underflow without one"
-        if precision == "fp16"
-        else f"{precision} needs none",
+        if scaler
+        else f"{precision} needs none"
+        if work.training
+        else "there are no gradients",
         "weights": _weights_reason(weights, precision, full_tuning),
         "strategy": choice.reason,
     }
@@ -63,8 +74,9 @@ def resolve(
     return PlacementPlan(
         device=device,
         precision=precision,
-        scaler=precision == "fp16",
+        scaler=scaler,
         weight_precision=weights,
+        trainable_precision=weights if full_tuning else "fp32",
         strategy=choice.strategy,
         device_map=device_map,
         processes=choice.processes,
@@ -345,6 +357,8 @@ def _choose_over_all(request: PlacementRequest, hardware: Hardware, device: str,
 
 
 def _weights_reason(weights: Precision, precision: Precision, full_tuning: bool) -> str:
+    if full_tuning and weights != "fp32":
+        return f"all weights are tuned in {weights}, as they are computed with: there are no gradients"
     if full_tuning and precision != "fp32":
         return f"all weights are trained, so they stay fp32; {precision} is used in the computation"
     if weights == "fp32":

@@ -94,7 +94,7 @@ class Sizing:
             device, share = max(crowded.items(), key=lambda item: item[1].needed - item[1].capacity)
             raise PlacementError.of(
                 f"the model does not fit even when split over {len(gpus)} GPUs",
-                f"{_figures(device, share)}; embeddings, final norm and head stay together on {primary}",
+                f"{_figures(device, share)}; embeddings lie on {primary}, a tied head beside them",
                 f"{SMALLER}; or use sharding=true, or more or larger GPUs",
             )
         if len(set(device_map.values())) < 2:

@@ -14,15 +14,17 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
     """The card as Markdown with the front matter that model hubs read."""
     base = "HuggingFaceTB/SmolLM2-135M-Instruct" if config.model.name == builtin.NAME else config.model.name
     kind = "LoRA adapter" if config.method == "lora" else "model"
+    by = {"sft": "supervised fine-tuning", "grpo": "reinforcement learning (GRPO)"}
+    by |= {"zeroth_order": f"zeroth-order steps ({config.zeroth.method})"}
     lines = [
         "---",
         f"base_model: {base}",
         f"library_name: {'peft' if config.method == 'lora' else 'transformers'}",
         "pipeline_tag: text-generation",
-        "tags: [trimtab, sft]",
+        f"tags: [trimtab, {config.recipe}]",
         "---",
         "",
-        f"# {base.split('/')[-1]}: {kind} by supervised fine-tuning",
+        f"# {base.split('/')[-1]}: {kind} by {by[config.recipe]}",
         "",
         f"Made with Trimtab {trimtab.__version__}; `config.yaml` and `plan.json` beside this folder tell the rest.",
         "",
@@ -47,6 +49,8 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
     loss = summary.get("eval_loss") or {}
     if loss.get("before") is not None and loss.get("after") is not None:
         lines += [f"| held-out loss | {loss['before']:.4f} before, {loss['after']:.4f} after |"]
+    for name, value in summary.get("metrics", {}).items():
+        lines += [f"| {name} | {value['before']:.4f} before, {value['after']:.4f} after |"]
     for sample in summary.get("samples", []):
         lines += [
             "",

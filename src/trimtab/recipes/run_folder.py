@@ -20,6 +20,7 @@ OURS = (
     "baseline.json",
     "data.json",
     "stacks.txt",
+    "trajectory.bin",
 )
 OUR_FOLDERS = ("adapter", "model", "checkpoints", "export")
 

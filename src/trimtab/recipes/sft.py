@@ -18,7 +18,6 @@ from trimtab.data import PreparedData, prepare_data
 from trimtab.errors import TrimtabError
 from trimtab.models import load_model, load_tokenizer
 from trimtab.models.adapters import add_lora
-from trimtab.models.sample import answer
 from trimtab.models.sparse_head import use_sparse_head
 from trimtab.monitor import MonitorCallback
 from trimtab.monitor.trackers import check_trackers
@@ -28,12 +27,13 @@ from trimtab.placement import (
     bare_model,
     bind_arguments,
     prepare_process,
+    return_outputs,
     trainer_options,
     verify,
 )
-from trimtab.recipes.card import model_card
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
+from trimtab.recipes.trained import first_answers, keep, sample_answers
 
 Say = Callable[[str], None]
 
@@ -59,7 +59,7 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
     arguments = sft_arguments(config, plan, run, data)
     bind_arguments(arguments, plan)
     main = arguments.process_index == 0
-    monitor = MonitorCallback(config.monitor, run.path, plan.device)
+    monitor = MonitorCallback(config.monitor, run.path, plan.device, devices=plan.devices)
     stop = GracefulStop(monitor.say)
     trainer = SFTTrainer(
         model=model,
@@ -72,6 +72,8 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
     trainer.remove_callback(PrinterCallback)
     if plan.kind == "cpu":
         use_sparse_head(bare_model(model))
+    if plan.strategy == "split":
+        return_outputs(model)
 
     if main:
         # Without `overwrite`, so that the kept config can resume this very run.
@@ -80,7 +82,7 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
         plan.save(run.path / "plan.json")
         run.write_json("data.json", data.report.as_dict())
 
-    answers_before = _first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
+    answers_before = first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
     started = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -103,12 +105,12 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
     }
     if not stop.stopped:
         summary["eval_loss"] = {"before": _first_eval_loss(trainer), "after": _final_eval_loss(trainer)}
-        answers_after = _answers(trainer, config, plan)
+        answers_after = sample_answers(trainer, config, plan)
         summary["samples"] = [
             {"prompt": prompt, "before": old, "after": new}
             for prompt, old, new in zip(config.samples.prompts, answers_before, answers_after, strict=True)
         ]
-        _keep(trainer, config, plan, run, summary)
+        keep(trainer, config, plan, run, summary)
     if main:
         run.write_json("summary.json", summary)
     return summary
@@ -166,19 +168,6 @@ def sft_arguments(config: Config, plan: PlacementPlan, run: RunFolder, data: Pre
     )
 
 
-def _first_answers(
-    trainer: SFTTrainer, config: Config, plan: PlacementPlan, run: RunFolder, *, resumed: bool
-) -> list[str]:
-    """Answers before the first step; a resumed run reads those of its first start."""
-    if resumed and (run.path / "baseline.json").is_file():
-        kept: list[str] = run.read_json("baseline.json")["answers"]
-        return kept
-    answers = _answers(trainer, config, plan)
-    if trainer.args.process_index == 0:
-        run.write_json("baseline.json", {"answers": answers})
-    return answers
-
-
 def _first_eval_loss(trainer: SFTTrainer) -> float | None:
     """Held-out loss before the first step. The trainer's history keeps it, also across a resume."""
     return next(
@@ -196,15 +185,6 @@ def _final_eval_loss(trainer: SFTTrainer) -> float | None:
     return trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
 
 
-def _answers(trainer: SFTTrainer, config: Config, plan: PlacementPlan) -> list[str]:
-    if plan.strategy == "sharded":
-        # No process holds the whole model, so none can answer by itself.
-        return ["(not sampled: the model is sharded)"] * len(config.samples.prompts)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    tokenizer: Any = trainer.processing_class
-    return answer(model, tokenizer, config.samples.prompts, plan, config.samples.max_new_tokens)
-
-
 def _out_of_memory(config: Config, plan: PlacementPlan) -> TrimtabError:
     return TrimtabError(
         f"out of memory on {plan.device} with training.batch_size={config.training.batch_size}, "
@@ -213,20 +193,3 @@ def _out_of_memory(config: Config, plan: PlacementPlan) -> TrimtabError:
         "  change: halve training.batch_size and double training.gradient_accumulation_steps, set "
         "training.gradient_checkpointing=true, or lower data.max_length"
     )
-
-
-def _keep(
-    trainer: SFTTrainer, config: Config, plan: PlacementPlan, run: RunFolder, summary: dict[str, Any]
-) -> None:
-    """Write the adapter (or the whole model), the tokenizer and the card."""
-    target = run.adapter if config.method == "lora" else run.model
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    # Gathering a sharded model is collective: every process takes part, one writes.
-    weights = trainer.accelerator.get_state_dict(trainer.model) if plan.strategy == "sharded" else None
-    if trainer.args.process_index != 0:
-        return
-    model.config.use_cache = True
-    model.save_pretrained(target, state_dict=weights)
-    tokenizer: Any = trainer.processing_class
-    tokenizer.save_pretrained(target)
-    (target / "README.md").write_text(model_card(config, plan, summary), encoding="utf-8")

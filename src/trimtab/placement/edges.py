@@ -1,0 +1,45 @@
+"""The model's edge: whatever goes in on a device comes out on that device, also from a model that is split.
+
+Accelerate's root hook does this for a model's own forward. TRL replaces that forward by one that calls the backbone
+and the head itself, past the hook, and leaves log-probabilities, entropies and loss on the head's device, where they
+meet masks and advantages of another. It moves outputs; it catches no error and makes up no result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from trimtab.placement.apply import move
+from trimtab.placement.profile import bare_model
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def return_outputs(model: nn.Module) -> None:
+    """Make `model` answer on the device of its input. Call it last: after TRL's trainer has replaced the forward."""
+    inner: Any = bare_model(model)
+    forward = inner.forward
+
+    # `generate` reads the arguments that a model takes off its forward's signature.
+    @functools.wraps(forward)
+    def at_the_edge(*args: Any, **kwargs: Any) -> Any:
+        outputs = forward(*args, **kwargs)
+        device = input_device(kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args, *kwargs.values())
+        return outputs if device is None else move(outputs, device)
+
+    inner.forward = at_the_edge
+
+
+def input_device(*inputs: Any) -> torch.device | None:
+    """The device of the first tensor among the inputs, those of the text before all others."""
+    return next(_devices(inputs), None)
+
+
+def _devices(inputs: Iterable[Any]) -> Any:
+    import torch
+
+    return (value.device for value in inputs if isinstance(value, torch.Tensor))

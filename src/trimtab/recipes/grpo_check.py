@@ -1,0 +1,254 @@
+"""Everything about a GRPO run that can be known before its first step, in one report.
+
+`trimtab plan` shows it without weights; `trimtab train` adds a dry generation. A report with a cross ends the run
+before it has cost anything; nothing is repaired or lowered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from trimtab.config import Config
+from trimtab.config.defaults import with_recipe_defaults
+from trimtab.data.prompts import PromptData, prepare_prompts, prompt_limit
+from trimtab.errors import RequestError, TrimtabError
+from trimtab.models import load_model_config, load_tokenizer
+from trimtab.placement import PlacementPlan
+from trimtab.rewards import Rewards, load_rewards
+from trimtab.rewards.builtin import final_answer
+from trimtab.rewards.sandbox import network_is_cut
+
+GIB = 2**30
+DRY_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One thing that was looked at. `ok` is None for what could not be looked at yet."""
+
+    name: str
+    ok: bool | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The report, with what was loaded for it."""
+
+    checks: list[Checked]
+    tokenizer: Any
+    data: PromptData | None
+    rewards: Rewards | None
+
+    @property
+    def failed(self) -> list[Checked]:
+        return [check for check in self.checks if check.ok is False]
+
+    def lines(self) -> list[str]:
+        marks = {True: "✓", False: "✗", None: "-"}
+        verdict = f"{len(self.failed)} of {len(self.checks)} checks failed" if self.failed else "all clear"
+        return [
+            f"before training: {verdict}",
+            *(f"check {marks[c.ok]} {c.name:<11} {c.detail}" for c in self.checks),
+        ]
+
+    def stop_on_failure(self) -> None:
+        if self.failed:
+            told = "\n".join(f"  {c.name}: {c.detail}" for c in self.failed)
+            raise RequestError(f"the run cannot begin as configured\n{told}")
+
+
+def preflight(config: Config, plan: PlacementPlan) -> Preflight:
+    """All checks that need no weights. `config` may be as the user wrote it."""
+    config, _ = with_recipe_defaults(config)
+    checks: list[Checked] = []
+    tokenizer = load_tokenizer(config.model)
+    data: PromptData | None = None
+    rewards: Rewards | None = None
+    try:
+        data = prepare_prompts(config, tokenizer)
+        checks.append(Checked("data", True, f"{len(data.train):,} prompts, {data.report.asked}"))
+    except RequestError as error:
+        checks.append(Checked("data", False, _indented(error)))
+    checks.append(_batch(config, plan, data))
+    checks.append(_lengths(config, data))
+    checks += _memory(plan)
+    try:
+        rewards = load_rewards(config)
+    except RequestError as error:
+        checks.append(Checked("rewards", False, _indented(error)))
+    if rewards is not None and data is not None:
+        checks += _rewards(rewards, data)
+    if "code" in (rewards.columns if rewards is not None else {}):
+        cut = network_is_cut()
+        told = "tests run without network" if cut else "tests can reach the network: no user namespaces here"
+        checks.append(Checked("sandbox", True if cut else None, told))
+    if config.grpo.use_vllm:
+        checks.append(_vllm(plan))
+    return Preflight(checks, tokenizer, data, rewards)
+
+
+def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: Config) -> Checked:
+    """A few tokens for the first prompt, on the plan's devices, scored by every reward."""
+    import torch
+
+    assert report.data is not None
+    assert report.rewards is not None
+    row, tokenizer = report.data.train[0], report.tokenizer
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt)["input_ids"]
+    else:
+        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    inputs = torch.tensor([ids], device=plan.device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), torch.autocast(plan.kind, plan.torch_dtype, enabled=plan.precision != "fp32"):
+        out = model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=min(DRY_TOKENS, config.grpo.max_completion_length),
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    model.train(was_training)
+    new = out[0, inputs.shape[1] :].tolist()
+    completion = tokenizer.decode(new, skip_special_tokens=True)
+    try:
+        scores = score(report.rewards, row, [completion], [new])
+    except TrimtabError as error:
+        return Checked("generation", False, _indented(error))
+    return Checked("generation", True, f"{len(new)} tokens on {out.device}: {completion!r}, {scores}")
+
+
+def score(
+    rewards: Rewards, row: dict[str, Any], completions: Sequence[str], ids: Sequence[Sequence[int]]
+) -> str:
+    """What every reward gives for completions of one row."""
+    count = len(completions)
+    prompts = [row["prompt"]] * count
+    answers: list[Any] = list(completions)
+    if not isinstance(row["prompt"], str):
+        answers = [[{"role": "assistant", "content": text}] for text in completions]
+    columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
+    extras = {"trainer_state": None, "log_extra": _ignore, "log_metric": _ignore}
+    given = []
+    for reward in rewards.functions:
+        values = reward(prompts, answers, completion_ids=list(ids), **columns, **extras)
+        given.append(f"{reward.__name__} {', '.join('none' if v is None else f'{v:g}' for v in values)}")
+    return "; ".join(given)
+
+
+def _ignore(*_: Any) -> None:
+    return None
+
+
+def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Checked:
+    training, number = config.training, config.grpo.num_generations
+    total = training.batch_size * training.gradient_accumulation_steps * plan.processes
+    sum_shown = (
+        f"training.batch_size {training.batch_size} × accumulation {training.gradient_accumulation_steps} × "
+        f"{plan.processes} processes = {total} completions a step"
+    )
+    if total % number:
+        return Checked(
+            "batch",
+            False,
+            f"{sum_shown}, which grpo.num_generations {number} does not divide: the completions of a prompt are "
+            f"compared within a step; set training.batch_size to a multiple of {number}, or another "
+            "gradient_accumulation_steps",
+        )
+    prompts = total // number
+    if data is not None and prompts > len(data.train):
+        return Checked(
+            "batch",
+            False,
+            f"{sum_shown} = {prompts} prompts, and there are {len(data.train)}: not one step would be made; lower "
+            "training.batch_size, or give more rows",
+        )
+    held = data.eval if data is not None else None
+    size = (training.eval_batch_size or training.batch_size) * plan.processes
+    if held is not None and size % number:
+        return Checked(
+            "batch",
+            False,
+            f"evaluation takes {size} completions at a time, which grpo.num_generations {number} does not divide; "
+            f"set training.eval_batch_size to a multiple of {number}",
+        )
+    return Checked("batch", True, f"{sum_shown} = {prompts} prompts × {number} generations")
+
+
+def _lengths(config: Config, data: PromptData | None) -> Checked:
+    text = load_model_config(config.model).get_text_config()
+    context = getattr(text, "max_position_embeddings", None)
+    longest = data.report.tokens.max if data is not None else prompt_limit(config)
+    completion = config.grpo.max_completion_length
+    told = f"prompts up to {longest} + completions up to {completion} = {longest + completion} tokens"
+    if context is not None and longest + completion > context:
+        return Checked(
+            "lengths",
+            False,
+            f"{told}, and the model's context is {context}; lower grpo.max_completion_length or "
+            "grpo.max_prompt_length",
+        )
+    return Checked("lengths", True, f"{told}, in a context of {context or 'unknown length'}")
+
+
+def _memory(plan: PlacementPlan) -> list[Checked]:
+    checks = []
+    for device, share in plan.memory.items():
+        told = f"{device}: about {share.needed / GIB:.2f} GiB of {share.capacity / GIB:.1f} GiB (estimate)"
+        if share.cache:
+            told += f", {share.cache / GIB:.2f} GiB of it for the cache while generating"
+        # The CPU can borrow from the disk, so a lack there is told and not refused; so the plan has it.
+        checks.append(Checked("memory", True if share.fits else None if plan.kind == "cpu" else False, told))
+    return checks
+
+
+def _rewards(rewards: Rewards, data: PromptData) -> list[Checked]:
+    row = data.train[0]
+    missing = rewards.missing([name for name in row if name != "prompt"])
+    if missing:
+        change = (
+            "set grpo.answer_column or grpo.tests_column, or give the function such a parameter a default"
+        )
+        return [Checked("rewards", False, f"{line}; {change}") for line in missing]
+    # Two completions of one row, so that a reward which gives one number for all is found out.
+    texts = [_likely(row), ""]
+    try:
+        scores = score(rewards, row, texts, [[0] * 8, []])
+    except TrimtabError as error:
+        return [Checked("rewards", False, _indented(error))]
+    return [Checked("rewards", True, f"on {texts[0][-40:]!r} and an empty completion: {scores}")]
+
+
+def _likely(row: dict[str, Any]) -> str:
+    """A completion that a person would give for the row, where it has one."""
+    for name in ("answer", "completion", "output", "solution", "response"):
+        if isinstance(row.get(name), str | int | float):
+            text = str(row[name])
+            return text if final_answer(text) is not None else f"#### {text}"
+    return "a completion"
+
+
+def _vllm(plan: PlacementPlan) -> Checked:
+    if plan.kind != "cuda":
+        return Checked(
+            "vllm", False, f"vLLM generates on CUDA, and the run is on {plan.device}; set grpo.use_vllm=false"
+        )
+    if find_spec("vllm") is None:
+        return Checked(
+            "vllm", False, "not installed: `pip install 'trimtab[vllm]'`, or set grpo.use_vllm=false"
+        )
+    if plan.strategy == "split":
+        return Checked("vllm", True, "takes its own GPU as a server (grpo.vllm_mode: server)")
+    return Checked("vllm", True, "installed")
+
+
+def _indented(error: Exception) -> str:
+    return str(error).replace("\n", "\n      ")

@@ -1,0 +1,104 @@
+"""TRL's GRPOTrainer for a model that the plan has placed, split or whole.
+
+It changes two things at the edges and nothing in between: a split model answers on its input's device, and the
+reference of an adapter is the model with the adapter off. Rewards, masks, log-probabilities and advantages then all
+live on the trainer's device, which the first batch proves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from trimtab.models.sparse_head import use_sparse_head
+from trimtab.placement import PlacementFault, PlacementPlan, bare_model, return_outputs
+from trimtab.placement.verify import same_device
+from trimtab.rewards.builtin import text_of
+from trimtab.rewards.check import plain_prompt
+
+REFERENCE = "ref"
+
+
+class PlacedGRPOTrainer(GRPOTrainer):
+    """GRPO on the plan's devices."""
+
+    def __init__(
+        self,
+        *args: Any,
+        plan: PlacementPlan,
+        show: int = 0,
+        on_completions: Callable[[int, list[dict[str, Any]]], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`on_completions` gets the step and `show` of its completions, each with its rewards, at every log."""
+        super().__init__(*args, **kwargs)
+        self._show, self._on_completions = show, on_completions
+        self._proved = False
+        policy: Any = self.model
+        if REFERENCE in getattr(policy, "peft_config", {}):
+            # TRL copies an adapter that it is given; ours starts at zero, so the model without it is the same.
+            policy.delete_adapter(REFERENCE)
+        for model in (policy, self.ref_model):
+            if model is None:
+                continue
+            if plan.kind == "cpu":
+                use_sparse_head(bare_model(model), temperature=self.temperature)
+            if plan.strategy == "split":
+                return_outputs(model)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if not self._proved:
+            self._prove(batch)
+        return batch
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        scored = super()._get_per_token_logps_and_entropies(model, input_ids, *args, **kwargs)
+        if not self._proved:
+            names = ("log-probabilities", "entropies", "auxiliary loss")
+            self._prove({n: t for n, t in zip(names, scored, strict=True) if t is not None})
+        return scored
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self._proved = True
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        training = self.model is not None and self.model.training and "train_loss" not in logs
+        super().log(logs, start_time)
+        if training and self._on_completions is not None and self._show:
+            self._on_completions(self.state.global_step, self.latest_completions())
+
+    def latest_completions(self) -> list[dict[str, Any]]:
+        """The first completions of the latest batch, with their rewards."""
+        logs: dict[str, Any] = self._logs
+        rows = zip(logs["prompt"], logs["completion"], logs["advantages"], strict=False)
+        return [
+            {
+                "prompt": plain_prompt(prompt),
+                "completion": text_of(completion),
+                "rewards": {name: values[index] for name, values in logs["rewards"].items()},
+                "advantage": advantage,
+            }
+            for index, (prompt, completion, advantage) in enumerate(islice(rows, self._show))
+        ]
+
+    def _prove(self, tensors: dict[str, Any]) -> None:
+        """Everything that meets in the loss is on the trainer's device; looked at in the first step alone."""
+        astray = {
+            name: value.device
+            for name, value in tensors.items()
+            if isinstance(value, torch.Tensor) and not same_device(value.device, self.accelerator.device)
+        }
+        if astray:
+            found = ", ".join(f"{name} on {device}" for name, device in astray.items())
+            raise PlacementFault(
+                f"{found}; the trainer is on {self.accelerator.device}, where the loss is made"
+            )

@@ -1,0 +1,138 @@
+"""A zeroth-order run again, from its base model and its file of losses: the same weights, and not one forward pass.
+
+Works on the CPU. It never changes the run; what it rebuilds goes into a folder of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from trimtab.config import Config
+from trimtab.config.schema import LoraSettings, ModelSettings
+from trimtab.errors import RequestError
+from trimtab.models import load_tokenizer
+from trimtab.placement import PlacementPlan
+from trimtab.recipes.zeroth_order import TRAJECTORY, load_base
+from trimtab.zeroth.trajectory import Trajectory, read_trajectory, replay
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What was rebuilt, and how it compares with what the run kept."""
+
+    steps: int
+    folder: Path | None
+    """None where it was only checked."""
+    tensors: int = 0
+    """How many were compared; 0 without a check."""
+    differing: tuple[str, ...] = ()
+
+
+def replay_run(
+    source: Path,
+    *,
+    model: str | None = None,
+    out: Path | None = None,
+    steps: int | None = None,
+    check: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Replayed:
+    """Rebuild the weights of a run folder or of a trajectory file, and compare them with the kept ones on request."""
+    file = source / TRAJECTORY if source.is_dir() else source
+    trajectory = read_trajectory(file)
+    base = _base(trajectory, file)
+    kept = file.parent / ("adapter" if base.method == "lora" else "model")
+    if check and not any(kept.glob("*.safetensors")):
+        raise RequestError.of(
+            f"{kept}: no weights to compare with",
+            "a run keeps them there when it has finished",
+            "leave out --check, or give the folder of a finished run",
+        )
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise RequestError.of(
+            f"--out {out}: the folder is not empty", "its files would mix with others", "name a new folder"
+        )
+    if model is not None:
+        base.model.name = model
+    trajectory = _cut(trajectory, steps if steps is not None else _kept_step(file.parent), file)
+
+    precision = trajectory.header["about"]["base"]["weight_precision"]
+    plan = PlacementPlan(
+        device="cpu", precision=precision, scaler=False, weight_precision=precision, strategy="single"
+    )
+    tuned = load_base(base, plan)
+    made = replay(tuned, trajectory, progress)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = out if out is not None else Path(scratch)
+        tuned.config.use_cache = True
+        tuned.save_pretrained(folder)
+        if out is not None:
+            tokenizer: Any = load_tokenizer(base.model)
+            tokenizer.save_pretrained(folder)
+        if not check:
+            return Replayed(made, out)
+        ours, theirs = dict(_tensors(folder)), dict(_tensors(kept))
+        names = sorted(ours.keys() | theirs.keys())
+        differing = tuple(
+            n for n in names if n not in ours or n not in theirs or not _same(ours[n], theirs[n])
+        )
+        return Replayed(made, out, len(names), differing)
+
+
+def _base(trajectory: Trajectory, file: Path) -> Config:
+    """The settings that make the model before the first step, as the file tells them."""
+    made = trajectory.header["about"].get("base")
+    if made is None:
+        raise RequestError.of(
+            f"{file}: does not say which model the run began with",
+            "it was written by a program of your own, not by `trimtab train`",
+            "load that model yourself and call trimtab.zeroth.trajectory.replay",
+        )
+    return Config(
+        recipe="zeroth_order",
+        model=ModelSettings(**made["model"]),
+        method=made["method"],
+        lora=LoraSettings(**made.get("lora", {})),
+        seed=made["seed"],
+    )
+
+
+def _kept_step(run: Path) -> int | None:
+    """The step whose weights the run kept: its best one, where it did not keep its last."""
+    summary = run / "summary.json"
+    step = json.loads(summary.read_text(encoding="utf-8")).get("kept_step") if summary.is_file() else None
+    return None if step is None else int(step)
+
+
+def _cut(trajectory: Trajectory, steps: int | None, file: Path) -> Trajectory:
+    there = len(trajectory.records)
+    if steps is not None and steps > there:
+        raise RequestError.of(
+            f"{file}: holds {there} steps, {steps} are wanted",
+            "the file was cut short, or the run was stopped earlier",
+            f"ask for at most --steps {there}",
+        )
+    return dataclasses.replace(trajectory, records=trajectory.records[:steps])
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                yield name, opened.get_tensor(name)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, so that a NaN equals itself and 0 is not -0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

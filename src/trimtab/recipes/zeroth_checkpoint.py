@@ -1,0 +1,105 @@
+"""Checkpoints of a zeroth-order run: the tuned weights, the optimizer's few numbers and anchors, the place in the data.
+
+Weights and anchors are safetensors. The state file is written last, so a checkpoint is whole or does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from trimtab.errors import RequestError
+from trimtab.recipes.run_folder import RunFolder
+
+WEIGHTS, ANCHORS, STATE = "weights.safetensors", "anchors.safetensors", "trainer_state.json"
+
+
+@dataclass
+class Progress:
+    """Where a run stands, beside its weights."""
+
+    step: int = 0
+    taken: int = 0
+    """Steps drawn from the data, those of projections included."""
+    best_step: int | None = None
+    best_loss: float | None = None
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    """Each with its step; the first is that of the untouched model."""
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        """Take in an evaluation of the weights as they are; the untouched model is never the best."""
+        self.evaluations.append({"step": self.step, **figures})
+        if self.step and (self.best_loss is None or figures["loss"] < self.best_loss):
+            self.best_step, self.best_loss = self.step, figures["loss"]
+
+    def evaluation_at(self, step: int) -> dict[str, float]:
+        return next((e for e in self.evaluations if e["step"] == step), {})
+
+
+def save_checkpoint(run: RunFolder, model: nn.Module, optimizer: dict[str, Any], progress: Progress) -> Path:
+    """Write checkpoint-N. `optimizer` is the engine's state: numbers, and tensors by name in its mappings."""
+    folder = run.checkpoints / f"checkpoint-{progress.step}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    save_file(tuned(model), folder / WEIGHTS)
+    if optimizer["anchors"]:
+        save_file(optimizer["anchors"], folder / ANCHORS)
+    numbers = {key: value for key, value in optimizer.items() if key != "anchors"}
+    scratch = folder / f"{STATE}.tmp"
+    scratch.write_text(json.dumps({"optimizer": numbers, "progress": asdict(progress)}, indent=2) + "\n")
+    os.replace(scratch, folder / STATE)
+    return folder
+
+
+def load_checkpoint(folder: Path, model: nn.Module) -> tuple[dict[str, Any], Progress]:
+    """Put the checkpoint's weights into the model; gives the engine's state and the run's progress."""
+    if not (folder / WEIGHTS).is_file():
+        raise RequestError.of(
+            f"{folder}: no {WEIGHTS}",
+            "this is a checkpoint of another recipe",
+            "resume it with the config.yaml of its own run",
+        )
+    load_weights(folder, model)
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    optimizer: dict[str, Any] = state["optimizer"]
+    optimizer["anchors"] = load_file(folder / ANCHORS) if (folder / ANCHORS).is_file() else {}
+    return optimizer, Progress(**state["progress"])
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """The tuned weights of a checkpoint, into a model of the same shape."""
+    saved = load_file(folder / WEIGHTS)
+    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if saved.keys() != own.keys() or any(saved[name].shape != p.shape for name, p in own.items()):
+        raise RequestError.of(
+            f"{folder}: its tuned weights are not those of this model",
+            "the model, the method or the LoRA settings have changed since it was saved",
+            "resume with the config.yaml that the run keeps",
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved[name])
+
+
+def tuned(model: nn.Module) -> dict[str, Tensor]:
+    """The tuned weights by name, on the CPU."""
+    return {n: p.detach().cpu().contiguous() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def forget_old(run: RunFolder, keep: int | None, best_step: int | None) -> None:
+    """Remove the oldest checkpoints over `keep`; the best one stays in any case."""
+    if keep is None:
+        return
+    found = sorted(run.checkpoints.glob("checkpoint-*"), key=lambda c: int(c.name.split("-")[-1]))
+    for folder in found[:-keep]:
+        if best_step is None or folder.name != f"checkpoint-{best_step}":
+            shutil.rmtree(folder)

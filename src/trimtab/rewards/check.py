@@ -1,0 +1,122 @@
+"""Holds a reward function to its promise: one finite number for each completion. A broken promise ends the run.
+
+Nothing is replaced by a default: a made-up reward would be learned from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trimtab.errors import TrimtabError
+from trimtab.rewards.builtin import Reward, text_of
+
+SHOWN = 400
+
+
+class RewardError(TrimtabError):
+    """A reward function failed; the message shows the completion that it failed on."""
+
+
+class CheckedReward:
+    """A reward function as a trainer calls it. Gives the function those arguments that it takes."""
+
+    def __init__(self, name: str, function: Reward, *, may_skip: bool) -> None:
+        """`may_skip`: whether None ("does not apply") is an answer, which takes another reward beside this one."""
+        self.name, self.function, self.may_skip = name, function, may_skip
+        self.__name__ = name.rpartition(":")[2]
+        parameters = inspect.signature(function).parameters.values()
+        self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        self.takes = {p.name for p in named}
+        self.needs = {p.name for p in named if p.default is inspect.Parameter.empty}
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[Any]:
+        given = {"prompts": prompts, "completions": completions, **columns}
+        passed = given if self.takes_all else {key: given[key] for key in given if key in self.takes}
+        sample = Sample(prompts, completions, columns)
+        try:
+            scores: Any = self.function(**passed)
+            if inspect.iscoroutine(scores):
+                scores = asyncio.run(scores)
+        except Exception as error:
+            # Which completion of the batch it was: the first that fails by itself too.
+            index = self._culprit(given, len(completions))
+            told = f"{type(error).__name__}: {error}"
+            raise RewardError(
+                f"reward {self.name} raised {told}\n{sample.shown(index)}\n"
+                "  change: handle such completions in the function; a model writes anything"
+            ) from error
+        try:
+            scores = list(scores)
+        except TypeError:
+            raise self._wrong(f"gave a {type(scores).__name__}, not a list", sample, 0) from None
+        if len(scores) != len(completions):
+            told = f"gave {len(scores)} values for {len(completions)} completions"
+            raise self._wrong(told, sample, min(len(scores), len(completions) - 1))
+        for index, score in enumerate(scores):
+            problem = self._problem(score)
+            if problem:
+                raise self._wrong(f"gave {problem} for completion {index}", sample, index)
+        return [None if score is None else float(score) for score in scores]
+
+    def _problem(self, score: Any) -> str | None:
+        if score is None:
+            return None if self.may_skip else "None (there is no other reward that could count)"
+        try:
+            value = float(score)
+        except (TypeError, ValueError):
+            return f"{score!r}, which is no number"
+        return None if math.isfinite(value) else str(value)
+
+    def _culprit(self, given: Mapping[str, Any], count: int) -> int:
+        for index in range(count):
+            one = {
+                key: [value[index]] if isinstance(value, list) and len(value) == count else value
+                for key, value in given.items()
+            }
+            passed = one if self.takes_all else {key: one[key] for key in one if key in self.takes}
+            try:
+                self.function(**passed)
+            except Exception:
+                return index
+        return 0
+
+    def _wrong(self, told: str, sample: Sample, index: int) -> RewardError:
+        return RewardError(
+            f"reward {self.name} {told}\n{sample.shown(index)}\n"
+            "  change: return a list with one finite number for each completion"
+        )
+
+
+class Sample:
+    """A batch as the reward saw it, to show one of its completions."""
+
+    def __init__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
+    ) -> None:
+        self.prompts, self.completions, self.columns = prompts, completions, columns
+
+    def shown(self, index: int) -> str:
+        lines = [
+            f"  prompt:     {_short(plain_prompt(self.prompts[index]))}",
+            f"  completion: {_short(text_of(self.completions[index]))}",
+        ]
+        for name, values in self.columns.items():
+            if name != "completion_ids" and isinstance(values, list) and len(values) > index:
+                lines.append(f"  {name + ':':<11} {_short(str(values[index]))}")
+        return "\n".join(lines)
+
+
+def plain_prompt(prompt: Any) -> str:
+    """A prompt on one line, also where it is messages."""
+    if isinstance(prompt, str):
+        return prompt
+    return " | ".join(f"{message['role']}: {message.get('content')}" for message in prompt)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")

@@ -1,0 +1,96 @@
+"""From the names in `grpo.reward` to functions that can be called, or to errors that say which name and why."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab.config.checks import reward_weights
+from trimtab.config.schema import Config
+from trimtab.errors import RequestError
+from trimtab.rewards.builtin import Reward, builtin_reward
+from trimtab.rewards.check import CheckedReward
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# What a trainer passes besides the columns.
+ALWAYS_THERE = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The rewards of a run, in order, with their weights and the columns that they read."""
+
+    functions: list[CheckedReward]
+    weights: list[float]
+    columns: dict[str, tuple[str, ...]]
+
+    def missing(self, there: Collection[str]) -> list[str]:
+        """What the rewards need and neither the trainer nor the data has, one line for each reward."""
+        lines = []
+        for reward in self.functions:
+            needed = set(self.columns[reward.name]) | (reward.needs - ALWAYS_THERE)
+            absent = sorted(needed - set(there) - ALWAYS_THERE)
+            if absent:
+                lines.append(
+                    f"{reward.name} reads {', '.join(absent)}; the rows have {', '.join(sorted(there))}"
+                )
+        return lines
+
+
+def load_rewards(config: Config) -> Rewards:
+    """All rewards that `grpo.reward` names."""
+    weights = reward_weights(config)
+    functions, columns = [], {}
+    for name in weights:
+        function, reads = builtin_reward(name, config.grpo) if ":" not in name else (_imported(name), ())
+        functions.append(CheckedReward(name, function, may_skip=len(weights) > 1))
+        columns[name] = reads
+    shown = [function.__name__ for function in functions]
+    for function in functions:
+        if shown.count(function.__name__) > 1:  # their metrics would hide one another
+            function.__name__ = function.name.replace(":", ".")
+    return Rewards(functions, list(weights.values()), columns)
+
+
+def _imported(name: str) -> Reward:
+    module_name, _, function_name = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        # As `python -m` has it: a module beside the config is the usual place for a reward.
+        sys.path.insert(0, here)
+    visible = os.environ.get(VISIBLE)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise RequestError.of(
+            f"grpo.reward={name}: the module could not be imported",
+            str(error),
+            f"put {module_name.replace('.', '/')}.py into the folder that you start from, or install its package",
+        ) from error
+    if os.environ.get(VISIBLE) != visible:
+        raise RequestError.of(
+            f"grpo.reward={name}: importing {module_name} sets {VISIBLE}",
+            "too late: the GPUs are counted and the plan is made by then",
+            f"set {VISIBLE} before the start, and remove it from the module",
+        )
+    for part in function_name.split("."):
+        if not hasattr(found, part):
+            there = [key for key, value in vars(found).items() if callable(value) and key[0] != "_"]
+            raise RequestError.of(
+                f"grpo.reward={name}: {module_name} has no `{part}`",
+                f"its functions are {', '.join(there[:10]) or 'none'}",
+                "correct the name after the colon",
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise RequestError.of(
+            f"grpo.reward={name}: this is a {type(found).__name__}",
+            "a reward is a function that scores completions",
+            "name a function: def score(completions, **columns) -> list[float]",
+        )
+    function: Reward = found
+    return function

@@ -1,0 +1,74 @@
+"""The monitor of a loop of our own: what it writes, what it shows, and that it lets go."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from trimtab.config.schema import MonitorSettings
+from trimtab.monitor.loop import LoopMonitor
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def watchdogs() -> int:
+    return sum(thread.name == "trimtab-watchdog" for thread in threading.enumerate())
+
+
+def test_a_run_is_written_down_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LoopMonitor(MonitorSettings(progress="plain"), tmp_path, "cpu") as monitor:
+        monitor.begin(0, 3)
+        assert watchdogs() == 1
+        monitor.evaluating(1, 1)
+        monitor.evaluated(0, {"loss": 2.5, "accuracy": 0.5})
+        for step in (1, 2, 3):
+            values = {"loss": 3.0 - step / 2, "learning_rate": 0.1, "forwards": 2 * step}
+            monitor.step(step, values, (f"forwards {2 * step}",), log=step != 2)
+        monitor.saved(3)
+        monitor.end()
+    assert watchdogs() == 0
+    found = lines(tmp_path)
+    assert [(line["step"], line["phase"]) for line in found] == [
+        (0, "eval"),
+        (1, "train"),
+        (3, "train"),
+        (3, "save"),
+    ]
+    assert found[0]["eval_accuracy"] == 0.5
+    assert found[2]["forwards"] == 6
+    assert found[2]["steps_per_second"]
+    shown = capsys.readouterr().err
+    assert "evaluation after step 0: loss 2.5, accuracy 0.5" in shown
+    assert "forwards 6" in shown
+    assert "trained 3 steps" in shown
+    assert "loss 2.5 → 1.5" in shown
+
+
+def test_a_resumed_run_cuts_what_it_makes_again(tmp_path: Path) -> None:
+    values = {"loss": 1.0, "learning_rate": 0.1}
+    with LoopMonitor(MonitorSettings(progress="none"), tmp_path, "cpu") as monitor:
+        monitor.begin(0, 4)
+        for step in (1, 2, 3):
+            monitor.step(step, values, log=True)
+    with LoopMonitor(MonitorSettings(progress="none"), tmp_path, "cpu") as monitor:
+        monitor.begin(2, 4)
+        monitor.step(3, values, log=True)
+    assert [line["step"] for line in lines(tmp_path) if line["phase"] == "train"] == [1, 2, 3]
+
+
+def test_an_error_leaves_no_watchdog_and_other_ranks_write_nothing(tmp_path: Path) -> None:
+    def failing() -> None:
+        with LoopMonitor(MonitorSettings(progress="none"), tmp_path, "cpu", 1, 2) as monitor:
+            monitor.begin(0, 2)
+            monitor.step(1, {"loss": 1.0, "learning_rate": 0.1}, log=True)
+            raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        failing()
+    assert watchdogs() == 0
+    assert not (tmp_path / "metrics.jsonl").exists()

@@ -1,0 +1,91 @@
+"""The report before training: each check by itself, on plans that are made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from trimtab.config import load_config
+from trimtab.errors import RequestError
+from trimtab.placement import MemoryShare, PlacementPlan
+from trimtab.recipes.grpo_check import Preflight, preflight
+
+PLAN = PlacementPlan(device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single")
+
+
+def report(model: Path, *settings: str, plan: PlacementPlan = PLAN) -> Preflight:
+    words = ["recipe=grpo", f"model={model}", "data=sums", "data.max_rows=8", "data.max_length=128"]
+    more = ["reward=answer", "num_generations=4", "max_completion_length=8", *settings]
+    return preflight(load_config(None, [*words, *more]), plan)
+
+
+def told(made: Preflight, name: str) -> str:
+    """The failed check of a name."""
+    (check,) = [c for c in made.failed if c.name == name]
+    return check.detail
+
+
+def test_all_clear(tiny_model: Path) -> None:
+    made = report(tiny_model)
+    assert not made.failed
+    assert made.lines()[0] == "before training: all clear"
+    assert "answer 1, 0" in "\n".join(made.lines())
+    made.stop_on_failure()
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "processes", "fits"),
+    [(4, 1, 1, True), (2, 2, 1, True), (2, 1, 2, True), (1, 2, 2, True), (2, 1, 1, False), (3, 1, 2, False)],
+)
+def test_batch_times_accumulation_times_processes_is_divided_by_generations(
+    tiny_model: Path, batch: int, steps: int, processes: int, fits: bool
+) -> None:
+    plan = dataclasses.replace(PLAN, processes=processes)
+    words = [f"training.batch_size={batch}", f"training.gradient_accumulation_steps={steps}"]
+    made = report(tiny_model, *words, plan=plan)
+    assert bool(made.failed) is not fits
+    if not fits:
+        assert "grpo.num_generations 4 does not divide" in told(made, "batch")
+
+
+def test_more_prompts_a_step_than_there_are(tiny_model: Path) -> None:
+    assert "not one step would be made" in told(report(tiny_model, "training.batch_size=64"), "batch")
+
+
+def test_an_evaluation_batch_that_does_not_divide(tiny_model: Path) -> None:
+    made = report(tiny_model, "data.eval_fraction=0.25", "training.eval_batch_size=3")
+    assert "set training.eval_batch_size to a multiple of 4" in told(made, "batch")
+
+
+def test_lengths_over_the_context(tiny_model: Path) -> None:
+    made = report(tiny_model, "max_completion_length=500", "data.max_length=600")
+    assert "the model's context is 512" in told(made, "lengths")
+
+
+def test_memory_that_a_device_lacks(tiny_model: Path) -> None:
+    short = {"cuda:1": MemoryShare(weights=2**31, cache=2**30, capacity=2**30)}
+    plan = dataclasses.replace(PLAN, device="cuda:0", memory=short)
+    assert "cuda:1: about 3.00 GiB of 1.0 GiB" in told(report(tiny_model, plan=plan), "memory")
+
+
+def test_columns_that_rewards_lack_and_data_that_cannot_be_read(tiny_model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"question": f"q {n}"}) for n in range(4)))
+    made = report(tiny_model, f"data={rows}", "reward=[answer, code]")
+    details = [check.detail for check in made.failed]
+    assert any("answer reads answer; the rows have question" in text for text in details)
+    assert any("code reads tests" in text for text in details)
+    with pytest.raises(RequestError, match="cannot begin as configured"):
+        made.stop_on_failure()
+    made = report(tiny_model, f"data={tmp_path / 'nothing.jsonl'}", "use_vllm=true")
+    assert "nothing of that name" in told(made, "data")
+    assert "vLLM generates on CUDA" in told(made, "vllm")
+
+
+def test_vllm_that_is_not_installed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimtab.recipes.grpo_check.find_spec", lambda name: None)
+    plan = dataclasses.replace(PLAN, device="cuda:0")
+    assert "pip install 'trimtab[vllm]'" in told(report(tiny_model, "use_vllm=true", plan=plan), "vllm")
