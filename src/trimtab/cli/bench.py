@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -268,9 +269,9 @@ def _plots(outcome: Outcome) -> str:
 
 def _quiet_libraries() -> None:
     """One progress display is enough: ours."""
-    import datasets
+    # Read by the datasets library when it is imported, which is only where something comes from the hub.
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     import transformers
 
-    datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

@@ -127,9 +127,9 @@ def _launch(arguments: list[str], config: Config, planned: Planned) -> int:
 
 def quiet_libraries() -> None:
     """One progress display is enough: ours."""
-    import datasets
+    # Read by the datasets library when it is imported.
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     import transformers
 
-    datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
