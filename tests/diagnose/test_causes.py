@@ -508,6 +508,19 @@ def test_the_fix_is_code_to_write(tmp_path: Path) -> None:
     assert "y = y.to('cuda')" in findings[0].fix
 
 
+def test_a_second_operand_left_behind_is_named_too(tmp_path: Path) -> None:
+    program = """
+        share = torch.ones(2)
+        model = nn.Linear(4, 2).cuda()
+        y = torch.zeros(3).long()  # CAUSE
+        F.cross_entropy(model(torch.randn(3, 4, device="cuda")), y, weight=share)  # WHERE
+        """
+    findings, marks = rehearse(program, tmp_path)
+    assert findings[0].cause is not None
+    assert findings[0].cause.line == marks["CAUSE"]
+    assert f"share, made at line {marks['CAUSE'] - 2}" in findings[0].fix
+
+
 def test_operands_are_named_as_in_the_program(tmp_path: Path) -> None:
     findings, _ = rehearse(CASES["a table on the CPU read by an index on the GPU"][1], tmp_path)
     assert {(t.name, t.device) for t in findings[0].tensors} == {("table", "cpu"), ("t", "cuda:0")}

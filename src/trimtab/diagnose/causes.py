@@ -49,7 +49,7 @@ def _diagnose(fault: Fault) -> Finding:
         message=fault.message,
         where=where or library,
         cause=verdict.cause,
-        fix=verdict.fix or _known_fix(fault.message),
+        fix=(verdict.fix or _known_fix(fault.message)) + _others(scene, verdict),
         op=fault.op,
         module=_module(scene),
         tensors=_notes(scene),
@@ -73,6 +73,21 @@ def _judge(scene: Scene) -> Verdict | None:
     pairs = [(rule, stray) for rule in CERTAIN for stray in scene.strays] if placement else []
     pairs += [(rule, stray) for stray in scene.strays for rule in (LIKELY if placement else LIKELY[-1:])]
     return next((verdict for rule, stray in pairs if (verdict := rule(scene, stray))), None)
+
+
+def _others(scene: Scene, verdict: Verdict) -> str:
+    """What else of the operation stayed on the CPU: a run would stop there next."""
+    cause = verdict.cause
+    left = [s for s in scene.operands if s.device == "cpu" and s.operand.shape and s.born is not None]
+    places = {(s.born.file, s.born.line): s for s in left if s.born is not None}
+    if cause is None or (cause.file, cause.line) not in places or len(left) == len(scene.operands):
+        return ""
+    more = [
+        f"{scene.expression_of(s) or s.operand.name}, made at line {line}"
+        for (file, line), s in places.items()
+        if (file, line) != (cause.file, cause.line)
+    ]
+    return f"; the same for {' and '.join(more)}" if more else ""
 
 
 def _module(scene: Scene) -> str:
