@@ -102,6 +102,20 @@ def test_what_was_set_is_left_alone_and_the_kept_config_is_the_same_run(tmp_path
     assert config_warnings(kept) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "precision"),
+    [
+        (["method=full"], "fp32"),
+        (["method=full", "precision=auto"], "fp32"),
+        (["method=full", "precision=bf16"], "bf16"),
+        (["method=lora"], "auto"),
+    ],
+)
+def test_all_weights_are_tuned_in_fp32_unless_asked(settings: list[str], precision: str) -> None:
+    config, _ = with_recipe_defaults(load_config(None, [*TASK, *settings]))
+    assert config.precision == precision
+
+
 def test_other_recipes_have_no_defaults_of_their_own() -> None:
     config = load_config(None, [])
     assert with_recipe_defaults(config) == (config, [])

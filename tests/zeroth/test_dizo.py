@@ -263,7 +263,7 @@ def test_a_round_with_a_loss_that_is_not_finite_moves_nothing() -> None:
         losses = example_losses(candidate_scores(m, b, lanes), b.label)
         return losses * float("nan") if calls == 5 else losses
 
-    optimizer = ZerothOrder(model, ZerothSettings(**SETTINGS), loss)
+    optimizer = ZerothOrder(model, ZerothSettings(**SETTINGS, lanes=2), loss)
     for step in range(2):
         optimizer.step([batch(step)])
     before = bits(model)

@@ -7,6 +7,7 @@ that CUDA would use. Never caches the cast weights: each use casts again.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,31 @@ if TYPE_CHECKING:
 KEY = torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
 )  # tensor.py makes virtual tensors with this extra key
+
+
+class _Here(threading.local):
+    aside = 0
+
+
+_here = _Here()
+
+
+class _Aside:
+    """Inside a kernel of ours autocast is off, also for what a composite operation calls (`is_aside`)."""
+
+    def __enter__(self) -> None:
+        _here.aside += 1
+        self.guard = torch._C._ExcludeDispatchKeyGuard(KEY)
+        self.guard.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self.guard.__exit__(*failure)
+        _here.aside -= 1
+
+
+def is_aside() -> bool:
+    """Whether this thread is inside an operation to which autocast has already done what it does."""
+    return _here.aside > 0
 
 
 def _names(text: str) -> frozenset[str]:
@@ -95,7 +121,7 @@ def _cast_kernel(
     op: Any, dtype_of: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]
 ) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(KEY):
+        with _Aside():
             dtype = dtype_of(args, kwargs)
             return op(*(_cast(a, dtype) for a in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
 
@@ -120,7 +146,7 @@ def _dtype_kernel(op: Any) -> Callable[..., Any]:
     positions = {a.name: i for i, a in enumerate(op._schema.arguments)}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(KEY):
+        with _Aside():
             place = positions["dtype"]
             given = args[place] if place < len(args) else kwargs.get("dtype")
             if given is not None or not _eligible(args[0]):
@@ -136,7 +162,7 @@ def _norm_kernel(op: Any) -> Callable[..., Any]:
     """`norm` without a dtype becomes the overload that has one."""
 
     def kernel(self: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(KEY):
+        with _Aside():
             if not _eligible(self):
                 return op(self, p) if dim is None else op(self, p, dim, keepdim)
             if dim is None:

@@ -19,7 +19,7 @@ from torch import nn
 from trimtab.virtual import dispatch, functions, memory, serialization, state
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine
-from trimtab.virtual.tensor import materialize
+from trimtab.virtual.tensor import VirtualParameter, materialize
 
 Patch = tuple[object, str, object]
 _MISSING = object()
@@ -135,12 +135,21 @@ def _remember(module: nn.Module, inputs: Any) -> None:
 
 def _own_patches(machine: Machine) -> list[Patch]:
     return [
+        (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
         (nn.parameter.UninitializedTensorMixin, "materialize", materialize),  # type: ignore[attr-defined]
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
+
+
+def _parameter_new(original: Callable[..., Any]) -> Any:
+    def __new__(cls: type, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Parameter(data), also of a virtual parameter: torch wants detach() to keep the class of a foreign one."""
+        return original(cls, data.detach() if data.__class__ is VirtualParameter else data, *args, **kwargs)
+
+    return staticmethod(__new__)
 
 
 def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab.virtual import generators, kernels, memory, origin, processes, ranks, rules, state
+from trimtab.virtual import amp, generators, kernels, memory, origin, processes, ranks, rules, state
 from trimtab.virtual.memory import Block
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, set_worker, sync, wrap
@@ -38,6 +38,7 @@ class Plan:
     __slots__ = (
         "before",
         "collective",
+        "composite",
         "factory",
         "foreach",
         "kind",
@@ -56,6 +57,7 @@ class Plan:
         self.names = [argument.name for argument in schema.arguments]
         self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         self.collective = self.name.startswith("c10d::")
+        self.composite = _composite(func)
         self.factory = "device" in self.names
         self.seeded = "generator" in self.names
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
@@ -75,6 +77,13 @@ class Plan:
         first = schema.arguments[0]
         plain_inplace = self.writes == [first.name] and torch.Tag.inplace_view not in func.tags
         return INPLACE if plain_inplace else GENERAL
+
+
+def _composite(func: Any) -> bool:
+    """Whether an operation is made of others, with no kernel of its own (`chunk` has one that keeps its views)."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = func.name()
+    return has(name, "CompositeImplicitAutograd") and not (has(name, "CPU") or has(name, "ADInplaceOrView"))
 
 
 PLANS: dict[Any, Plan] = {}
@@ -155,6 +164,9 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                     mixed = True
             named[name] = value
 
+    if plan.composite and (slot is not None or plan.factory):
+        return _take_apart(func, args, kwargs)
+
     machine = state._stack[-1] if state._stack else None
     observer = machine.observer if machine is not None else None
     if observer is not None and observer.wants_ops:
@@ -173,7 +185,7 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if plan.factory and named.get("pin_memory"):
             named["pin_memory"] = False  # there is no driver to lock the pages with
         try:
-            out = func(*payloads, **named)
+            out = _plain(plan, func, payloads, named)
         except RuntimeError as error:
             out = func(*kernels.with_tensors(func, payloads, error), **named)
         if observer is not None:
@@ -204,6 +216,44 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if observer is not None:
         _trace(plan, result, args)
     return result
+
+
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+_CPU_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def _for_inference(args: tuple[Any, ...]) -> bool:
+    return torch.is_inference_mode_enabled() or any(isinstance(a, Tensor) and a.is_inference() for a in args)
+
+
+def _switched_on(keys: Any) -> Any:
+    """A guard under which an operation passes again through those of the keys that were on above Python."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        keys = keys - torch._C._dispatch_tls_local_exclude_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set() - keys
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Carry out a composite operation by its parts, which have the rules and know a view from a copy.
+
+    Autograd does so before an operation gets here, but it never sees inference tensors. The parts go through what torch
+    switches off below Python: the keeping of views and versions, and autocast.
+    """
+    if not _for_inference(args):
+        with VirtualMode():
+            return func.decompose(*args, **kwargs)
+    with _switched_on(_VIEWS if amp.is_aside() else _VIEWS | amp.KEY), VirtualMode():
+        return func.decompose(*args, **kwargs)
+
+
+def _plain(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
+    """An operation on plain tensors; a composite one under inference mode keeps its views as above."""
+    if plan.composite and _for_inference(tuple(payloads)):
+        cast = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU")
+        with _switched_on(_VIEWS if cast else _VIEWS | _CPU_AUTOCAST):
+            return func(*payloads, **named)
+    return func(*payloads, **named)
 
 
 def _factory_slot(

@@ -17,8 +17,6 @@ from trimtab.virtual.memory import Block
 from trimtab.virtual.state import VirtualDevice
 
 _make = torch.Tensor._make_wrapper_subclass
-# torch.autocast("cuda") switches this key on; amp.py holds its kernels.
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 # Makes torch.autocast("cuda") see virtual tensors; amp.py holds its rules.
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE)
@@ -229,8 +227,28 @@ VIRTUAL = frozenset((VirtualTensor, VirtualParameter))
 
 def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> VirtualTensor:
     """A virtual tensor over a payload. Without a block the payload's storage is counted as a new allocation."""
+    made: VirtualTensor
+    inference = payload.is_inference()
+    if inference is torch.is_inference_mode_enabled():
+        made = _wrapper(payload, slot)
+    else:
+        # A view is an inference tensor when its base is one, whatever the mode in which it is taken.
+        with torch._C._InferenceMode(inference):
+            made = _wrapper(payload, slot)
+    if block is None:
+        if payload.layout is torch.strided:
+            block = Block(slot, payload.untyped_storage().nbytes())
+        else:
+            block = Block(slot, payload.numel() * payload.element_size())
+    made.payload = payload
+    made._slot = slot
+    made._block = block
+    return made
+
+
+def _wrapper(payload: Tensor, slot: VirtualDevice) -> Any:
     if payload.layout is torch.strided:
-        made = _make(
+        return _make(
             VirtualTensor,
             payload.size(),
             strides=payload.stride(),
@@ -239,23 +257,14 @@ def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> Vi
             device=slot.meta,
             _extra_dispatch_keys=_AUTOCAST,
         )
-        if block is None:
-            block = Block(slot, payload.untyped_storage().nbytes())
-    else:
-        made = _make(
-            VirtualTensor,
-            payload.size(),
-            dtype=payload.dtype,
-            layout=payload.layout,
-            device=slot.meta,
-            _extra_dispatch_keys=_AUTOCAST,
-        )
-        if block is None:
-            block = Block(slot, payload.numel() * payload.element_size())
-    made.payload = payload
-    made._slot = slot
-    made._block = block
-    return made
+    return _make(
+        VirtualTensor,
+        payload.size(),
+        dtype=payload.dtype,
+        layout=payload.layout,
+        device=slot.meta,
+        _extra_dispatch_keys=_AUTOCAST,
+    )
 
 
 def is_virtual(tensor: Any) -> bool:
@@ -306,7 +315,7 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
         # Nothing is there to move yet: it is made at home when it gets its shape (`materialize`).
         tensor.__dict__[_HOME] = (new.device, new.dtype)
         return
-    if type(tensor) in VIRTUAL and type(new) in VIRTUAL:
+    if type(tensor) in VIRTUAL and type(new) in VIRTUAL and tensor.is_inference() is new.is_inference():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]
     else:

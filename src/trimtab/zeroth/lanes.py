@@ -203,11 +203,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def lanes_by_default(model: nn.Module, tuned: Sequence[Tuned], passes: int) -> tuple[int, str]:
     """How many lanes to stack where nobody said, and why."""
-    devices = {t.parameter.device.type for t in tuned}
-    frozen = any(p.dim() >= 2 and not p.requires_grad for p in model.parameters())
-    if devices == {"cpu"} and frozen:
-        return 1, "on the CPU a frozen layer's matmul may round otherwise for a larger batch"
-    if not frozen:
+    if {t.parameter.device.type for t in tuned} == {"cpu"}:
+        # Two at once would save one drawing of the noise, and need the activations of both.
+        return 1, "on the CPU one after the other, in the memory of inference"
+    if not any(p.dim() >= 2 and not p.requires_grad for p in model.parameters()):
         # Each lane of a whole model has its own activations and weights in scratch; a pair keeps memory small.
         return min(
             passes, 2

@@ -119,6 +119,12 @@ class ZerothOrder:
         ]
         if self._passes_reason:
             lines.append(self._passes_reason)
+        narrow = sorted({str(t.parameter.dtype) for t in self.tuned if t.parameter.dtype.itemsize < 4})
+        if narrow:
+            lines.append(
+                f"tuned weights in {', '.join(narrow)}: a change below half a unit in the last place is rounded away "
+                "(in bf16 1/512 of a weight); fp32 keeps it"
+            )
         if self.projected:
             fused = sum("_" in t.role for t in self.projected)
             note = f", {fused} of them fused with other roles and projected whole" if fused else ""
