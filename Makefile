@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+WORKERS ?= 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
@@ -14,8 +15,9 @@ help: ## list the targets
 train: $(VENV)/.installed ## set up, then fine-tune the built-in model on the built-in data (ARGS="key=value …" overrides)
 	@$(BIN)/trimtab train $(ARGS)
 
-test: $(VENV)/.installed-dev ## the whole suite but the slow cases
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+# Each worker has one thread, so that they do not fight for the cores.
+test: $(VENV)/.installed-dev ## the whole suite but the slow cases, by two workers (WORKERS=0: in one process)
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## the slow cases
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,11 @@ def quick(command: str) -> bool:
     return command.split()[1] in ("plan", "doctor", "config-schema")
 
 
-def test_quick_commands_of_the_readme_run() -> None:
+def test_quick_commands_of_the_readme_run(trimtab: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     shown = [c for c in commands("sh") if c.startswith("trimtab") and quick(c)]
     assert shown
     for command in shown:
-        done = run(command, ROOT)
+        done = trimtab(*shlex.split(command)[1:], cwd=ROOT)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
@@ -65,13 +66,14 @@ def test_every_command_of_the_readme_runs_in_order(tmp_path: Path) -> None:
 def test_python_of_the_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
-    for block in blocks:
-        done = subprocess.run(
-            [sys.executable, "-c", block],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            cwd=tmp_path,
-            check=False,
-        )
-        assert done.returncode == 0, f"{block}\n{done.stderr[-2000:]}"
+    # One new interpreter for all; no block sees another's names.
+    each = "import sys\nfor block in sys.argv[1:]:\n    exec(compile(block, 'README.md', 'exec'), {})"
+    done = subprocess.run(
+        [sys.executable, "-c", each, *blocks],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -37,6 +37,7 @@ def run(model: Path, out: Path, **more: Any) -> Outcome:
         "methods": ("zero-shot",),
         "data": "sample",
         "steps": 2,
+        "eval_rows": 8,
         "max_length": 256,
     }
     request = GlueRequest(model=str(model), device="cpu", **{**settings, **more})

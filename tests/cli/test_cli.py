@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, exit codes, and nothing slow before it is needed."""
+"""The command line as a user meets it: exit codes, messages, and nothing slow before it is needed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 
-def trimtab(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+
+def start(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "trimtab", *arguments],
         capture_output=True,
         text=True,
         timeout=240,
         cwd=cwd,
-        env={**os.environ, **env},
+        env=os.environ,
         check=False,
     )
 
@@ -45,7 +48,7 @@ def test_help_needs_no_torch(verb: str) -> None:
 def test_version() -> None:
     import trimtab as package
 
-    assert trimtab("--version").stdout.strip() == f"trimtab {package.__version__}"
+    assert start("--version").stdout.strip() == f"trimtab {package.__version__}"
 
 
 @pytest.mark.parametrize("verb", ["train", "plan"])
@@ -54,7 +57,7 @@ def test_a_device_that_is_not_there_exits_2_without_importing_torch(verb: str) -
 
     if probe().gpus:
         pytest.skip("there is a CUDA device here")
-    done = trimtab(verb, "device=cuda")
+    done = start(verb, "device=cuda")
     assert done.returncode == 2
     text = done.stdout + done.stderr
     assert "device=cuda: there is no CUDA device here" in text
@@ -62,7 +65,7 @@ def test_a_device_that_is_not_there_exits_2_without_importing_torch(verb: str) -
     assert "Traceback" not in text
 
 
-def test_five_mistakes_are_five_errors(tmp_path: Path) -> None:
+def test_five_mistakes_are_five_errors(trimtab: Trimtab, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(
         "device: gpu\nmethod: qlora\ntraining:\n  learning_rate: fast\n  batch_size: 0\n  batchsize: 4\n"
@@ -74,14 +77,14 @@ def test_five_mistakes_are_five_errors(tmp_path: Path) -> None:
         assert key in done.stderr
 
 
-def test_stale_rank_variables_are_ignored_and_said() -> None:
+def test_stale_rank_variables_are_ignored_and_said(trimtab: Trimtab) -> None:
     done = trimtab("plan", RANK="0", WORLD_SIZE="4", MASTER_ADDR="10.0.0.1")
     assert done.returncode == 0, done.stderr
     assert "ignoring RANK, WORLD_SIZE, MASTER_ADDR" in done.stdout
     assert "single, 1 process" in done.stdout
 
 
-def test_the_plan_of_the_tinyllama_example(repository: Path) -> None:
+def test_the_plan_of_the_tinyllama_example(trimtab: Trimtab, repository: Path) -> None:
     """The counts of a well-known run: r 32 on q, k, v and o of TinyLlama is 9,011,200 parameters, 0.81 %."""
     done = trimtab("plan", "examples/tinyllama-ollama.yaml", cwd=repository)
     assert done.returncode == 0, done.stderr
@@ -95,7 +98,7 @@ def test_the_plan_of_the_tinyllama_example(repository: Path) -> None:
 
 def test_the_sft_example_runs(repository: Path, tmp_path: Path) -> None:
     """examples/sft.yaml as it stands, on the built-in model."""
-    done = trimtab("train", str(repository / "examples" / "sft.yaml"), cwd=tmp_path)
+    done = start("train", str(repository / "examples" / "sft.yaml"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs" / "example-sft"
     summary = json.loads((run / "summary.json").read_text())
@@ -105,7 +108,7 @@ def test_the_sft_example_runs(repository: Path, tmp_path: Path) -> None:
     assert "held-out loss" in done.stdout
 
 
-def test_missing_model_and_data_say_what_to_do(tmp_path: Path) -> None:
+def test_missing_model_and_data_say_what_to_do(trimtab: Trimtab, tmp_path: Path) -> None:
     done = trimtab("train", "model=./no-such-model", f"output_dir={tmp_path / 'run'}")
     assert done.returncode == 2
     assert "model.name=./no-such-model: no such folder" in done.stderr

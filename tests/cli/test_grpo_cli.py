@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 
-def trimtab(*words: str, cwd: Path, timeout: float = 280, **more: str) -> subprocess.CompletedProcess[str]:
+
+def start(*words: str, cwd: Path, timeout: float = 280, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "trimtab", *words],
         capture_output=True,
@@ -46,7 +49,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return [line for line in lines if line["phase"] == "train"]
 
 
-def test_one_report_names_everything_that_is_wrong(config: Path, tmp_path: Path) -> None:
+def test_one_report_names_everything_that_is_wrong(trimtab: Trimtab, config: Path, tmp_path: Path) -> None:
     done = trimtab(
         *("plan", str(config), "training.batch_size=6", "max_completion_length=600"),
         *("data.max_length=1000", "reward=[answer, nowhere:score]", "use_vllm=true", "device=cpu"),
@@ -63,7 +66,7 @@ def test_one_report_names_everything_that_is_wrong(config: Path, tmp_path: Path)
         assert told in done.stdout
 
 
-def test_the_plan_as_json_has_the_checks(config: Path, tmp_path: Path) -> None:
+def test_the_plan_as_json_has_the_checks(trimtab: Trimtab, config: Path, tmp_path: Path) -> None:
     done = trimtab("plan", str(config), "device=cpu", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     checks = {check["name"]: check["ok"] for check in json.loads(done.stdout)["checks"]}
@@ -72,7 +75,7 @@ def test_the_plan_as_json_has_the_checks(config: Path, tmp_path: Path) -> None:
     assert checks["generation"] is None
 
 
-def test_train_shows_the_report_with_a_dry_generation(config: Path, tmp_path: Path) -> None:
+def test_train_shows_the_report_with_a_dry_generation(trimtab: Trimtab, config: Path, tmp_path: Path) -> None:
     done = trimtab("train", str(config), "device=cpu", "output_dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "before training: all clear" in done.stdout
@@ -82,7 +85,7 @@ def test_train_shows_the_report_with_a_dry_generation(config: Path, tmp_path: Pa
 
 
 def test_gsm8k_rows_need_no_setting_beyond_data_and_reward(
-    shared_data: Path, tiny_model: Path, tmp_path: Path
+    trimtab: Trimtab, shared_data: Path, tmp_path: Path
 ) -> None:
     source = shared_data / "gsm8k"
     file = tmp_path / "gsm8k.yaml"
@@ -98,7 +101,7 @@ def test_gsm8k_rows_need_no_setting_beyond_data_and_reward(
 @pytest.mark.parametrize("parallel", ["true", "false"])
 def test_a_rehearsal_is_clean(config: Path, tmp_path: Path, parallel: str) -> None:
     """Split over two GPUs, and as two ranks, whose weights and collectives the rehearsal compares."""
-    done = trimtab(
+    done = start(
         *("rehearse", "--gpus", "2", "--json", "report.json"),
         *(str(config), f"model_parallel={parallel}"),
         cwd=tmp_path,
@@ -133,7 +136,7 @@ def test_a_rehearsal_of_stock_trl_on_the_same_split_reports_its_faults(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stock.py").write_text(STOCK)
-    done = trimtab(
+    done = start(
         *("rehearse", "--gpus", "2", "--json", "report.json", "stock.py", str(tiny_model)), cwd=tmp_path
     )
     report = json.loads((tmp_path / "report.json").read_text())
@@ -157,7 +160,7 @@ def score(completions, completion_ids):
 def test_two_processes_gather_their_rewards(config: Path, tmp_path: Path) -> None:
     """Each process scores its own completions; the logged mean is that of both, and their weights stay one."""
     (tmp_path / "per_rank.py").write_text(PER_RANK)
-    done = trimtab(
+    done = start(
         *("train", str(config), "device=cpu", "processes=2", "output_dir=run", "reward=per_rank:score"),
         cwd=tmp_path,
         OMP_NUM_THREADS="1",
@@ -173,11 +176,22 @@ def test_two_processes_gather_their_rewards(config: Path, tmp_path: Path) -> Non
         assert line["reward"] == pytest.approx(sum(scores) / 8, abs=1e-4)
 
 
+def test_the_example_runs(trimtab: Trimtab, repository: Path, tmp_path: Path) -> None:
+    """examples/grpo.yaml as it stands but for its steps, of which the slow case makes all."""
+    example = str(repository / "examples" / "grpo.yaml")
+    done = trimtab("train", example, "training.max_steps=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run = tmp_path / "runs" / "example-grpo"
+    assert json.loads((run / "summary.json").read_text())["rewards"] == {"answer": 1.0, "format": 0.5}
+    assert len(metrics(run)) == 1
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_example_learns(repository: Path, tmp_path: Path) -> None:
     """examples/grpo.yaml as it stands, on the built-in model: the reward of the last steps is twice the first's."""
-    done = trimtab("train", str(repository / "examples" / "grpo.yaml"), cwd=tmp_path, timeout=1700)
+    done = start("train", str(repository / "examples" / "grpo.yaml"), cwd=tmp_path, timeout=1700)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     run = tmp_path / "runs" / "example-grpo"
     rewards = [line["reward"] for line in metrics(run)]

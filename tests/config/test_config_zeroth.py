@@ -102,18 +102,11 @@ def test_what_was_set_is_left_alone_and_the_kept_config_is_the_same_run(tmp_path
     assert config_warnings(kept) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "precision"),
-    [
-        (["method=full"], "fp32"),
-        (["method=full", "precision=auto"], "fp32"),
-        (["method=full", "precision=bf16"], "bf16"),
-        (["method=lora"], "auto"),
-    ],
-)
-def test_all_weights_are_tuned_in_fp32_unless_asked(settings: list[str], precision: str) -> None:
-    config, _ = with_recipe_defaults(load_config(None, [*TASK, *settings]))
-    assert config.precision == precision
+def test_how_weights_are_rounded_can_be_said() -> None:
+    assert load_config(None, TASK).zeroth.rounding == "stochastic"
+    assert load_config(None, [*TASK, "zeroth.rounding=nearest"]).zeroth.rounding == "nearest"
+    with pytest.raises(ConfigError, match="zeroth.rounding"):
+        load_config(None, [*TASK, "zeroth.rounding=down"])
 
 
 def test_other_recipes_have_no_defaults_of_their_own() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,8 @@ from trimtab.hardware.packages import (
     installed_version,
     known_packages,
 )
+
+Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 NO_DRIVER = NvidiaDriver()
 DRIVER = NvidiaDriver(version="580.159.04", gpus=("NVIDIA H200", "NVIDIA H200"))
@@ -72,15 +74,12 @@ def clean_env(**more: str) -> dict[str, str]:
     return {name: os.environ[name] for name in keep if name in os.environ} | more
 
 
-def run_doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trimtab", "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        env=clean_env(**env),
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def run_doctor(trimtab: Doctor, monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """`trimtab doctor` in an environment without anything it would remark on, and what it is given."""
+    for name in set(os.environ) - set(clean_env()):
+        monkeypatch.delenv(name)
+    return lambda *arguments, **env: trimtab("doctor", *arguments, **env)
 
 
 def write_distribution(folder: Path, name: str, version: str, *requires: str) -> None:
@@ -151,7 +150,7 @@ def test_the_models_room_means_the_same_package() -> None:
 # The verb
 
 
-def test_exit_code_tells_whether_something_bites() -> None:
+def test_exit_code_tells_whether_something_bites(run_doctor: Doctor) -> None:
     stale = run_doctor("--json", RANK="0", WORLD_SIZE="2", MASTER_ADDR="secret-host")
     data = json.loads(stale.stdout)
     assert stale.returncode == 1
@@ -163,14 +162,14 @@ def test_exit_code_tells_whether_something_bites() -> None:
     assert "unset RANK WORLD_SIZE MASTER_ADDR" in bite["change"]
 
 
-def test_text_and_json_and_exit_code_agree() -> None:
+def test_text_and_json_and_exit_code_agree(run_doctor: Doctor) -> None:
     text, data = run_doctor(), run_doctor("--json")
     assert text.returncode == data.returncode == (1 if json.loads(data.stdout)["verdict"] == "bites" else 0)
     assert ("nothing here would bite" in text.stdout) == (text.returncode == 0)
     assert ("✗" in text.stdout) == (text.returncode == 1)
 
 
-def test_no_secret_in_either_form() -> None:
+def test_no_secret_in_either_form(run_doctor: Doctor) -> None:
     secrets = {
         "HF_TOKEN": "hf_abcdefghijklmnopqrst",
         "AWS_ACCESS_KEY_ID": "AKIAABCDEFGHIJKLMNOP",
@@ -190,7 +189,7 @@ def test_no_secret_in_either_form() -> None:
     assert json.loads(answer.stdout)["environment"]["HF_TOKEN"] == "(set, not shown)"
 
 
-def test_malformed_launcher_variables_are_a_finding() -> None:
+def test_malformed_launcher_variables_are_a_finding(run_doctor: Doctor) -> None:
     answer = run_doctor(TORCHELASTIC_RUN_ID="x", RANK="abc", WORLD_SIZE="2")
     assert answer.returncode == 1
     assert "RANK=abc" in answer.stdout
@@ -215,8 +214,14 @@ def test_malformed_launcher_variables_are_a_finding() -> None:
 )
 def test_a_broken_package_is_a_finding(tmp_path: Path, module: str, text: str, expected: str) -> None:
     (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
-    answer = run_doctor(
-        PYTHONPATH=os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split()])
+    path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split()])
+    answer = subprocess.run(
+        [sys.executable, "-m", "trimtab", "doctor"],
+        capture_output=True,
+        text=True,
+        env=clean_env(PYTHONPATH=path),
+        timeout=120,
+        check=False,
     )
     assert answer.returncode == 1, answer.stderr
     line = next(line for line in answer.stdout.splitlines() if expected in line)

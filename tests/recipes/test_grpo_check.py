@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from trl import GRPOConfig
 
 from trimtab.config import load_config
+from trimtab.config.defaults import with_recipe_defaults
 from trimtab.errors import RequestError
 from trimtab.placement import MemoryShare, PlacementPlan
+from trimtab.recipes.grpo import grpo_arguments
 from trimtab.recipes.grpo_check import Preflight, preflight
+from trimtab.recipes.run_folder import RunFolder
 
 PLAN = PlacementPlan(device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single")
 
@@ -88,4 +93,56 @@ def test_columns_that_rewards_lack_and_data_that_cannot_be_read(tiny_model: Path
 def test_vllm_that_is_not_installed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trimtab.recipes.grpo_check.find_spec", lambda name: None)
     plan = dataclasses.replace(PLAN, device="cuda:0")
-    assert "pip install 'trimtab[vllm]'" in told(report(tiny_model, "use_vllm=true", plan=plan), "vllm")
+    made = report(tiny_model, "use_vllm=true", plan=plan)
+    assert "pip install 'trimtab[vllm]'" in told(made, "vllm")
+    with pytest.raises(RequestError, match="vllm: not installed"):
+        made.stop_on_failure()
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy", "needed", "told_of"),
+    [
+        (["vllm_mode=server"], "split", 9, None),
+        ([], "single", 5, None),
+        (["grpo.vllm_memory=0.6"], "single", 5, "takes 60% of each GPU"),
+        ([], "single", 8, "training needs about 8.00 of 10.0 GiB on cuda:0"),
+        ([], "split", 2, "set grpo.vllm_mode=server"),
+        (["loss_type=vespo"], "single", 2, "set another grpo.loss_type"),
+    ],
+)
+def test_what_vllm_needs(
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    strategy: Any,
+    needed: int,
+    told_of: str | None,
+) -> None:
+    """As if it were installed: whether it can generate beside such a plan."""
+    monkeypatch.setattr("trimtab.recipes.grpo_check.find_spec", lambda name: object())
+    memory = {"cuda:0": MemoryShare(weights=needed * 2**30, capacity=10 * 2**30)}
+    plan = dataclasses.replace(PLAN, device="cuda:0", strategy=strategy, memory=memory)
+    made = report(tiny_model, "use_vllm=true", *settings, plan=plan)
+    if told_of is None:
+        assert not made.failed
+    else:
+        assert told_of in told(made, "vllm")
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_settings_of_vllm_are_trls(tiny_model: Path, tmp_path: Path, mode: str) -> None:
+    """What reaches TRL; the settings of the model's own generation are no settings of vLLM's."""
+    words = ["recipe=grpo", f"model={tiny_model}", "reward=answer", f"output_dir={tmp_path / 'run'}"]
+    words += ["max_completion_length=40", "data.max_length=100"]
+
+    def arguments(*more: str) -> GRPOConfig:
+        config, _ = with_recipe_defaults(load_config(None, [*words, *more]))
+        return grpo_arguments(config, PLAN, RunFolder(tmp_path / "run"), evaluates=False, weights=[1.0])
+
+    made = arguments("use_vllm=true", f"vllm_mode={mode}", "grpo.vllm_memory=0.4")
+    assert (made.use_vllm, made.vllm_mode, made.vllm_gpu_memory_utilization) == (True, mode, 0.4)
+    assert made.vllm_max_model_length == 100
+    assert not made.generation_kwargs
+    plain = arguments()
+    assert not plain.use_vllm
+    assert plain.generation_kwargs == {"use_cache": True}

@@ -21,18 +21,31 @@ from trimtab.recipes.run_folder import open_run_folder
 from trimtab.recipes.sft import run_sft
 
 
-@pytest.fixture
-def settings(tiny_model: Path, tiny_rows: Path, tmp_path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def common(tiny_model: Path, tiny_rows: Path) -> list[str]:
     return [
         f"model={tiny_model}",
         f"data={tiny_rows}",
         "device=cpu",
-        f"output_dir={tmp_path / 'run'}",
         "training.max_steps=4",
         "training.batch_size=8",
         "training.learning_rate=0.01",
         "monitor.progress=none",
     ]
+
+
+@pytest.fixture
+def settings(common: list[str], tmp_path: Path) -> list[str]:
+    return [*common, f"output_dir={tmp_path / 'run'}"]
+
+
+@pytest.fixture(scope="module")
+def plain(common: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps that others are held against; to be looked at, not written to."""
+    _, run = train(
+        common, f"output_dir={tmp_path_factory.mktemp('plain') / 'run'}", "training.keep_best=false"
+    )
+    return run
 
 
 def train(settings: list[str], *more: str) -> tuple[dict[str, Any], Path]:
@@ -94,20 +107,14 @@ def weights_equal(a: Path, b: Path) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
-def test_accumulation_equals_one_large_batch(settings: list[str], tmp_path: Path) -> None:
-    _, whole = train(settings, f"output_dir={tmp_path / 'whole'}")
-    _, parts = train(
-        settings,
-        f"output_dir={tmp_path / 'parts'}",
-        "training.batch_size=4",
-        "training.gradient_accumulation_steps=2",
-    )
-    assert losses(parts) == pytest.approx(losses(whole), abs=1e-5)
+def test_accumulation_equals_one_large_batch(settings: list[str], plain: Path) -> None:
+    _, parts = train(settings, "training.batch_size=4", "training.gradient_accumulation_steps=2")
+    assert len(losses(plain)) == 4
+    assert losses(parts) == pytest.approx(losses(plain), abs=1e-5)
 
 
-def test_checkpointing_changes_nothing_but_memory(settings: list[str], tmp_path: Path) -> None:
-    _, plain = train(settings, f"output_dir={tmp_path / 'plain'}")
-    _, saving = train(settings, f"output_dir={tmp_path / 'saving'}", "training.gradient_checkpointing=true")
+def test_checkpointing_changes_nothing_but_memory(settings: list[str], plain: Path) -> None:
+    _, saving = train(settings, "training.gradient_checkpointing=true")
     assert losses(saving) == pytest.approx(losses(plain), abs=1e-6)
 
 
@@ -126,10 +133,9 @@ def test_full_tuning_keeps_a_whole_model(settings: list[str]) -> None:
     assert not (run / "adapter").exists()
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], plain: Path) -> None:
     """Stopped by SIGINT after step 2 and resumed, the run ends with the same weights."""
-    _, whole = train(settings, f"output_dir={tmp_path / 'whole'}", "training.keep_best=false")
-    broken = [*settings, f"output_dir={tmp_path / 'broken'}", "training.keep_best=false"]
+    broken = [*settings, "training.keep_best=false"]
 
     from trimtab.recipes import sft
 
@@ -146,8 +152,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], tmp_path
     assert summary["steps"] == 2
     resumed, run = train(broken, "training.resume=true")
     assert resumed["status"] == "finished"
-    assert weights_equal(whole, run)
-    assert losses(run) == losses(whole)
+    assert weights_equal(plain, run)
+    assert losses(run) == losses(plain)
 
 
 def test_nan_stops_the_run_loudly(settings: list[str], tiny_model: Path, tmp_path: Path) -> None:
@@ -178,9 +184,8 @@ def run_cli(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one(settings: list[str], tmp_path: Path) -> None:
+def test_two_ranks_equal_one(settings: list[str], plain: Path, tmp_path: Path) -> None:
     """processes=2 starts torchrun by itself; with the same global batch the losses are those of one process."""
-    _, one = train(settings, f"output_dir={tmp_path / 'one'}", "training.keep_best=false")
     (tmp_path / "plain.yaml").write_text("recipe: sft\n")
     done = run_cli(
         "train",
@@ -194,7 +199,7 @@ def test_two_ranks_equal_one(settings: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     plan = json.loads((tmp_path / "two" / "plan.json").read_text())
     assert (plan["strategy"], plan["processes"], plan["launcher"]) == ("data_parallel", 2, "torchrun")
-    assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=1e-4)
+    assert losses(tmp_path / "two") == pytest.approx(losses(plain), abs=1e-4)
 
 
 def test_a_second_run_in_the_same_folder_is_refused(settings: list[str]) -> None:

@@ -54,9 +54,214 @@ def test_the_network_is_out_of_reach_where_the_kernel_allows_it() -> None:
     if not network_is_cut():
         pytest.skip("no user namespaces for this user")
     # Also this machine's own addresses: a namespace of its own has not even a loopback that is up.
-    code = "import socket\nserver = socket.socket()\nserver.bind(('127.0.0.1', 0))\nserver.listen()"
-    test = "socket.create_connection(server.getsockname(), timeout=2)"
-    assert run_tests(code, test, LIMITS)[0] == 0.0
+    reach = """
+import socket
+def reach():
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    socket.create_connection(server.getsockname(), timeout=2)
+"""
+    assert run_tests(reach, ["reach()", reach + "reach()", "reach"], LIMITS)[0] == pytest.approx(1 / 3)
+
+
+PLAIN = """
+from collections import Counter, defaultdict, deque, namedtuple
+from dataclasses import dataclass
+import math
+
+class Stack:
+    def __init__(self, items=()): self.items = list(items)
+    def push(self, item): self.items.append(item)
+    def __len__(self): return len(self.items)
+    def __iter__(self): return iter(self.items)
+    def __getitem__(self, i): return self.items[i]
+    def __add__(self, other): return Stack([*self.items, other])
+    def __rmul__(self, times): return Stack(self.items * times)
+    def __eq__(self, other): return self.items == other.items
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int
+
+class Odd(ValueError): pass
+Pair = namedtuple("Pair", "a b")
+log = []
+
+def same(x): return x
+def sort(x): x.sort()
+def note(x): log.append(x)
+def odd(x):
+    if x % 2: raise Odd("odd", x)
+    return x
+def counted(text): return Counter(text)
+def queue(n): return deque(range(n))
+def squares(n):
+    for i in range(n): yield i * i
+def apply(f, x): return f(x)
+def adder(n): return lambda x: x + n
+def greet(name): print("hello", name)
+async def later(x): return x
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "x = [1, (2, {3: {4}}), b'5', 6j, None, 1e300, 10**5000, 'ü', range(3), float('inf')]\nassert same(x) == x",
+        "x = [3, 1, 2]\nsort(x)\nassert x == [1, 2, 3]",
+        "x = [1]\nassert same(x) is x",
+        "note(1)\nassert log == [1]",
+        "assert counted('aab') == {'a': 2, 'b': 1} and queue(2) == __import__('collections').deque([0, 1])",
+        "assert list(squares(4)) == [0, 1, 4, 9] and next(squares(1)) == 0 and sum(squares(3)) == 5",
+        "assert apply(lambda v: v * 2, 4) == 8 and adder(2)(3) == 5 and list(map(adder(1), [1])) == [2]",
+        "assert apply(len, 'abc') == 3 and apply(int, '7') == 7 and same(int) is int",
+        "try:\n    odd(3)\n    assert False\nexcept Odd as e:\n    assert e.args == ('odd', 3)",
+        "try:\n    odd(3)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError",
+        "try:\n    odd('a')\nexcept TypeError:\n    pass\nelse:\n    raise AssertionError",
+        "s = Stack()\ns.push(4)\nassert len(s) == 1 and s[0] == 4 and list(s) == s.items and s == Stack([4])",
+        "assert list(2 * (Stack([1]) + 2)) == [1, 2, 1, 2] and isinstance(Stack(), Stack) and not isinstance(3, Stack)",
+        "assert Point(1, 2) == Point(1, 2) != Point(2, 1) and len({Point(1, 2), Point(1, 2)}) == 1",
+        "assert Pair(1, 2) == (1, 2) and Pair(1, b=2).b == 2",
+        "assert math.isclose(same(0.1) + 0.2, 0.3) and same.__name__ == 'same'",
+        "import asyncio\nassert asyncio.run(later(5)) == 5",
+        "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    greet('you')\n"
+        "assert out.getvalue() == 'hello you\\n'",
+        "def check(candidate):\n    assert candidate(2) == 2\ncheck(odd)",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        with self.assertRaises(Odd):\n"
+        "            odd(1)\nassert unittest.TextTestRunner().run(T('test')).wasSuccessful()",
+    ],
+)
+def test_tests_see_the_completion_as_if_it_were_there(test: str) -> None:
+    assert run_tests(PLAIN, [test, f"{test}\nassert False"], LIMITS)[0] == 0.5
+
+
+CHEATS = {
+    "leaves with success": "import os\nos._exit(0)",
+    "leaves in the function": "import os\ndef f(x): os._exit(0)",
+    "raises an exit in the function": "def f(x): raise SystemExit(0)",
+    "leaves later": """
+import threading, os, time
+threading.Timer(0.05, os._exit, (0,)).start()
+def f(x): time.sleep(9)
+""",
+    "at exit": """
+import atexit, os, sys
+atexit.register(lambda: [os.write(fd, b'{"passed": [true]}') for fd in range(3, 64)])
+sys.exit(0)
+""",
+    "writes to every file descriptor": """
+import os
+def f(x):
+    for fd in range(64):
+        for text in (b'{"word": "", "passed": [true], "isolated": true, "unsupported": ""}\\n', b'{"value": null}\\n'):
+            try:
+                os.write(fd, text)
+            except OSError:
+                pass
+    return 0
+""",
+    "searches frames, objects and files for the tests and the word": """
+import gc, os, re, sys
+found, needle = [], bytes(reversed(b"q7z1k")).decode()
+def look(value):
+    if isinstance(value, str) and (needle in value != needle or re.fullmatch("[0-9a-f]{32}", value)):
+        found.append(value)
+frame = sys._getframe()
+while frame:
+    for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+        look(value)
+    frame = frame.f_back
+for value in gc.get_objects():
+    for part in gc.get_referents(value):
+        look(part)
+for name in ("cmdline", "environ"):
+    look(open(f"/proc/self/{name}").read() if os.path.exists(f"/proc/self/{name}") else "")
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for value in frame.f_locals.values():
+            look(value)
+        frame = frame.f_back
+    return 2 if found else 0
+""",
+    "takes the harness over": """
+import gc, __main__
+for name in dir(__main__):
+    if name in ("Judge", "Worker", "Side"):
+        getattr(__main__, name).passes = lambda *_: True
+        getattr(__main__, name).encode = lambda *_: None
+def f(x): return 0
+""",
+    "equals everything": """
+class Any:
+    __eq__ = __lt__ = __le__ = __gt__ = __contains__ = lambda self, other: True
+    __sub__ = __rsub__ = lambda self, other: 0.0
+    def __abs__(self): return 0.0
+    def __float__(self): return 0.0
+def f(x): return Any()
+""",
+    "equals everything as a number": "class Any(int):\n    __eq__ = lambda s, o: True\ndef f(x): return Any(7)",
+    "changes the built-ins": """
+import builtins
+builtins.AssertionError = builtins.abs = builtins.compile = builtins.exec = lambda *a, **k: 0
+def abs(x): return 0
+def f(x): return 0
+""",
+    "swallows what a test raises": """
+import sys
+sys.excepthook = lambda *a: None
+def f(x): raise AssertionError
+""",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheats_earn_nothing(cheat: str) -> None:
+    tests = [
+        "assert f(1) == 2",
+        "assert abs(f(1) - 2) < 1e-6",
+        "assert f(1) > 1 and f(1) < 3",
+        "assert 2 in [f(1)]",
+    ]
+    assert run_tests("def f(x): return 2", tests, LIMITS)[0] == 1.0
+    assert run_tests(CHEATS[cheat], tests, LIMITS)[0] == 0.0
+
+
+def test_a_dead_worker_passes_nothing_though_the_test_catches_everything() -> None:
+    tests = ["try:\n    f()\nexcept BaseException:\n    pass", "pass"]
+    assert run_tests("def f(): raise ValueError", tests, LIMITS)[0] == 1.0
+    assert run_tests("import os\ndef f(): os._exit(0)", tests, LIMITS)[0] == 0.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_code_cannot_open_the_files_or_the_memory_of_the_process_that_judges() -> None:
+    if not network_is_cut():
+        pytest.skip("no user namespaces for this user")
+    code = """
+import glob, os
+seen, opened = 0, []
+for folder in glob.glob("/proc/[0-9]*"):
+    try:
+        mine = open(folder + "/cmdline").read().split(chr(0))
+    except OSError:
+        continue
+    if "judge" in mine and int(open(folder + "/stat").read().rpartition(")")[2].split()[1]) == os.getppid():
+        seen += 1
+        for name in ("mem", "fd/0", "fd/1", "fd/3"):
+            try:
+                opened.append(open(folder + "/" + name, "rb", buffering=0))
+            except OSError:
+                pass
+"""
+    assert run_tests(code, ["assert seen >= 1", "assert not opened"], LIMITS)[0] == 1.0
+
+
+def test_a_test_that_hands_over_what_cannot_travel_is_an_error_not_a_score() -> None:
+    test = "class Node: pass\nf(Node())"
+    with pytest.raises(ValueError, match="a test hands a Node to the completion"):
+        run_tests("def f(x): pass", ["pass", test], LIMITS)
 
 
 def test_the_reward_takes_fenced_code_and_a_column_of_tests() -> None:

@@ -9,13 +9,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from zeroth_helpers import batch, bits, fp32, plain_loss, reference_mezo, same_weights, tiny, with_lora
+from zeroth_helpers import (
+    batch,
+    bits,
+    by_chance,
+    fp32,
+    plain_loss,
+    reference_mezo,
+    same_weights,
+    tiny,
+    with_lora,
+)
 
 from trimtab.errors import RequestError
 from trimtab.zeroth import NotFinite, ProjectionResult, ZerothOrder, ZerothSettings, tuned_parameters
 from trimtab.zeroth.noise import Stream, noise
 from trimtab.zeroth.objective import candidate_scores, example_losses
 from trimtab.zeroth.parameters import projected_parameters, role_of
+from trimtab.zeroth.sweep import PROJECTION
 
 SETTINGS: dict[str, Any] = {
     "method": "dizo",
@@ -136,7 +147,8 @@ def test_a_round_is_the_formula_bit_for_bit(dtype: torch.dtype, adapter: bool) -
     def put(values: dict[int, float]) -> None:
         for t in chosen:
             anchor, ratio = anchors[t.index].float(), torch.tensor(fp32(values[t.index]))
-            t.parameter.data = (anchor + (theta[t.index].float() - anchor) * ratio).to(dtype)
+            wide = anchor + (theta[t.index].float() - anchor) * ratio
+            t.parameter.data = by_chance(wide, dtype, Stream(s.seed, 1, t.index, PROJECTION))
 
     for i in range(s.projection_iterations):
         z = {k: noise(Stream(s.seed, 1, k, 1 + i), (1,)).item() for k in alpha}

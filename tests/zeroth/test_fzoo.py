@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from zeroth_helpers import added, batch, bits, fp32, plain_loss, same_weights, tiny, trainable, with_lora
+from zeroth_helpers import (
+    added,
+    batch,
+    bits,
+    by_chance,
+    fp32,
+    plain_loss,
+    same_weights,
+    tiny,
+    trainable,
+    with_lora,
+)
 
 from trimtab.zeroth import ZerothOrder, ZerothSettings
 from trimtab.zeroth.noise import Stream, noise
+from trimtab.zeroth.sweep import UPDATE
 
 SETTINGS: dict[str, Any] = {
     "method": "fzoo",
@@ -48,8 +60,8 @@ def reference_fzoo(model: nn.Module, steps: int, s: ZerothSettings) -> list[tupl
         for query in range(1, s.queries + 1):
             c = torch.tensor(fp32(rate * ((losses[query] - losses[0]) / (s.queries * std))))
             made = [m - c * n for m, n in zip(made, z(query), strict=True)]
-        for w, m in zip(weights, made, strict=True):
-            w.data = m.to(w.dtype)
+        for i, (w, m) in enumerate(zip(weights, made, strict=True)):
+            w.data = by_chance(m, w.dtype, Stream(s.seed, step, i, UPDATE))
         seen.append(tuple(losses))
     return seen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +104,13 @@ def test_bf16_on_one_virtual_gpu_is_the_cpu() -> None:
         assert same_weights(plain, model)
 
 
-@pytest.mark.parametrize(("method", "parts"), [("dizo", 3), ("fzoo", 1)])
-def test_two_ranks_are_one(method: Any, parts: int, tmp_path: Path) -> None:
-    """Also with an odd number of micro-batches, and with a rank that has none."""
+def two_ranks(function: Callable[..., None], *arguments: Any) -> None:
+    """Run it as `function(rank, 2, port, *arguments)` in two processes, for two minutes at most."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = ZerothSettings(method=method, **SETTINGS)
     context = torch.multiprocessing.start_processes(
-        zeroth_ranks.run,
-        (2, port, str(tmp_path), settings, parts),
-        nprocs=2,
-        join=False,
-        start_method="spawn",
+        function, (2, port, *arguments), nprocs=2, join=False, start_method="spawn"
     )
     try:
         waited = 0
@@ -125,6 +120,13 @@ def test_two_ranks_are_one(method: Any, parts: int, tmp_path: Path) -> None:
     finally:
         for process in context.processes:
             process.kill()
+
+
+@pytest.mark.parametrize(("method", "parts"), [("dizo", 3), ("fzoo", 1)])
+def test_two_ranks_are_one(method: Any, parts: int, tmp_path: Path) -> None:
+    """Also with an odd number of micro-batches, and with a rank that has none."""
+    settings = ZerothSettings(method=method, **SETTINGS)
+    two_ranks(zeroth_ranks.run, str(tmp_path), settings, parts)
     model = zeroth_ranks.model()
     expected = zeroth_ranks.go(ZerothOrder(model, settings, zeroth_ranks.loss), parts)
     for rank in range(2):
@@ -133,3 +135,28 @@ def test_two_ranks_are_one(method: Any, parts: int, tmp_path: Path) -> None:
         assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
     assert (tmp_path / "rank0.bin").is_file()
     assert not (tmp_path / "rank1.bin").exists()
+
+
+def test_what_fails_on_one_rank_ends_both(tmp_path: Path) -> None:
+    """The rank that failed has its own traceback, the other one's error names it; nobody waits for a time-out."""
+    two_ranks(zeroth_ranks.fail, str(tmp_path), ZerothSettings(method="mezo", **SETTINGS))
+
+    def told(how: str, rank: int) -> str:
+        return (tmp_path / f"{how}, rank {rank}").read_text()
+
+    for how, error in (
+        ("raises", "IndexError: row 7 has no label"),
+        ("out of memory", "OutOfMemoryError: tried to allocate 20.00 GiB"),
+    ):
+        assert "PeerFailed: rank 1 of 2 failed, computing the losses" in told(how, 0)
+        assert f"rank 1: {error}" in told(how, 0)
+        assert "in loss_fn" not in told(how, 0)
+        assert error in told(how, 1)
+        assert "in loss_fn" in told(how, 1), "the line that failed"
+        assert "This was rank 1 of 2" in told(how, 1)
+    for rank in range(2):
+        assert "NotFinite: step 1: the losses are nan" in told("not finite", rank)
+    assert "rank 1 of 2 failed, writing a file" in told("alone", 0)
+    assert "FileNotFoundError" in told("alone", 1)
+    assert "PeerFailed: rank 0 of 2 lost the others" in told("dies", 0)
+    assert not (tmp_path / "dies, rank 1").exists()

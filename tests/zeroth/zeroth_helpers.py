@@ -6,12 +6,14 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
 from trimtab.zeroth.noise import Stream, noise
 from trimtab.zeroth.objective import Example, ScoreBatch, build_batch, candidate_scores, example_losses
+from trimtab.zeroth.sweep import UPDATE
 
 VOCABULARY = 96
 SIZES: dict[str, Any] = {
@@ -120,6 +122,32 @@ def added(weight: Tensor, coefficient: float, z: Tensor) -> Tensor:
     return (weight.float() + torch.tensor(fp32(coefficient)) * z).to(weight.dtype)
 
 
+def halves(stream: Stream, count: int) -> list[int]:
+    """Sixteen bits for each element: Philox4x32-7 as its authors define it, in numpy's 64-bit integers."""
+    word = np.uint64(0xFFFF_FFFF)
+    group = np.arange(-(-count // 8), dtype=np.uint64)
+    c = [group, *(np.full_like(group, part) for part in (stream.tensor, stream.step, stream.query))]
+    k0, k1 = stream.seed & 0xFFFF_FFFF, stream.seed >> 32
+    for _ in range(7):
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        high0, high1 = p0 >> np.uint64(32), p1 >> np.uint64(32)
+        c = [high1 ^ c[1] ^ np.uint64(k0), p1 & word, high0 ^ c[3] ^ np.uint64(k1), p0 & word]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFF_FFFF, (k1 + 0xBB67AE85) & 0xFFFF_FFFF
+    parts = [part for each in c for part in (each & np.uint64(0xFFFF), each >> np.uint64(16))]
+    return [int(half) for half in np.stack(parts, 1).reshape(-1)[:count]]
+
+
+def by_chance(wide: Tensor, dtype: torch.dtype, stream: Stream) -> Tensor:
+    """fp32 rounded to bf16: down to the number nearer zero, or to the next one as often as the value lies near it."""
+    if dtype == torch.float32:
+        return wide
+    assert dtype == torch.bfloat16
+    bits = wide.reshape(-1).contiguous().view(torch.int32).to(torch.int64) & 0xFFFF_FFFF
+    low, rest = bits >> 16, bits & 0xFFFF
+    made = low + (rest + torch.tensor(halves(stream, bits.numel())) > 0xFFFF)
+    return (made << 16).to(torch.uint32).view(torch.float32).to(dtype).reshape(wide.shape)
+
+
 def reference_mezo(
     model: nn.Module,
     batches_of: Callable[[int], Sequence[ScoreBatch]],
@@ -141,9 +169,10 @@ def reference_mezo(
                 w.data = added(s, sign * eps, n)
             losses.append(plain_loss(model, batches_of(step)))
         move = fp32(rate) * (losses[0] - losses[1]) / (2 * eps)
-        for w, s, n in zip(weights, start, z, strict=True):
+        for i, (w, s, n) in enumerate(zip(weights, start, z, strict=True)):
             keep = fp32(1 - fp32(rate) * weight_decay) if w.dim() > 1 else 1.0
-            w.data = (s.float() * torch.tensor(keep) - torch.tensor(fp32(move)) * n).to(s.dtype)
+            wide = s.float() * torch.tensor(keep) - torch.tensor(fp32(move)) * n
+            w.data = by_chance(wide, s.dtype, Stream(seed, step, i, UPDATE))
         seen.append(tuple(losses))
     return seen
 

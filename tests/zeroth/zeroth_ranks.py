@@ -1,7 +1,11 @@
-"""What a rank of the two-rank test does. Needs torch alone, so that a fresh process starts quickly."""
+"""What a rank of the two-rank tests does. Needs torch alone, so that a fresh process starts quickly."""
 
 from __future__ import annotations
 
+import os
+import traceback
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab.zeroth import ZerothOrder, ZerothSettings
+from trimtab.zeroth.peers import together
 
 
 class Attention(nn.Module):
@@ -59,3 +64,55 @@ def run(rank: int, world: int, port: int, folder: str, settings: ZerothSettings,
     seen = go(optimizer, parts)
     torch.save((seen, tuned.state_dict()), f"{folder}/rank{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def spoiled(rank: int, how: str) -> Any:
+    """The loss, but for the second step on rank 1."""
+    calls = 0
+
+    def loss_fn(m: nn.Module, ids: Tensor, lanes: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        losses = loss(m, ids, lanes)
+        if rank == 1 and calls > 2:
+            if how == "raises":
+                raise IndexError("row 7 has no label")
+            if how == "out of memory":
+                raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+            if how == "not finite":
+                losses = losses * float("nan")
+            if how == "dies":
+                os._exit(0)
+        return losses
+
+    return loss_fn
+
+
+def fail(rank: int, world: int, port: int, folder: str, settings: ZerothSettings) -> None:
+    """Two steps, of which the second goes wrong on rank 1, in every way; what each rank raised is kept in a file.
+
+    The ranks stay for the next way, so that none learns of a failure by a closed connection. The last way is to die.
+    """
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+    for how in ("raises", "out of memory", "not finite", "alone", "dies"):
+        tuned, told = model(), "nothing"
+        optimizer = ZerothOrder(tuned, settings, spoiled(rank, how))
+        try:
+            for step in range(2):
+                before = [p.detach().clone() for p in tuned.parameters()]
+                optimizer.step([batch(10 * step + i, 2) for i in range(2)])
+            with together("writing a file"):
+                if rank == 1 and how == "alone":
+                    open(f"{folder}/nowhere/file").close()
+        except Exception:
+            told = traceback.format_exc()
+            if how != "alone":
+                assert all(map(torch.equal, before, tuned.parameters())), "the step was not made"
+        Path(folder, f"{how}, rank {rank}").write_text(told)

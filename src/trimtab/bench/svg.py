@@ -13,7 +13,12 @@ COLOURS = ("#1f5fa8", "#c8552b", "#3c8d4f", "#7b4fa3", "#b8860b", "#2a9d9d", "#a
 _FONT = "font-family='system-ui, sans-serif'"
 _INK, _FAINT = "#222", "#ddd"
 
+MOST_MARKS = 100
+"""Points of a line up to which each has a mark of its own, which tells its value."""
+
 Point = tuple[float, float]
+Span = tuple[float, float, float]
+"""A place on the x axis, and the range of y there."""
 
 
 def lines_plot(
@@ -64,12 +69,18 @@ def line_panel(
     width: int = 640,
     height: int = 360,
     colours: Mapping[str, str] | None = None,
+    bands: Mapping[str, Sequence[Span]] | None = None,
 ) -> str:
-    """`lines_plot` without the document around it. Points that are not finite are left out."""
+    """`lines_plot` without the document around it. Points that are not finite are left out.
+
+    `bands` are drawn faintly behind the lines of the same names.
+    """
     levels = levels or {}
     kept = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in series.items()}
+    spread = {n: sorted(b for b in band if all(map(math.isfinite, b))) for n, band in (bands or {}).items()}
     xs = [x for points in kept.values() for x, _ in points] or [0.0, 1.0]
     ys = [y for points in kept.values() for _, y in points] + [v for v in levels.values() if math.isfinite(v)]
+    ys += [y for band in spread.values() for _, *ends in band for y in ends]
     x_ticks, y_ticks = ticks(min(0.0, *xs), max(xs)), ticks(min(ys or [0.0]), max(ys or [1.0]))
     left, right, top, bottom = 56, width - 150, 34, height - 46
 
@@ -95,10 +106,16 @@ def line_panel(
         key = top + 8 + 18 * number
         dash = " stroke-dasharray='5 4'" if name in levels and name not in kept else ""
         stroke = f"stroke='{colour}' stroke-width='2' fill='none'{dash}"
+        if spread.get(name):
+            edge = [at(x, low) for x, low, _ in spread[name]]
+            edge += [at(x, high) for x, _, high in reversed(spread[name])]
+            parts.append(f"<polygon points='{_places(edge)}' fill='{colour}' fill-opacity='0.15'/>")
         if name in kept:
-            points = [at(*p) for p in sorted(kept[name])]
-            parts.append(f"<polyline points='{' '.join(f'{x:.1f},{y:.1f}' for x, y in points)}' {stroke}/>")
-            parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.5' fill='{colour}'/>" for x, y in points]
+            values = sorted(kept[name])
+            points = [at(*p) for p in values]
+            parts.append(f"<polyline points='{_places(points)}' {stroke}/>")
+            if len(values) <= MOST_MARKS:
+                parts += [_mark(*place, *value, colour) for place, value in zip(points, values, strict=True)]
         elif math.isfinite(levels[name]):
             _, place = at(x_ticks[0], levels[name])
             parts.append(f"<line x1='{left}' x2='{right}' y1='{place:.1f}' y2='{place:.1f}' {stroke}/>")
@@ -135,6 +152,16 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [n * step for n in range(first, last + 1)]
+
+
+def _places(points: Sequence[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _mark(across: float, down: float, x: float, y: float, colour: str) -> str:
+    """A point that tells its value where the pointer rests on it."""
+    said = f"<title>{x:g}: {y:.5g}</title>"
+    return f"<circle cx='{across:.1f}' cy='{down:.1f}' r='2.5' fill='{colour}'>{said}</circle>"
 
 
 def _number(value: float) -> str:

@@ -21,6 +21,7 @@ from trimtab.cli.plan import plan
 from trimtab.cli.rehearse import CONTEXT as REHEARSE_CONTEXT
 from trimtab.cli.rehearse import rehearse
 from trimtab.cli.replay import replay
+from trimtab.cli.report import report
 from trimtab.cli.train import train
 from trimtab.errors import TrimtabError
 
@@ -48,6 +49,7 @@ app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
 app.command()(explain)
 app.command()(export)
 app.command()(replay)
+app.command()(report)
 app.add_typer(bench)
 app.command()(doctor)
 app.command("config-schema")(config_schema)

@@ -13,6 +13,25 @@ import typer
 if TYPE_CHECKING:
     from trimtab.bench.glue import Outcome
 
+# Options that several benchmarks take.
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+Precision = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+Interval = Annotated[int | None, typer.Option(min=1, help="DiZO: steps between two projections.")]
+Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all.")]
+BatchSizes = Annotated[str, typer.Option(help="Rows in a batch, commas between.")]
+Lengths = Annotated[str, typer.Option(help="Tokens in a row, commas between.")]
+Models = Annotated[str | None, typer.Option(help="Folders, hub ids or smollm2, commas between.")]
+Scales = Annotated[
+    str | None,
+    typer.Option(help="small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B; commas between."),
+]
+Shapes = Annotated[
+    str | None,
+    typer.Option(help="Random weights in the shapes of these, as Qwen3-0.6B; no weights are read."),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder of the results.")]
+
 bench = typer.Typer(name="bench", help="Measure methods, memory and speed.", no_args_is_help=True)
 
 
@@ -23,7 +42,7 @@ def _bench() -> None:
 
 @bench.command()
 def glue(
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    device: Device = "auto",
     scale: Annotated[
         str | None, typer.Option(help="small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B.")
     ] = None,
@@ -32,9 +51,7 @@ def glue(
     model: Annotated[
         str | None, typer.Option(help="A folder, a hub id or smollm2, in place of --scale.")
     ] = None,
-    methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas, or all.")
-    ] = "zero-shot,lora,mezo,dizo",
+    methods: Methods = "zero-shot,lora,mezo,dizo",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     data: Annotated[
         str | None,
@@ -51,15 +68,15 @@ def glue(
     ] = 1024,
     lr: Annotated[float | None, typer.Option(min=0.0, help="Learning rate of every method.")] = None,
     eps: Annotated[float | None, typer.Option(help="Perturbation of the zeroth-order methods.")] = None,
-    interval: Annotated[int | None, typer.Option(min=1, help="DiZO: steps between two projections.")] = None,
+    interval: Interval = None,
     eval_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between two points of the curve.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    precision: Precision = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; what is finished there is not run again.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tune and evaluate a model on GLUE+ tasks, by every method asked for."""
     import sys
@@ -113,22 +130,16 @@ def glue(
 
 @bench.command()
 def memory(
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    scale: Annotated[
-        str | None,
-        typer.Option(help="small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B; commas between."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Folders, hub ids or smollm2, commas between.")] = None,
-    shapes: Annotated[
-        str | None,
-        typer.Option(help="Random weights in the shapes of these, as Qwen3-0.6B; no weights are read."),
-    ] = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas, or all.")] = "all",
-    batch_size: Annotated[str, typer.Option(help="Rows in a batch, commas between.")] = "16",
-    length: Annotated[str, typer.Option(help="Tokens in a row, commas between.")] = "64",
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    device: Device = "auto",
+    scale: Scales = None,
+    model: Models = None,
+    shapes: Shapes = None,
+    methods: Methods = "all",
+    batch_size: BatchSizes = "16",
+    length: Lengths = "64",
+    precision: Precision = "auto",
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Peak memory of every method against inference with the same batch."""
     from trimtab.bench.memory import run_memory
@@ -154,25 +165,19 @@ def memory(
 
 @bench.command()
 def speed(
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    scale: Annotated[
-        str | None,
-        typer.Option(help="small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B; commas between."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Folders, hub ids or smollm2, commas between.")] = None,
-    shapes: Annotated[
-        str | None,
-        typer.Option(help="Random weights in the shapes of these, as Qwen3-0.6B; no weights are read."),
-    ] = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas, or all.")] = "all",
-    batch_size: Annotated[str, typer.Option(help="Rows in a batch, commas between.")] = "16",
-    length: Annotated[str, typer.Option(help="Tokens in a row, commas between.")] = "64",
+    device: Device = "auto",
+    scale: Scales = None,
+    model: Models = None,
+    shapes: Shapes = None,
+    methods: Methods = "all",
+    batch_size: BatchSizes = "16",
+    length: Lengths = "64",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each cell.")] = 10,
     warm_up: Annotated[int, typer.Option(min=2, help="Steps before the timed ones.")] = 2,
     compile_layers: Annotated[
         bool, typer.Option("--compile", help="CUDA: compile the layers of zeroth-order passes.")
     ] = False,
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    precision: Precision = "auto",
     target: Annotated[
         float | None, typer.Option(help="Also what it costs to reach this accuracy on --task, as 0.8.")
     ] = None,
@@ -190,9 +195,9 @@ def speed(
     seeds: Annotated[str, typer.Option(help="With --target: seeds, separated by commas.")] = "0",
     lr: Annotated[float | None, typer.Option(min=0.0, help="With --target: learning rate.")] = None,
     eps: Annotated[float | None, typer.Option(help="With --target: perturbation.")] = None,
-    interval: Annotated[int | None, typer.Option(min=1, help="DiZO: steps between two projections.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    interval: Interval = None,
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Step time of every method against its bare forwards, and the cost of a target accuracy."""
     from trimtab.bench.glue import GlueRequest

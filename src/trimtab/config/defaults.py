@@ -31,8 +31,6 @@ def _is_open(config: Config, key: str) -> bool:
     """Whether nobody set it; null stands for the usual value where a setting takes null."""
     if key in ("zeroth.eps", "grpo.system"):
         return value_of_setting(config, key) is None
-    if key == "precision":
-        return config.precision == "auto"
     return not is_given(config, key)
 
 
@@ -45,11 +43,9 @@ def _zeroth_order(config: Config) -> list[Default]:
     else:
         rate, eps = (1e-4, 1e-2) if lora else (1e-6, 1e-3)
         source = f"usual for MeZO over {what}"
-    rounded = "in bf16 a step as small as a zeroth-order one would be rounded away"
     sample = "the few rows that Trimtab ships for each task; `hub` takes the real set"
     return [
         *([Default("data.source", "sample", sample)] if zeroth.task is not None else []),
-        *([] if lora else [Default("precision", "fp32", rounded)]),
         Default("training.learning_rate", rate, source),
         Default("zeroth.eps", eps, source),
         Default("training.lr_scheduler", "constant", "usual for zeroth-order steps"),

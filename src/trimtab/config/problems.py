@@ -18,6 +18,9 @@ _LONGEST_VALUE = 60
 _SECRET_NAME = re.compile(r"token(?!s|iz)|secret|passw|credential|key", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|AKIA|ASIA)[A-Za-z0-9_-]{12,}")
 _URL_LOGIN = re.compile(r"://[^/@\s]+@")
+_URL_SIGNATURE = re.compile(
+    r"([?&][^=&\s]*(?:token|secret|passw|credential|key|sig)[^=&\s]*=)[^&\s'\"]+", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,12 @@ def is_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
+def without_secrets(text: str) -> str:
+    """The text, without keys that can be told by their form, logins in addresses, and signatures of addresses."""
+    text = _URL_LOGIN.sub("://(not shown)@", text)
+    return _SECRET_VALUE.sub("(not shown)", _URL_SIGNATURE.sub(r"\1(not shown)", text))
+
+
 def show(value: Any, name: str = "") -> str:
     """A value as it would be written in YAML, short, on one line, without secrets."""
     if is_secret(name):
@@ -97,8 +106,7 @@ def show(value: Any, name: str = "") -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, str):
-        hidden = _SECRET_VALUE.sub("(not shown)", _URL_LOGIN.sub("://(not shown)@", value))
-        return json.dumps(hidden, ensure_ascii=False)
+        return json.dumps(without_secrets(value), ensure_ascii=False)
     if isinstance(value, Mapping):
         # Only the keys: a secret may sit anywhere in a section that we do not know.
         return "{" + ", ".join(f"{key}: …" for key in value) + "}"

@@ -233,6 +233,9 @@ class ZerothSettings(Section):
     lanes: Annotated[int, Field(ge=1)] | None = None
     """Passes that are stacked into one forward; null stacks all of a step. Less takes less memory."""
 
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """Of weights in bf16 or fp16: up or down by chance, right in the mean; to the nearest, small steps are lost."""
+
     interval: Annotated[int, Field(ge=1)] = 50
     """DiZO: steps between two projections."""
 

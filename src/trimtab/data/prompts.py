@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from string import Formatter
 from typing import Any
 
 import datasets
@@ -19,11 +18,12 @@ from transformers import PreTrainedTokenizerBase
 from trimtab.config.schema import Config
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.convert import read_turns
+from trimtab.data.fill import check_braces, fill
 from trimtab.data.formats import parse_list
 from trimtab.data.read import Row
-from trimtab.data.report import Lengths
+from trimtab.data.report import Lengths, dropped_lines
 from trimtab.data.sources import load_rows
-from trimtab.data.split import held_out
+from trimtab.data.split import hold_out
 from trimtab.errors import RequestError
 
 PROMPT_COLUMNS = ("prompt", "messages", "conversations", "question", "problem", "instruction", "query")
@@ -55,8 +55,7 @@ class PromptReport:
     def lines(self) -> list[str]:
         lines = [f"data: {self.source}", f"  asked as: {self.asked}"]
         lines.append(f"  columns for rewards: {', '.join(self.columns) or 'none'}")
-        for reason, number in self.dropped.items():
-            lines.append(f"    dropped {number:,}: {reason} (first: {self.first_dropped[reason]})")
+        lines += dropped_lines(self.dropped, self.first_dropped)
         size = self.tokens
         lines.append(
             f"  tokens a prompt: {size.min} to {size.max}, median {size.median}, 95 % up to {size.p95}"
@@ -98,10 +97,7 @@ def prepare_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> Promp
         _, held, _ = _asked_rows(others.rows, config, tokenizer, tally, "data.eval_source")
         split = f"data.eval_source={data.eval_source}"
     elif data.eval_fraction > 0:
-        chosen = held_out([_key(row) for row in train], data.eval_fraction, config.seed)
-        held = [row for row in train if _key(row) in chosen]
-        train = [row for row in train if _key(row) not in chosen]
-        split = f"data.eval_fraction={data.eval_fraction}, seed {config.seed}"
+        train, held, split = hold_out(train, _key, data.eval_fraction, config.seed)
     columns = sorted({name for row in train for name in row} - {"prompt"})
     left = sorted({str(name) for row in loaded.rows for name in row.values} & set(TAKEN))
     if left:
@@ -172,7 +168,7 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt) -> int:
 def _prompt_column(row: Row, config: Config) -> str:
     """The column that holds the prompt; empty where a template makes it."""
     if config.grpo.prompt is not None:
-        _check_template(config.grpo.prompt)
+        check_braces("grpo.prompt", config.grpo.prompt)
         return ""
     named = config.data.columns.get("prompt")
     candidates = (named,) if named else PROMPT_COLUMNS
@@ -189,7 +185,10 @@ def _prompt_column(row: Row, config: Config) -> str:
 def _prompt(row: Row, column: str, config: Config, tally: Tally) -> Prompt:
     grpo = config.grpo
     if not column:
-        text = _fill(grpo.prompt or "", row)
+        try:
+            text = fill(grpo.prompt or "", row)
+        except BadRow as bad:
+            raise BadRow(f"{bad} of grpo.prompt") from None
     else:
         value = parse_list(row.values.get(column))
         if isinstance(value, list):
@@ -217,33 +216,6 @@ def _how(prompt: Prompt, column: str, config: Config) -> str:
     if len([m for m in prompt if m["role"] != "system"]) == 1 and config.grpo.system:
         return f"{source}, a user's message after the system message {config.grpo.system!r}"
     return f"{source}, as messages through the chat template"
-
-
-def _fill(template: str, row: Row) -> str:
-    parts = []
-    for text, name, _, _ in Formatter().parse(template):
-        parts.append(text)
-        if name is not None:
-            value = row.values.get(name)
-            if value is None or value == "":
-                raise BadRow(f"{'nothing in' if name in row.values else 'no'} column `{name}` of grpo.prompt")
-            parts.append(str(value))
-    return "".join(parts)
-
-
-def _check_template(template: str) -> None:
-    why = "between braces stands the name of a column, and nothing else"
-    try:
-        names = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
-        names, why = [("", "", None)], str(error)
-    if all(name and not form and not conversion for name, form, conversion in names):
-        return
-    raise RequestError.of(
-        f"grpo.prompt={template!r}: its braces cannot be read",
-        why,
-        "write {column}; {{ and }} stand for themselves",
-    )
 
 
 def _key(row: Mapping[str, Any]) -> str:

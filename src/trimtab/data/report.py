@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +21,11 @@ class Lengths:
         ordered = sorted(lengths)
         last = len(ordered) - 1
         return cls(ordered[0], ordered[last // 2], ordered[round(last * 0.95)], ordered[-1])
+
+
+def dropped_lines(dropped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
+    """One line per reason, with the first row that it met."""
+    return [f"    dropped {number:,}: {why} (first: {first[why]})" for why, number in dropped.items()]
 
 
 @dataclass
@@ -49,8 +54,7 @@ class SourceReport:
         if self.unused_columns:
             lines.append(f"  columns not used: {', '.join(self.unused_columns)}")
         lines.append(f"  rows: {self.rows_read:,} read, {self.rows_kept:,} kept")
-        for reason, number in self.dropped.items():
-            lines.append(f"    dropped {number:,}: {reason} (first: {self.first_dropped[reason]})")
+        lines += dropped_lines(self.dropped, self.first_dropped)
         for change, number in self.changed.items():
             lines.append(f"    {number:,} × {change}")
         size = self.lengths

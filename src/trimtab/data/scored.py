@@ -10,14 +10,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 from trimtab.config.schema import Config, ZerothSettings
-from trimtab.data.clean import Tally
+from trimtab.data.clean import BadRow, Tally
+from trimtab.data.fill import check_braces, column, fill
 from trimtab.data.read import Row
+from trimtab.data.report import dropped_lines
 from trimtab.data.sources import load_rows
-from trimtab.data.split import held_out
+from trimtab.data.split import hold_out
 from trimtab.data.tasks import Question, Task, task
 from trimtab.data.tasks.load import load_task
 from trimtab.errors import RequestError
@@ -41,8 +42,7 @@ class ScoredReport:
 
     def lines(self) -> list[str]:
         lines = [f"data: {self.source}", f"  asked as: {self.asked}"]
-        for reason, number in self.dropped.items():
-            lines.append(f"    dropped {number:,}: {reason} (first: {self.first_dropped[reason]})")
+        lines += dropped_lines(self.dropped, self.first_dropped)
         lines.append(
             f"split: {self.rows_train:,} rows to train on, {self.rows_eval:,} held out ({self.split})"
         )
@@ -88,10 +88,7 @@ def prepare_scored(config: Config) -> ScoredData:
         )
         evaluated, split = [], "data.eval_fraction=0"
         if data.eval_source is None and data.eval_fraction > 0:
-            chosen = held_out([_side(q) for q in train], data.eval_fraction, config.seed)
-            evaluated = [q for q in train if _side(q) in chosen]
-            train = [q for q in train if _side(q) not in chosen]
-            split = f"data.eval_fraction={data.eval_fraction}, seed {config.seed}"
+            train, evaluated, split = hold_out(train, _side, data.eval_fraction, config.seed)
     if data.eval_source is not None:
         loaded = load_rows(data.eval_source, data, "data.eval_source")
         evaluated = _questions(_renamed(loaded.rows, data.columns), ask, tally, "data.eval_source", True)
@@ -156,14 +153,21 @@ def _template(settings: ZerothSettings) -> Ask:
     assert settings.template is not None, "checked with the config"
     template, answer = settings.template, settings.answer
     for name, text in (("zeroth.template", template), ("zeroth.answer", answer or "")):
-        _check_braces(name, text)
+        check_braces(name, text)
     labels = list(settings.labels)
 
     def ask(row: Row) -> Question:
-        prompt = _fill(template, row)
-        if answer is not None:
-            return Question(prompt, [_fill(answer, row)], 0, row.where)
-        label = str(_column(row, settings.label_column))
+        try:
+            prompt = fill(template, row)
+            if answer is not None:
+                return Question(prompt, [fill(answer, row)], 0, row.where)
+            label = str(column(row, settings.label_column))
+        except BadRow as bad:
+            raise RequestError.of(
+                f"{row.where}: {bad}",
+                f"the row has {', '.join(map(str, row.values)) or 'no columns'}",
+                "correct the name in zeroth.template, zeroth.answer or zeroth.label_column, or leave the row out",
+            ) from None
         if label not in labels:
             raise RequestError.of(
                 f"{row.where}: `{settings.label_column}` holds {label[:40]!r}",
@@ -173,42 +177,6 @@ def _template(settings: ZerothSettings) -> Ask:
         return Question(prompt, list(settings.labels.values()), labels.index(label), row.where)
 
     return ask
-
-
-def _fill(template: str, row: Row) -> str:
-    parts = []
-    for text, name, _, _ in Formatter().parse(template):
-        parts.append(text)
-        if name is not None:
-            parts.append(str(_column(row, name)))
-    return "".join(parts)
-
-
-def _column(row: Row, name: str) -> Any:
-    value = row.values.get(name)
-    if value is None or value == "":
-        raise RequestError.of(
-            f"{row.where}: {'nothing in' if name in row.values else 'no'} column `{name}`",
-            f"the row has {', '.join(map(str, row.values)) or 'no columns'}",
-            "correct the name in zeroth.template, zeroth.answer or zeroth.label_column, or leave the row out",
-        )
-    return value
-
-
-def _check_braces(setting: str, template: str) -> None:
-    try:
-        names = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
-        names, why = [], str(error)
-    else:
-        why = "between braces stands the name of a column, and nothing else"
-        if all(name and not form and not conversion for name, form, conversion in names):
-            return
-    raise RequestError.of(
-        f"{setting}={template!r}: its braces cannot be read",
-        why,
-        "write {column}; {{ and }} stand for themselves",
-    )
 
 
 def _renamed(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:

@@ -7,9 +7,23 @@ version, does not depend on the order of the file, and keeps identical rows on o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from trimtab.errors import RequestError
+
+Kept = TypeVar("Kept")
+
+
+def hold_out(
+    rows: Sequence[Kept], key: Callable[[Kept], str], fraction: float, seed: int
+) -> tuple[list[Kept], list[Kept], str]:
+    """Rows to train on, rows held out, and how they were told apart."""
+    keys = [key(row) for row in rows]
+    chosen = held_out(keys, fraction, seed)
+    train = [row for row, mark in zip(rows, keys, strict=True) if mark not in chosen]
+    held = [row for row, mark in zip(rows, keys, strict=True) if mark in chosen]
+    return train, held, f"data.eval_fraction={fraction}, seed {seed}"
 
 
 def held_out(keys: Sequence[str], fraction: float, seed: int) -> set[str]:

@@ -7,7 +7,6 @@ that breaks its promise ends the run; no result is ever made up in its place.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch
 from transformers import PrinterCallback, set_seed
 from trl import GRPOConfig
 
-from trimtab.config import Config, dump_config, keeps_best
+from trimtab.config import Config, keeps_best
 from trimtab.config.defaults import with_recipe_defaults
+from trimtab.data.prompts import prompt_limit
 from trimtab.errors import TrimtabError
 from trimtab.models import load_model
 from trimtab.models.adapters import add_lora
@@ -34,7 +34,7 @@ from trimtab.recipes.grpo_check import Checked, dry_generation, preflight
 from trimtab.recipes.grpo_trainer import PlacedGRPOTrainer
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
-from trimtab.recipes.trained import first_answers, keep, sample_answers
+from trimtab.recipes.trained import first_answers, keep, samples, train
 
 Say = Callable[[str], None]
 
@@ -85,43 +85,20 @@ def run_grpo(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = pri
     trainer.remove_callback(PrinterCallback)
 
     if main:
-        # Without `overwrite`, so that the kept config can resume this very run.
-        kept = config.model_copy(update={"overwrite": False})
-        (run.path / "config.yaml").write_text(dump_config(kept), encoding="utf-8")
-        plan.save(run.path / "plan.json")
-        run.write_json("data.json", data.report.as_dict())
+        run.write_request(config, plan, data.report.as_dict())
 
     answers_before = first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
-    started = time.perf_counter()
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        summary = train(trainer, config, plan, data, checkpoint, monitor, stop)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(config, plan) from error
-    finally:
-        stop.restore()
-        monitor.close()
-    summary: dict[str, Any] = {
-        "status": "interrupted" if stop.stopped else "finished",
-        "recipe": "grpo",
-        "steps": trainer.state.global_step,
-        "planned_steps": trainer.state.max_steps,
-        "train_seconds": round(time.perf_counter() - started, 1),
-        "device": plan.device,
-        "precision": plan.precision,
-        "strategy": plan.strategy,
-        "train_rows": len(data.train),
-        "eval_rows": len(data.eval) if data.eval is not None else 0,
-        "rewards": dict(zip([f.__name__ for f in rewards.functions], rewards.weights, strict=True)),
-    }
+    names = [function.__name__ for function in rewards.functions]
+    summary["rewards"] = dict(zip(names, rewards.weights, strict=True))
     if not stop.stopped:
         best = trainer.state.best_metric if arguments.load_best_model_at_end else None
         summary |= outcome(trainer.state.log_history, best)
         summary["completions"] = trainer.latest_completions()
-        answers_after = sample_answers(trainer, config, plan)
-        summary["samples"] = [
-            {"prompt": prompt, "before": old, "after": new}
-            for prompt, old, new in zip(config.samples.prompts, answers_before, answers_after, strict=True)
-        ]
+        summary["samples"] = samples(trainer, config, plan, answers_before)
         keep(trainer, config, plan, run, summary)
     if main:
         run.write_json("summary.json", summary)
@@ -180,8 +157,6 @@ def grpo_arguments(
         top_p=grpo.top_p,
         top_k=grpo.top_k,
         max_completion_length=grpo.max_completion_length,
-        # Models are loaded for training, without a cache; generation without one computes every prefix again.
-        generation_kwargs={"use_cache": True},
         beta=grpo.beta,
         loss_type=grpo.loss_type,
         epsilon=grpo.epsilon,
@@ -190,9 +165,6 @@ def grpo_arguments(
         mask_truncated_completions=grpo.mask_truncated,
         reward_weights=weights,
         model_init_kwargs=_reference(config, plan),
-        use_vllm=grpo.use_vllm,
-        vllm_mode=grpo.vllm_mode,
-        vllm_gpu_memory_utilization=grpo.vllm_memory,
         report_to=config.monitor.report_to or "none",
         disable_tqdm=True,
         seed=config.seed,
@@ -200,8 +172,25 @@ def grpo_arguments(
         # Rewards read the other columns.
         remove_unused_columns=False,
         push_to_hub=False,
+        **_generation(config),
         **trainer_options(plan),
     )
+
+
+def _generation(config: Config) -> dict[str, Any]:
+    """What generates: the model itself, or vLLM, which takes no setting of the other's."""
+    grpo = config.grpo
+    if not grpo.use_vllm:
+        # Models are loaded for training, without a cache; generation without one computes every prefix again.
+        return {"generation_kwargs": {"use_cache": True}}
+    return {
+        "use_vllm": True,
+        "vllm_mode": grpo.vllm_mode,
+        "vllm_gpu_memory_utilization": grpo.vllm_memory,
+        # By itself it makes room for the model's whole context, which may be more than its share holds.
+        "vllm_max_model_length": prompt_limit(config) + grpo.max_completion_length,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
 
 
 def _reference(config: Config, plan: PlacementPlan) -> dict[str, Any] | None:

@@ -87,7 +87,7 @@ def preflight(config: Config, plan: PlacementPlan) -> Preflight:
         told = "tests run without network" if cut else "tests can reach the network: no user namespaces here"
         checks.append(Checked("sandbox", True if cut else None, told))
     if config.grpo.use_vllm:
-        checks.append(_vllm(plan))
+        checks.append(_vllm(config, plan))
     return Preflight(checks, tokenizer, data, rewards)
 
 
@@ -236,18 +236,30 @@ def _likely(row: dict[str, Any]) -> str:
     return "a completion"
 
 
-def _vllm(plan: PlacementPlan) -> Checked:
+def _vllm(config: Config, plan: PlacementPlan) -> Checked:
+    grpo = config.grpo
+    colocate = grpo.vllm_mode == "colocate"
     if plan.kind != "cuda":
-        return Checked(
-            "vllm", False, f"vLLM generates on CUDA, and the run is on {plan.device}; set grpo.use_vllm=false"
-        )
+        told = f"vLLM generates on CUDA, and the run is on {plan.device}; set grpo.use_vllm=false"
+        return Checked("vllm", False, told)
     if find_spec("vllm") is None:
-        return Checked(
-            "vllm", False, "not installed: `pip install 'trimtab[vllm]'`, or set grpo.use_vllm=false"
-        )
+        told = "not installed: `pip install 'trimtab[vllm]'`, or set grpo.use_vllm=false"
+        return Checked("vllm", False, told)
+    if grpo.loss_type == "vespo":
+        told = "TRL's vespo corrects for vLLM by token, and its default is by sequence; set another grpo.loss_type"
+        return Checked("vllm", False, f"{told}, or grpo.use_vllm=false")
+    if not colocate:
+        return Checked("vllm", True, "generates on a server of its own, at port 8000 of this machine")
     if plan.strategy == "split":
-        return Checked("vllm", True, "takes its own GPU as a server (grpo.vllm_mode: server)")
-    return Checked("vllm", True, "installed")
+        told = "shares the GPUs with a model that the plan splits over all of them; set grpo.vllm_mode=server"
+        return Checked("vllm", False, f"{told} with a GPU of its own, or grpo.use_vllm=false")
+    taken = f"takes {grpo.vllm_memory:.0%} of each GPU (grpo.vllm_memory)"
+    for device, share in plan.memory.items():
+        if share.needed > (1 - grpo.vllm_memory) * share.capacity:
+            needs = f"{share.needed / GIB:.2f} of {share.capacity / GIB:.1f} GiB"
+            told = f"{taken}, and training needs about {needs} on {device}; lower training.batch_size"
+            return Checked("vllm", False, f"{told} or grpo.vllm_memory, or set grpo.vllm_mode=server")
+    return Checked("vllm", True, taken)
 
 
 def _indented(error: Exception) -> str:

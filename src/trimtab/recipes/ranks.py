@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from trimtab.placement import PlacementPlan
+from trimtab.zeroth.peers import gather
 
 
 class Ranks:
@@ -38,11 +39,4 @@ class Ranks:
         """Whether one of the processes says yes. Every process has to ask."""
         if self.count == 1:
             return answer
-        said = torch.tensor([int(answer)])
-        dist.all_reduce(said, dist.ReduceOp.MAX)
-        return bool(said.item())
-
-    def wait(self) -> None:
-        """Until every process is here."""
-        if self.count > 1:
-            dist.barrier()
+        return any(bool(said) for said in gather(torch.tensor(int(answer))))

@@ -7,10 +7,13 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trimtab.config.schema import Config
+from trimtab.config import Config, dump_config
 from trimtab.errors import RequestError
+
+if TYPE_CHECKING:
+    from trimtab.placement import PlacementPlan
 
 OURS = (
     "config.yaml",
@@ -21,6 +24,7 @@ OURS = (
     "data.json",
     "stacks.txt",
     "trajectory.bin",
+    "report.html",
 )
 OUR_FOLDERS = ("adapter", "model", "checkpoints", "export")
 
@@ -47,6 +51,14 @@ class RunFolder:
         """The last checkpoint that was written whole (the trainer's state is its last file)."""
         found = [c for c in self.checkpoints.glob("checkpoint-*") if (c / "trainer_state.json").is_file()]
         return max(found, key=lambda c: int(c.name.split("-")[-1])) if found else None
+
+    def write_request(self, config: Config, plan: PlacementPlan, data: dict[str, Any]) -> None:
+        """What the run was asked for, where it runs, and the report on its data."""
+        # Without `overwrite`, so that the kept config can resume this very run.
+        kept = config.model_copy(update={"overwrite": False})
+        (self.path / "config.yaml").write_text(dump_config(kept), encoding="utf-8")
+        plan.save(self.path / "plan.json")
+        self.write_json("data.json", data)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=2, ensure_ascii=False, default=str)

@@ -16,6 +16,7 @@ from trimtab.bench.metrics import BY_LABEL, multirc, pearson, spearman
 from trimtab.data.tasks import Question, Task
 from trimtab.zeroth.batches import Collate, by_length
 from trimtab.zeroth.objective import Example, candidate_scores, example_losses
+from trimtab.zeroth.peers import together
 
 
 class Judged(NamedTuple):
@@ -40,16 +41,17 @@ def evaluate(
     rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     own = by_length(examples, batch_size)[rank::processes]
     found: list[Judged] = []
-    for done, places in enumerate(own, 1):
-        batch = collate([examples[place] for place in places])
-        with torch.no_grad():
-            scores = candidate_scores(model, batch)
-            losses = example_losses(scores, batch.label)[0].tolist()
-            choices = scores[0].argmax(-1).tolist()
-            chances = torch.softmax(scores[0], -1).cpu()
-            expected = (chances * torch.arange(chances.shape[-1])).sum(-1).tolist()
-        found += map(Judged, places, losses, choices, expected)
-        tell(done, len(own))
+    with together("evaluating"):
+        for done, places in enumerate(own, 1):
+            batch = collate([examples[place] for place in places])
+            with torch.no_grad():
+                scores = candidate_scores(model, batch)
+                losses = example_losses(scores, batch.label)[0].tolist()
+                choices = scores[0].argmax(-1).tolist()
+                chances = torch.softmax(scores[0], -1).cpu()
+                expected = (chances * torch.arange(chances.shape[-1])).sum(-1).tolist()
+            found += map(Judged, places, losses, choices, expected)
+            tell(done, len(own))
     if processes > 1:
         shared: list[list[Judged]] = [[] for _ in range(processes)]
         dist.all_gather_object(shared, found)

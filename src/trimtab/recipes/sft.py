@@ -5,7 +5,6 @@ The device in force is the plan's: in the model, in the trainer's arguments and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from transformers import PrinterCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from trimtab.config import Config, dump_config, keeps_best
+from trimtab.config import Config, keeps_best
 from trimtab.data import PreparedData, prepare_data
 from trimtab.errors import TrimtabError
 from trimtab.models import load_model, load_tokenizer
@@ -33,7 +32,7 @@ from trimtab.placement import (
 )
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
-from trimtab.recipes.trained import first_answers, keep, sample_answers
+from trimtab.recipes.trained import first_answers, keep, samples, train
 
 Say = Callable[[str], None]
 
@@ -76,40 +75,16 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
         return_outputs(model)
 
     if main:
-        # Without `overwrite`, so that the kept config can resume this very run.
-        kept = config.model_copy(update={"overwrite": False})
-        (run.path / "config.yaml").write_text(dump_config(kept), encoding="utf-8")
-        plan.save(run.path / "plan.json")
-        run.write_json("data.json", data.report.as_dict())
+        run.write_request(config, plan, data.report.as_dict())
 
     answers_before = first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
-    started = time.perf_counter()
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        summary = train(trainer, config, plan, data, checkpoint, monitor, stop)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(config, plan) from error
-    finally:
-        stop.restore()
-        monitor.close()
-    summary: dict[str, Any] = {
-        "status": "interrupted" if stop.stopped else "finished",
-        "recipe": "sft",
-        "steps": trainer.state.global_step,
-        "planned_steps": trainer.state.max_steps,
-        "train_seconds": round(time.perf_counter() - started, 1),
-        "device": plan.device,
-        "precision": plan.precision,
-        "strategy": plan.strategy,
-        "train_rows": len(data.train),
-        "eval_rows": len(data.eval) if data.eval is not None else 0,
-    }
     if not stop.stopped:
         summary["eval_loss"] = {"before": _first_eval_loss(trainer), "after": _final_eval_loss(trainer)}
-        answers_after = sample_answers(trainer, config, plan)
-        summary["samples"] = [
-            {"prompt": prompt, "before": old, "after": new}
-            for prompt, old, new in zip(config.samples.prompts, answers_before, answers_after, strict=True)
-        ]
+        summary["samples"] = samples(trainer, config, plan, answers_before)
         keep(trainer, config, plan, run, summary)
     if main:
         run.write_json("summary.json", summary)

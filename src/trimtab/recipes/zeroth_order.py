@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trimtab.config import Config, dump_config, keeps_best
+from trimtab.config import Config, keeps_best
 from trimtab.config.defaults import with_recipe_defaults
 from trimtab.data.scored import prepare_scored
 from trimtab.data.tasks import Question
@@ -23,11 +23,11 @@ from trimtab.models import load_model, load_tokenizer
 from trimtab.models.adapters import add_lora
 from trimtab.monitor.loop import LoopMonitor
 from trimtab.placement import PlacementPlan, own_stream, prepare_process, verify
-from trimtab.recipes.card import model_card
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.ranks import Ranks
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
 from trimtab.recipes.scored_eval import evaluate, measures
+from trimtab.recipes.trained import keep_model
 from trimtab.recipes.zeroth_checkpoint import (
     Progress,
     forget_old,
@@ -38,6 +38,7 @@ from trimtab.recipes.zeroth_checkpoint import (
 from trimtab.zeroth.batches import BatchStream, Collate
 from trimtab.zeroth.objective import Example
 from trimtab.zeroth.optimizer import NotFinite, StepResult, ZerothOrder
+from trimtab.zeroth.peers import together
 from trimtab.zeroth.settings import Schedule, ZerothSettings
 from trimtab.zeroth.tokens import encode_example, starts_with
 
@@ -95,13 +96,10 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
         Ranks(plan) as ranks,
         LoopMonitor(config.monitor, run.path, plan.device, ranks.rank, ranks.count) as monitor,
     ):
-        if ranks.main:
-            # Without `overwrite`, so that the kept config can resume this very run.
-            kept = config.model_copy(update={"overwrite": False})
-            (run.path / "config.yaml").write_text(dump_config(kept), encoding="utf-8")
-            plan.save(run.path / "plan.json")
-            run.write_json("data.json", data.report.as_dict())
-        optimizer.record(run.path / TRAJECTORY, **about(config, plan))
+        with together("opening the run's folder"):
+            if ranks.main:
+                run.write_request(config, plan, data.report.as_dict())
+            optimizer.record(run.path / TRAJECTORY, **about(config, plan))
 
         def judge() -> None:
             """Measure the weights as they are, and remember the figures with their step."""
@@ -113,10 +111,11 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
             progress.add(figures)
 
         def save() -> None:
-            if ranks.main:
-                save_checkpoint(run, model, optimizer.state_dict(), progress)
-                best = progress.best_step if keeps_best(config) else None
-                forget_old(run, training.save_total_limit, best)
+            with together("saving a checkpoint"):
+                if ranks.main:
+                    save_checkpoint(run, model, optimizer.state_dict(), progress)
+                    best = progress.best_step if keeps_best(config) else None
+                    forget_old(run, training.save_total_limit, best)
             monitor.saved(progress.step)
 
         stop, stopped, started = GracefulStop(monitor.say), False, time.perf_counter()
@@ -165,17 +164,17 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
             "train_rows": len(examples),
             "eval_rows": len(held_out),
         }
-        if not stopped:
-            best = progress.best_step if keeps_best(config) and held_out else None
-            summary |= outcome(progress, kept_step=best or progress.step)
+        with together("keeping what was trained"):
+            if not stopped:
+                best = progress.best_step if keeps_best(config) and held_out else None
+                summary |= outcome(progress, kept_step=best or progress.step)
+                if ranks.main:
+                    if best not in (None, progress.step):
+                        load_weights(run.checkpoints / f"checkpoint-{best}", model)
+                    keep_model(model, tokenizer, config, plan, run, summary)
             if ranks.main:
-                if best not in (None, progress.step):
-                    load_weights(run.checkpoints / f"checkpoint-{best}", model)
-                _keep(model, tokenizer, config, plan, run, summary)
-        if ranks.main:
-            summary["trajectory_bytes"] = (run.path / TRAJECTORY).stat().st_size
-            run.write_json("summary.json", summary)
-        ranks.wait()
+                summary["trajectory_bytes"] = (run.path / TRAJECTORY).stat().st_size
+                run.write_json("summary.json", summary)
     return summary
 
 
@@ -274,6 +273,7 @@ def engine_settings(config: Config, total: int) -> ZerothSettings:
         projection_iterations=zeroth.projection_iterations,
         projection_roles=tuple(zeroth.projection_roles),
         lanes=zeroth.lanes,
+        rounding=zeroth.rounding,
         # It takes some ten seconds for each shape of batch, and halves the time of a step.
         compile=total >= COMPILE_FROM,
         seed=config.seed,
@@ -281,17 +281,6 @@ def engine_settings(config: Config, total: int) -> ZerothSettings:
         warmup_steps=0 if training.lr_scheduler == "constant" else warmup,
         total_steps=total,
     )
-
-
-def _keep(
-    model: Any, tokenizer: Any, config: Config, plan: PlacementPlan, run: RunFolder, summary: dict[str, Any]
-) -> None:
-    """Write the adapter (or the whole model), the tokenizer and the card."""
-    target = run.adapter if config.method == "lora" else run.model
-    model.config.use_cache = True
-    model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
-    (target / "README.md").write_text(model_card(config, plan, summary), encoding="utf-8")
 
 
 def _out_of_memory(config: Config, plan: PlacementPlan) -> TrimtabError:

@@ -62,6 +62,7 @@ class Result:
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
             "notes": self.notes,
+            "target": self.target,
         }
 
 

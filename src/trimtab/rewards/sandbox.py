@@ -1,8 +1,13 @@
-"""Runs a completion's code against unit tests in a process of its own, with limits of time, memory, files and network.
+"""Runs a completion's code against unit tests in two processes, with limits of time, memory, files and network.
 
-The child cannot outlive its time, use more memory than it was given, write large files, start processes (unless it is
-root), or reach a network (where the kernel gives a user a network namespace). It sees an empty folder and none of our
-variables. It is a fence against accidents and lazy cheating, not against somebody who attacks the machine.
+The code runs in one process, the tests in another, which asks the first for what the tests use of it. So nothing that
+the code does where it runs makes a pass: leaving early, printing, changing built-ins, or a search for a secret in its
+memory. There is none, nor the text of a test; all it can give is answers to what a test asks, as plain data.
+
+What remains: a test believes the completion's answers (see docs/grpo.md), and the processes cannot outlive their time,
+use more memory than they were given, write large files, start processes (unless they are root), or reach a network
+(where the kernel gives a user a network namespace). They see an empty folder and none of our variables, but they can
+read what their user can read. It is a fence against accidents and cheating, not against an attack on the machine.
 """
 
 from __future__ import annotations
@@ -12,15 +17,17 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-MEBIBYTE = 2**20
+_CHILD = str(Path(__file__).with_name("sandbox_child.py"))
 
 
 @dataclass(frozen=True)
@@ -29,49 +36,6 @@ class Limits:
 
     seconds: float = 5.0
     megabytes: int = 512
-
-
-# Read by `python -I -c`. The word at the end of a passed test is made for one run: code that leaves early, or prints
-# what it likes, does not know it.
-_CHILD = """
-import json, os, sys
-job = json.loads(sys.stdin.read())
-try:
-    import ctypes
-    isolated = ctypes.CDLL(None, use_errno=True).unshare(0x10000000 | 0x40000000) == 0
-except (OSError, AttributeError):
-    isolated = False
-import resource
-def limit(what, value):
-    hard = resource.getrlimit(what)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(what, (value, value))
-limit(resource.RLIMIT_CPU, int(job["seconds"]) + 1)
-limit(resource.RLIMIT_FSIZE, 2**20)
-limit(resource.RLIMIT_CORE, 0)
-limit(resource.RLIMIT_NOFILE, 64)
-if sys.platform != "darwin":
-    limit(resource.RLIMIT_AS, job["bytes"])
-answers = os.dup(1)
-quiet = os.open(os.devnull, os.O_WRONLY)
-os.dup2(quiet, 1)
-os.dup2(quiet, 2)
-limit(resource.RLIMIT_NPROC, 0)
-def say(word):
-    os.write(answers, (word + "\\n").encode())
-say("network off" if isolated else "network on")
-def run(job, say):
-    word, tests = job["word"], job["tests"]
-    space = {"__name__": "__main__"}
-    exec(compile(job["code"], "<completion>", "exec"), space)
-    for number, test in enumerate(tests):
-        try:
-            exec(compile(test, "<test>", "exec"), dict(space))
-        except Exception:
-            continue
-        say(word + str(number))
-run(job, say)
-"""
 
 
 def share_passed(jobs: Sequence[tuple[str, Any]], limits: Limits) -> list[float]:
@@ -86,35 +50,52 @@ def run_tests(code: str, tests: Any, limits: Limits) -> tuple[float, bool]:
     if not tests:
         raise ValueError("no tests to run: the column is empty")
     word = secrets.token_hex(16)
-    job = {"code": code, "tests": tests, "word": word, "seconds": limits.seconds}
-    job["bytes"] = limits.megabytes * MEBIBYTE
-    with tempfile.TemporaryDirectory(prefix="trimtab-tests-") as folder:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder},
-            start_new_session=True,
-        )
+    job = json.dumps({"code": code, "tests": tests, "word": word}).encode()
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryDirectory(prefix="trimtab-tests-") as folder, ours, theirs:
+        judge = _start("judge", ours, limits, folder)
+        worker = _start("worker", theirs, limits, folder)
+        ours.close()
+        theirs.close()
         try:
-            output, _ = child.communicate(json.dumps(job).encode(), timeout=limits.seconds)
+            output, _ = judge.communicate(job, timeout=limits.seconds)
         except subprocess.TimeoutExpired:
-            _end(child)
             # Tests that passed before the time was up do not count: the answer has to end by itself.
             return 0.0, False
         finally:
-            _end(child)
-    said = set(output.decode(errors="replace").split("\n"))
-    passed = sum(f"{word}{number}" in said for number in range(len(tests)))
-    return passed / len(tests), "network off" in said
+            _end(worker)
+            _end(judge)
+    try:
+        verdict = json.loads(output)
+    except ValueError:
+        return 0.0, False  # a test took more memory than there is, or ended its process
+    if verdict["word"] != word:
+        raise RuntimeError("a verdict that is not of this run")
+    if verdict["unsupported"]:
+        raise ValueError(verdict["unsupported"])
+    return sum(verdict["passed"]) / len(tests), verdict["isolated"]
+
+
+def _start(role: str, wire: socket.socket, limits: Limits, folder: str) -> subprocess.Popen[bytes]:
+    numbers = [str(wire.fileno()), str(limits.megabytes), str(limits.seconds)]
+    judge = role == "judge"
+    return subprocess.Popen(
+        [sys.executable, "-I", _CHILD, role, *numbers],
+        stdin=subprocess.PIPE if judge else subprocess.DEVNULL,
+        stdout=subprocess.PIPE if judge else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[wire.fileno()],
+        cwd=folder,
+        env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder},
+        start_new_session=True,
+    )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the child and whatever it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    if child.returncode is None:  # else its number may be another's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
 
 

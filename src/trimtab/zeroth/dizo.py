@@ -18,7 +18,8 @@ class Round:
     """One search: ask for `lanes`, measure their two losses, give them to `observe`; `iterations` times over."""
 
     def __init__(self, settings: ZerothSettings, step: int, tensors: Sequence[int]) -> None:
-        self._settings, self._step, self._tensors = settings, step, list(tensors)
+        self._settings, self.step, self._tensors = settings, step, list(tensors)
+        self.seed = settings.seed
         self._ratios = [1.0] * len(self._tensors)
         self.iteration = 0
 
@@ -49,5 +50,5 @@ class Round:
 
     def _noise(self) -> list[float]:
         bound = self._settings.projection_clip / self._settings.projection_eps
-        stream = Stream(self._settings.seed, self._step, 0, 1 + self.iteration)
+        stream = Stream(self.seed, self.step, 0, 1 + self.iteration)
         return [min(max(z, -bound), bound) for z in scalars(stream, self._tensors)]

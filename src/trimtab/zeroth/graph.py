@@ -8,9 +8,10 @@ lane by Triton kernels and multiply by them lane by lane. A replay runs no Pytho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +26,14 @@ from trimtab.zeroth.lane_modules import (
     LaneNorm,
     Noisy,
     NotCapturable,
+    Ready,
     Rescaled,
     kind_of,
 )
 from trimtab.zeroth.lanes import evaluating
 from trimtab.zeroth.objective import ScoreBatch, example_losses, position_ids
 from trimtab.zeroth.parameters import Tuned
-from trimtab.zeroth.sweep import Change, Directions, Ratios
+from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios
 
 PAD_TO = 32
 """Rows are padded to a multiple of this many tokens: fewer shapes, fewer graphs."""
@@ -43,6 +45,15 @@ _MOST_GRAPHS = 24
 
 
 @dataclass
+class _StandIn:
+    """What stands in for the tuned tensors in a pass with lanes."""
+
+    modules: list[nn.Module]
+    small: list[Callable[[], None]]
+    """Makes the small tensors' copies, at the beginning of the pass."""
+
+
+@dataclass
 class _Graph:
     """A captured pass: where its inputs lie, and its losses."""
 
@@ -51,8 +62,8 @@ class _Graph:
     staged: Tensor
     """The inputs on the way: pinned memory on the CPU. Free again once the losses have been read."""
     losses: Tensor
-    modules: list[nn.Module]
-    """The lane modules: the graph reads their buffers by address, so they live as long as it does."""
+    stand_in: _StandIn
+    """The graph reads its buffers by address, so it lives as long as the graph does."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +86,9 @@ class _Shape:
 class CapturedPasses:
     """The passes of a model that lies whole on one GPU."""
 
-    def __init__(self, model: nn.Module, tuned: Sequence[Tuned], compiled: bool) -> None:
-        self.model, self.tuned, self.compiled = model, list(tuned), compiled
+    def __init__(self, model: nn.Module, tuned: Sequence[Tuned], compiled: bool, stochastic: bool) -> None:
+        """`compiled`: compile the layers first. `stochastic`: how rescaled weights are rounded."""
+        self.model, self.tuned, self.compiled, self.stochastic = model, list(tuned), compiled, stochastic
         self.device = tuned[0].parameter.device
         self._by_id = {id(t.parameter): t for t in tuned}
         elements = sum(t.parameter.numel() for t in tuned)
@@ -84,6 +96,7 @@ class CapturedPasses:
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._launches: dict[int, Launch] = {}
         self._ratios: dict[int, Tensor] = {}
+        self._rounding = Launch(1, self.device)
         self._parameters = list(model.parameters())
         self._addresses: list[int] = []
         self._stream: Any = None
@@ -132,6 +145,7 @@ class CapturedPasses:
             order = sorted(change.anchors)
             if count not in self._ratios:
                 self._ratios[count] = torch.empty(len(order), count, device=self.device)
+            self._rounding.fill(change.seed, change.step, [PROJECTION], [0.0])
             table = torch.tensor([[change.lanes[i][t] for i in lanes] for t in order], dtype=torch.float32)
             self._ratios[count].copy_(table, non_blocking=True)
 
@@ -141,7 +155,7 @@ class CapturedPasses:
         with (
             torch.cuda.device(self.device),
             evaluating(self.model),
-            self._installed(change, lanes) as modules,
+            self._installed(change, lanes) as stand_in,
         ):
             stream = torch.cuda.current_stream()
             if stream == torch.cuda.default_stream():
@@ -152,17 +166,19 @@ class CapturedPasses:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             with torch.cuda.stream(stream):
                 for _ in range(2):  # kernels are compiled and workspaces made before the capture
-                    self._pass(inputs, shape, lanes)
+                    self._pass(inputs, shape, lanes, stand_in)
             torch.cuda.synchronize()
             # What the trial left over would lie beside the graph's own memory.
             torch.cuda.empty_cache()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                losses = self._pass(inputs, shape, lanes)
+                losses = self._pass(inputs, shape, lanes, stand_in)
         staged = torch.empty(inputs.numel(), dtype=torch.int64, pin_memory=True)
-        return _Graph(graph, inputs, staged, losses, modules)
+        return _Graph(graph, inputs, staged, losses, stand_in)
 
-    def _pass(self, inputs: Tensor, shape: _Shape, lanes: int) -> Tensor:
+    def _pass(self, inputs: Tensor, shape: _Shape, lanes: int, stand_in: _StandIn) -> Tensor:
+        for make in stand_in.small:
+            make()
         ids, mask, row, position, token, candidate, place, length, label = inputs.split(shape.sizes)
         ids, mask = ids.view(shape.rows, shape.length), mask.view(shape.rows, shape.length)
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
@@ -183,16 +199,17 @@ class CapturedPasses:
         return example_losses(scores.view(lanes, shape.examples, shape.options), label)
 
     @contextmanager
-    def _installed(self, change: Change | None, lanes: int) -> Iterator[list[nn.Module]]:
+    def _installed(self, change: Change | None, lanes: int) -> Iterator[_StandIn]:
         """The lane modules in place of those that own tuned tensors, and the repeated layers compiled."""
-        modules: list[nn.Module] = []
+        stand_in = _StandIn([], [])
         with ExitStack() as undo:
+            ready = self._small_copies(change, lanes, stand_in) if isinstance(change, Directions) else {}
             # The root is never swapped: it is a model.
             for parent, name, module in list(_children(self.model)):
-                made = None if change is None else self._lane_module(module, change, lanes)
+                made = None if change is None else self._lane_module(module, change, lanes, ready)
                 if made is not None:
                     made.eval()
-                    modules.append(made)
+                    stand_in.modules.append(made)
                     undo.callback(parent._modules.__setitem__, name, module)
                     parent._modules[name] = made
             if self.compiled:
@@ -202,24 +219,46 @@ class CapturedPasses:
                     before = layer._compiled_call_impl
                     undo.callback(setattr, layer, "_compiled_call_impl", before)
                     layer.compile(dynamic=False)
-            yield modules
+            yield stand_in
 
-    def _lane_module(self, module: nn.Module, change: Change, lanes: int) -> nn.Module | None:
+    def _small_copies(self, change: Directions, lanes: int, stand_in: _StandIn) -> dict[int, Ready]:
+        """Norms and biases, by index: too small for a launch each."""
+        by_dtype: dict[torch.dtype, list[Tuned]] = {}
+        for each in self.tuned:
+            if each.parameter.dim() == 1:
+                by_dtype.setdefault(each.parameter.dtype, []).append(each)
+        ready: dict[int, Ready] = {}
+        for some in by_dtype.values():
+            small = kernels.PerturbedSmall([(t.parameter.detach(), t.index) for t in some], lanes)
+            stand_in.small.append(
+                partial(small, self._launches[lanes], _one_line(change), change.kind == "signs")
+            )
+            ready |= {t.index: Ready(view) for t, view in zip(some, small.views, strict=True)}
+        return ready
+
+    def _lane_module(
+        self, module: nn.Module, change: Change, lanes: int, ready: dict[int, Ready]
+    ) -> nn.Module | None:
         made: dict[str, nn.Module] = {}
         for name, parameter in module._parameters.items():
             tuned = self._by_id.get(id(parameter))
             if tuned is None or not change.moves(tuned):
                 continue
-            if isinstance(change, Directions):
-                one_line = len(set(change.queries)) == 1
-                made[name] = Noisy(self._launches[lanes], tuned.index, one_line, change.kind == "signs")
+            if tuned.index in ready:
+                made[name] = ready[tuned.index]
+            elif isinstance(change, Directions):
+                signs = change.kind == "signs"
+                made[name] = Noisy(self._launches[lanes], tuned.index, _one_line(change), signs)
             else:
                 ratios = self._ratios[lanes][sorted(change.anchors).index(tuned.index)]
-                made[name] = Rescaled(change.anchors[tuned.index], ratios)
+                anchor = change.anchors[tuned.index]
+                made[name] = Rescaled(self._rounding, tuned.index, anchor, ratios, self.stochastic)
         if not made:
             return None
         weight, bias, kind = made.get("weight"), made.get("bias"), kind_of(module)
         if kind == "embedding":
+            if not isinstance(weight, Noisy):
+                raise NotCapturable("an embedding is projected")
             return LaneEmbedding(module, weight)  # type: ignore[arg-type]
         if kind in ("linear", "conv1d"):
             return LaneLinear(module, kind == "conv1d", weight, bias, self._scratch)
@@ -234,6 +273,11 @@ def capturable(model: nn.Module, tuned: Sequence[Tuned]) -> bool:
     return (
         first.is_cuda and not is_virtual(first) and all(p.device == first.device for p in model.parameters())
     )
+
+
+def _one_line(change: Directions) -> bool:
+    """Whether all lanes lie on one line, so that one draw serves them all."""
+    return len(set(change.queries)) == 1
 
 
 def _mode(change: Change | None) -> Any:

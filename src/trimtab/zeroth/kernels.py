@@ -17,9 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trimtab.zeroth.sweep import DROPPED_BITS
+
 GROUP = 8
 # Groups of eight elements for each program: 4,096 elements keep 128 threads busy with 16-byte accesses.
 _GROUPS = 512
+_SMALL_GROUPS = 64
+_KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # No fused multiply-add: a product is rounded on its own, as on the CPU.
 _EXACT: dict[str, Any] = {} if _INTERPRETED else {"enable_fp_fusion": False}
@@ -89,19 +93,32 @@ def _ones(half, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _noise(group, tensor, step, query, key0, key1, SIGNS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """z of eight elements for each group, normal noise twice as large: [groups, 8] in fp32."""
+def _halves(group, tensor, step, query, key0, key1):
+    """Sixteen random bits for each of eight elements of a group: [groups, 8] in uint32."""
     r0, r1, r2, r3 = _words(group, tensor, step, query, key0, key1)
     slot = tl.arange(0, 8)[None, :]
     low = tl.where(slot < 2, r0[:, None], r1[:, None])
     high = tl.where(slot < 6, r2[:, None], r3[:, None])
     word = tl.where(slot < 4, low, high)
-    half = (word >> ((slot & 1) * 16).to(tl.uint32)) & 0xFFFF
+    return (word >> ((slot & 1) * 16).to(tl.uint32)) & 0xFFFF
+
+
+@triton.jit
+def _noise(group, tensor, step, query, key0, key1, SIGNS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """z of eight elements for each group, normal noise twice as large: [groups, 8] in fp32."""
+    half = _halves(group, tensor, step, query, key0, key1)
     if SIGNS:
         return 1.0 - 2.0 * (half & 1).to(tl.float32)
     else:
         # Twice z: its half goes into the coefficient, which loses nothing by it.
         return (_ones(half, INTERPRETED) - 8).to(tl.float32)
+
+
+@triton.jit
+def _rounded(value, half, DROPPED: tl.constexpr):
+    """fp32 that the narrow type holds exactly: the bits it drops are the chance of the next number from zero."""
+    raw = value.to(tl.int32, bitcast=True) + (half >> (16 - DROPPED)).to(tl.int32)
+    return (raw & (-1 << DROPPED)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -159,6 +176,33 @@ def _perturb(
 
 
 @triton.jit
+def _perturb_small(
+    table, blocks, out, state, coefficients, out_stride,
+    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr,
+    GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The same for many tensors in one launch; in `table`, by each: address, elements, index, where in `out`."""
+    which = tl.load(blocks + tl.program_id(0) * 2).to(tl.int64)
+    weight = tl.load(table + which * 4).to(tl.pointer_type(DTYPE))
+    count = tl.load(table + which * 4 + 1)
+    index = tl.load(table + which * 4 + 2).to(tl.uint32)
+    out += tl.load(table + which * 4 + 3)
+    group = tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64) + tl.arange(0, GROUPS)
+    at = group[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside = at < count
+    value = tl.load(weight + at, mask=inside).to(tl.float32)
+    key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
+    step = tl.load(state + 2).to(tl.uint32)
+    z = _noise(group, index, step, tl.load(state + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
+    for lane in tl.static_range(LANES):
+        if not ONE_LINE and lane > 0:
+            query = tl.load(state + 3 + lane).to(tl.uint32)
+            z = _noise(group, index, step, query, key0, key1, SIGNS, INTERPRETED)
+        moved = value + _coefficient(coefficients, lane, SIGNS) * z
+        tl.store(out + lane * out_stride + at, moved.to(DTYPE), mask=inside)
+
+
+@triton.jit
 def _perturb_rows(
     table, ids, out, key, state, coefficients, tokens, width, out_stride,
     ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
@@ -181,22 +225,32 @@ def _perturb_rows(
 
 
 @triton.jit
-def _rescale(weight, anchor, out, ratios, count, out_stride, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """out[lane] = anchor + ratio[lane] * (weight - anchor)."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _rescale(
+    weight, anchor, out, ratios, key, state, count, first_group, out_stride,
+    LANES: tl.constexpr, DROPPED: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """out[lane] = anchor + ratio[lane] * (weight - anchor), for a run of elements of one tensor."""
+    local = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    at = local[:, None] * 8 + tl.arange(0, 8)[None, :]
     inside = at < count
     base = tl.load(anchor + at, mask=inside).to(tl.float32)
     distance = tl.load(weight + at, mask=inside).to(tl.float32) - base
+    if DROPPED:
+        tensor, step = tl.load(key).to(tl.uint32), tl.load(state + 2).to(tl.uint32)
+        key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
+        half = _halves(first_group + local, tensor, step, tl.load(state + 3).to(tl.uint32), key0, key1)
     for lane in tl.static_range(LANES):
         moved = distance * tl.load(ratios + lane) + base
+        if DROPPED:
+            moved = _rounded(moved, half, DROPPED)
         tl.store(out + lane * out_stride + at, moved.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _update(
     table, blocks, state, coefficients, shrink,
-    QUERIES: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr, RAGGED: tl.constexpr,
-    GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+    QUERIES: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr, DROPPED: tl.constexpr,
+    RAGGED: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """weight = shrink * weight - c0 * z0 - c1 * z1 …, for many tuned tensors in one launch.
 
@@ -221,6 +275,8 @@ def _update(
         query = tl.load(state + 3 + i).to(tl.uint32)
         z = _noise(group, index, step, query, key0, key1, SIGNS, INTERPRETED)
         value = value - _coefficient(coefficients, i, SIGNS) * z
+    if DROPPED:
+        value = _rounded(value, _halves(group, index, step, 0xFFFFFFFF, key0, key1), DROPPED)
     tl.store(weight + at, value.to(DTYPE), mask=inside)
 
 
@@ -260,13 +316,23 @@ def perturbed_rows(
     return out
 
 
-def rescaled(weight: Tensor, anchor: Tensor, ratios: Tensor) -> Tensor:
+def rescaled(
+    weight: Tensor,
+    anchor: Tensor,
+    ratios: Tensor,
+    key: Tensor,
+    state: Tensor,
+    stochastic: bool,
+    first: int = 0,
+) -> Tensor:
     """[lanes, *weight.shape]: the distance from the anchor rescaled by each lane's ratio."""
     lanes, count = ratios.numel(), weight.numel()
     out = torch.empty((lanes, *weight.shape), dtype=weight.dtype, device=weight.device)
-    _rescale[(triton.cdiv(count, 2048),)](
-        weight, anchor, out, ratios, count, count, LANES=lanes, BLOCK=2048, num_warps=4, **_EXACT
-    )
+    _rescale[(triton.cdiv(count, _GROUPS * GROUP),)](
+        weight, anchor, out, ratios, key, state, count, first // GROUP, count,
+        LANES=lanes, DROPPED=DROPPED_BITS[weight.dtype] if stochastic else 0, GROUPS=_GROUPS,
+        num_warps=4, **_EXACT,
+    )  # fmt: skip
     return out
 
 
@@ -278,47 +344,68 @@ def logsumexp(logits: Tensor) -> Tensor:
     return out
 
 
-def rescale_(weight: Tensor, anchor: Tensor, ratio: Tensor) -> None:
-    """The same in place, by one ratio."""
-    count = weight.numel()
-    _rescale[(triton.cdiv(count, 2048),)](
-        weight, anchor, weight, ratio, count, count, LANES=1, BLOCK=2048, num_warps=4, **_EXACT
-    )
-
-
 class UpdateAll:
     """The update of many tensors in one launch for each of their types."""
 
-    def __init__(self, tensors: Sequence[tuple[Tensor, int, bool]]) -> None:
+    def __init__(self, tensors: Sequence[tuple[Tensor, int, bool]], stochastic: bool) -> None:
         """Each with its index among the tuned and whether it decays. They must stay where they are."""
-        self._parts: list[tuple[Any, bool, Tensor, Tensor]] = []
+        self._parts: list[tuple[Any, int, bool, Tensor, Tensor]] = []
         self._device = tensors[0][0].device
-        kinds = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
         groups: dict[tuple[torch.dtype, bool], list[tuple[Tensor, int, bool]]] = {}
         for each in tensors:
             wide = each[0].numel() % GROUP == 0 and each[0].data_ptr() % 16 == 0
             groups.setdefault((each[0].dtype, not wide), []).append(each)
         for (dtype, ragged), some in groups.items():
-            device = some[0][0].device
+            dropped = DROPPED_BITS[dtype] if stochastic else 0
             table = [[t.data_ptr(), t.numel(), index, int(decays)] for t, index, decays in some]
-            blocks = [
-                (which, start)
-                for which, (t, _, _) in enumerate(some)
-                for start in range(0, triton.cdiv(t.numel(), GROUP), _GROUPS)
-            ]
-            words = torch.tensor(table, dtype=torch.int64, device=device)
-            self._parts.append(
-                (kinds[dtype], ragged, words, torch.tensor(blocks, dtype=torch.int32, device=device))
-            )
+            words = torch.tensor(table, dtype=torch.int64, device=self._device)
+            blocks = _blocks([t for t, _, _ in some], self._device)
+            self._parts.append((_KINDS[dtype], dropped, ragged, words, blocks))
 
     def launch(self, queries: int) -> tuple[Launch, Tensor]:
         """What a call reads: the directions, and the factor of weight decay."""
         return Launch(queries, self._device), torch.ones(1, device=self._device)
 
     def __call__(self, launch: Launch, shrink: Tensor, *, signs: bool) -> None:
-        for kind, ragged, table, blocks in self._parts:
+        for kind, dropped, ragged, table, blocks in self._parts:
             _update[(blocks.shape[0],)](
                 table, blocks, launch.state, launch.coefficients, shrink,
-                QUERIES=launch.coefficients.numel(), SIGNS=signs, DTYPE=kind, RAGGED=ragged,
+                QUERIES=launch.coefficients.numel(), SIGNS=signs, DTYPE=kind, DROPPED=dropped, RAGGED=ragged,
                 GROUPS=_GROUPS, INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
             )  # fmt: skip
+
+
+class PerturbedSmall:
+    """The perturbed copies of many small tensors of one type, made in one launch and read where `views` say."""
+
+    def __init__(self, tensors: Sequence[tuple[Tensor, int]], lanes: int) -> None:
+        """Each with its index among the tuned. They must stay where they are."""
+        first = tensors[0][0]
+        sizes = [triton.cdiv(t.numel(), 16) * 16 for t, _ in tensors]
+        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._out = torch.empty(lanes, sum(sizes), dtype=first.dtype, device=first.device)
+        self.views = [self._out[:, at : at + t.numel()] for at, (t, _) in zip(offsets, tensors, strict=True)]
+        """[lanes, elements] of each tensor."""
+        table = [[t.data_ptr(), t.numel(), i, at] for (t, i), at in zip(tensors, offsets, strict=True)]
+        self._table = torch.tensor(table, dtype=torch.int64, device=first.device)
+        self._blocks = _blocks([t for t, _ in tensors], first.device, _SMALL_GROUPS)
+
+    def __call__(self, launch: Launch, one_line: bool, signs: bool) -> None:
+        _perturb_small[(self._blocks.shape[0],)](
+            self._table, self._blocks, self._out, launch.state, launch.coefficients, self._out.stride(0),
+            LANES=launch.coefficients.numel(), ONE_LINE=one_line, SIGNS=signs, DTYPE=_KINDS[self._out.dtype],
+            GROUPS=_SMALL_GROUPS, INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
+        )  # fmt: skip
+
+
+def _blocks(tensors: Sequence[Tensor], device: torch.device, groups: int = _GROUPS) -> Tensor:
+    """For each program: which tensor, and from which group on."""
+    return torch.tensor(
+        [
+            (which, start)
+            for which, tensor in enumerate(tensors)
+            for start in range(0, triton.cdiv(tensor.numel(), GROUP), groups)
+        ],
+        dtype=torch.int32,
+        device=device,
+    )

@@ -6,6 +6,7 @@ stood in for, `kind_of` says; what it does not know is `NotCapturable`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,18 +22,57 @@ class NotCapturable(Exception):
 
 
 @torch.library.custom_op(
-    "trimtab::perturbed",
+    "trimtab::perturbed_linear",
     mutates_args=(),
-    schema="(Tensor weight, Tensor key, Tensor state, Tensor coefficients, bool one_line, bool signs, SymInt first)"
-    " -> Tensor",
+    schema="(Tensor x, Tensor weight, Tensor key, Tensor state, Tensor coefficients, bool one_line, bool signs,"
+    " bool transposed, int run) -> Tensor",
 )
-def _perturbed(weight, key, state, coefficients, one_line, signs, first):  # type: ignore[no-untyped-def]
-    return kernels.perturbed(weight, key, state, coefficients, one_line, signs, first)
+def _perturbed_linear(x, weight, key, state, coefficients, one_line, signs, transposed, run):  # type: ignore[no-untyped-def]
+    def make(rows: Tensor, first: int) -> Tensor:
+        return kernels.perturbed(rows, key, state, coefficients, one_line, signs, first)
+
+    return _multiplied(x, weight, coefficients.shape[0], transposed, run, make)
 
 
-@_perturbed.register_fake
-def _(weight, key, state, coefficients, one_line, signs, first):  # type: ignore[no-untyped-def]
-    return weight.new_empty((coefficients.shape[0], *weight.shape))
+@_perturbed_linear.register_fake
+def _(x, weight, key, state, coefficients, one_line, signs, transposed, run):  # type: ignore[no-untyped-def]
+    return x.new_empty(*x.shape[:-1], weight.shape[1 if transposed else 0])
+
+
+@torch.library.custom_op(
+    "trimtab::rescaled_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor anchor, Tensor ratios, Tensor key, Tensor state, bool stochastic,"
+    " bool transposed, int run) -> Tensor",
+)
+def _rescaled_linear(x, weight, anchor, ratios, key, state, stochastic, transposed, run):  # type: ignore[no-untyped-def]
+    def make(rows: Tensor, first: int) -> Tensor:
+        start = first // weight.shape[1]
+        base = anchor[start : start + rows.shape[0]]
+        return kernels.rescaled(rows, base, ratios, key, state, stochastic, first)
+
+    return _multiplied(x, weight, ratios.shape[0], transposed, run, make)
+
+
+@_rescaled_linear.register_fake
+def _(x, weight, anchor, ratios, key, state, stochastic, transposed, run):  # type: ignore[no-untyped-def]
+    return x.new_empty(*x.shape[:-1], weight.shape[1 if transposed else 0])
+
+
+def _multiplied(
+    x: Tensor, weight: Tensor, lanes: int, transposed: bool, run: int, make: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """Each lane's share of the rows by the lane's own weight, which is made `run` rows at a time."""
+    shares = x.reshape(lanes, -1, x.shape[-1])
+    if transposed:
+        return torch.bmm(shares, make(weight, 0)).view(*x.shape[:-1], weight.shape[1])
+    height, width = weight.shape
+    out = x.new_empty(*x.shape[:-1], height)
+    columns = out.view(lanes, -1, height)
+    for first in range(0, height, run):
+        made = make(weight[first : first + run], first * width)
+        torch.bmm(shares, made.transpose(1, 2), out=columns[..., first : first + run])
+    return out
 
 
 @torch.library.custom_op(
@@ -50,20 +90,8 @@ def _(table, ids, key, state, coefficients, one_line, signs):  # type: ignore[no
     return table.new_empty((*ids.shape, table.shape[1]))
 
 
-@torch.library.custom_op(
-    "trimtab::rescaled", mutates_args=(), schema="(Tensor weight, Tensor anchor, Tensor ratios) -> Tensor"
-)
-def _rescaled(weight, anchor, ratios):  # type: ignore[no-untyped-def]
-    return kernels.rescaled(weight, anchor, ratios)
-
-
-@_rescaled.register_fake
-def _(weight, anchor, ratios):  # type: ignore[no-untyped-def]
-    return weight.new_empty((ratios.shape[0], *weight.shape))
-
-
 class Noisy(nn.Module):
-    """How a tensor of each lane is made from a parameter: by noise, or by a ratio of its distance from an anchor."""
+    """A matrix of each lane, made from a parameter: here by noise."""
 
     def __init__(self, launch: Launch, index: int, one_line: bool, signs: bool) -> None:
         super().__init__()
@@ -74,10 +102,9 @@ class Noisy(nn.Module):
         key = torch.tensor([index], dtype=torch.int32, device=launch.state.device)
         self.register_buffer("key", key, persistent=False)
 
-    def forward(self, weight: Tensor, first: int = 0) -> Tensor:
-        made: Tensor = _perturbed(
-            weight, self.key, self.state, self.coefficients, self.one_line, self.signs, first
-        )
+    def multiply(self, x: Tensor, weight: Tensor, transposed: bool, run: int) -> Tensor:
+        noise = (self.key, self.state, self.coefficients, self.one_line, self.signs)
+        made: Tensor = _perturbed_linear(x, weight, *noise, transposed, run)
         return made
 
     def rows(self, table: Tensor, ids: Tensor) -> Tensor:
@@ -88,27 +115,34 @@ class Noisy(nn.Module):
 
 
 class Rescaled(nn.Module):
-    def __init__(self, anchor: Tensor, ratios: Tensor) -> None:
+    """Here by a ratio of its distance from an anchor."""
+
+    def __init__(self, launch: Launch, index: int, anchor: Tensor, ratios: Tensor, stochastic: bool) -> None:
         super().__init__()
-        self.lanes = ratios.numel()
+        self.lanes, self.stochastic = ratios.numel(), stochastic
         self.register_buffer("anchor", anchor, persistent=False)
         self.register_buffer("ratios", ratios, persistent=False)
+        self.register_buffer("state", launch.state, persistent=False)
+        key = torch.tensor([index], dtype=torch.int32, device=launch.state.device)
+        self.register_buffer("key", key, persistent=False)
 
-    def forward(self, weight: Tensor, first: int = 0) -> Tensor:
-        width = weight.shape[1]
-        anchor = self.anchor[first // width : first // width + weight.shape[0]]  # type: ignore[index]
-        made: Tensor = _rescaled(weight, anchor, self.ratios)
+    def multiply(self, x: Tensor, weight: Tensor, transposed: bool, run: int) -> Tensor:
+        how = (self.anchor, self.ratios, self.key, self.state, self.stochastic)
+        made: Tensor = _rescaled_linear(x, weight, *how, transposed, run)
         return made
 
-    def rows(self, table: Tensor, ids: Tensor) -> Tensor:
-        chosen = ids.reshape(self.lanes, -1)
-        rows = torch.stack(
-            [
-                _rescaled(table[chosen[i]], self.anchor[chosen[i]], self.ratios[i : i + 1])[0]  # type: ignore[index]
-                for i in range(self.lanes)
-            ]
-        )
-        return rows.reshape(*ids.shape, table.shape[1])
+
+class Ready(nn.Module):
+    """Copies of a small tensor, made before the pass began."""
+
+    def __init__(self, copies: Tensor) -> None:
+        super().__init__()
+        self.lanes = copies.shape[0]
+        self.register_buffer("copies", copies, persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        copies: Tensor = self.copies  # type: ignore[assignment]
+        return copies
 
 
 class LaneLinear(nn.Module):
@@ -128,30 +162,21 @@ class LaneLinear(nn.Module):
         self.run = height if rows >= height or transposed else max(GROUP, rows // 64 * 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        shares = x.reshape(self.lanes, -1, x.shape[-1])
         weight: Tensor = self.weight
-        if self.make_weight is None:
-            flat = shares.reshape(-1, x.shape[-1])
-            out = (flat @ weight if self.transposed else F.linear(flat, weight)).view(*shares.shape[:2], -1)
-        elif self.transposed:
-            out = torch.bmm(shares, self.make_weight(weight))
-        elif self.run == weight.shape[0]:
-            out = torch.bmm(shares, self.make_weight(weight).transpose(1, 2))
+        if self.make_weight is not None:
+            out: Tensor = self.make_weight.multiply(x, weight, self.transposed, self.run)
         else:
-            out = shares.new_empty(*shares.shape[:2], weight.shape[0])
-            for first in range(0, weight.shape[0], self.run):
-                some = weight[first : first + self.run]
-                made = self.make_weight(some, first * weight.shape[1])
-                torch.bmm(shares, made.transpose(1, 2), out=out[..., first : first + self.run])
+            out = x @ weight if self.transposed else F.linear(x, weight)
         if self.make_bias is not None:
-            out = out + self.make_bias(self.bias)[:, None]
+            biases: Tensor = self.make_bias(self.bias)[:, None]
+            out = (out.reshape(self.lanes, -1, out.shape[-1]) + biases).view(out.shape)
         elif self.bias is not None:
             out = out + self.bias
-        return out.reshape(*x.shape[:-1], out.shape[-1])
+        return out
 
 
 class LaneEmbedding(nn.Module):
-    def __init__(self, own: nn.Embedding, weight: Noisy | Rescaled) -> None:
+    def __init__(self, own: nn.Embedding, weight: Noisy) -> None:
         super().__init__()
         self.weight, self.make_weight = own.weight, weight
         self.num_embeddings, self.embedding_dim = own.num_embeddings, own.embedding_dim
@@ -180,19 +205,24 @@ class LaneNorm(nn.Module):
             wide = F.layer_norm(wide, (x.shape[-1],), None, None, self.eps)
         else:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        shares = wide.reshape(self.lanes, -1, x.shape[-1])
-        weight: Tensor = self.weight  # type: ignore[assignment]
-        scale = self.make_weight(weight)[:, None] if self.make_weight is not None else weight
+        scale = self._spread(x, self.weight, self.make_weight)
         if self.plus_one:
-            out = shares * (1.0 + scale.float())
+            out = wide * (1.0 + scale.float())
         elif self.centred:
-            out = shares * scale.float()
+            out = wide * scale.float()
         else:
-            out = scale * shares.to(x.dtype)
+            out = scale * wide.to(x.dtype)
         if self.bias is not None:
-            shift = self.make_bias(self.bias)[:, None] if self.make_bias is not None else self.bias
-            out = out + shift.float()
-        return out.to(x.dtype).reshape(x.shape)
+            out = out + self._spread(x, self.bias, self.make_bias).float()
+        return out.to(x.dtype)
+
+    def _spread(self, x: Tensor, own: Any, make: nn.Module | None) -> Tensor:
+        """Each row with its lane's copy. In x's own shape: a compiler joins that to the norm, a change of shape not."""
+        if make is None:
+            return own  # type: ignore[no-any-return]
+        rows, width = x.shape[0] // self.lanes, x.shape[-1]
+        copies: Tensor = make(own)[:, None].expand(self.lanes, rows, width)
+        return copies.reshape(x.shape[0], *[1] * (x.dim() - 2), width)
 
 
 def kind_of(module: nn.Module) -> str:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from trimtab.errors import RequestError
 from trimtab.zeroth.parameters import Tuned
-from trimtab.zeroth.sweep import Change, Sweep
+from trimtab.zeroth.sweep import Change, Directions, Sweep
 
 # These read their children's weights themselves, past the children's forward.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -81,7 +81,8 @@ class LaneModules:
 
     def _forward_of(self, unit: _Unit, own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         weight = unit.tuned("weight")
-        if isinstance(unit.module, nn.Embedding) and weight is not None and unit.module.max_norm is None:
+        table = isinstance(unit.module, nn.Embedding) and unit.module.max_norm is None
+        if table and weight is not None and isinstance(state.change, Directions):
 
             def forward(*args: Any, **kwargs: Any) -> Any:
                 self.called.add(unit.name)
@@ -130,7 +131,8 @@ class LaneModules:
         return out
 
     def look_up(self, unit: _Unit, tuned: Tuned, state: _Pass, ids: Tensor) -> Tensor:
-        """Rows of each lane's changed table; only those that are looked up are made."""
+        """Rows of each lane's perturbed table; only those that are looked up are made."""
+        assert isinstance(state.change, Directions)
         shares = self._shares(unit, state, ids)
         rows, place = torch.unique(ids, return_inverse=True)
         tables = self.sweep.row_copies(tuned, state.change, state.lanes, rows)

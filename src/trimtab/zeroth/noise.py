@@ -7,6 +7,7 @@ each element. So z has the same bits on every device, whatever part of a tensor 
 - `normal`: (popcount(half) - 8) / 2. Mean 0, variance exactly 1, seventeen values from -4 to 4, each exact in every
   dtype: rounding and device libraries have no say in it.
 - `signs`: 1 - 2 * (half & 1). Plus or minus one.
+- the halves themselves, by `draw_bits`: what a stochastic rounding of a weight to 16 bits compares with.
 
 Integer torch operations alone, in chunks that fit a processor's cache: no noise tensor larger than a chunk is made.
 """
@@ -96,6 +97,18 @@ class NoiseMaker:
             return values
         place = (begin - first * GROUP)[:, None] + torch.arange(columns, device=self.device)
         return values.gather(1, place)
+
+    def draw_bits(self, stream: Stream, start: int, count: int) -> Tensor:
+        """The halves as they are, 0 to 65,535 in int32, for `count` elements from `start` on."""
+        first = start // GROUP
+        groups = _groups_of(start + count) - first
+        counter = self._lanes[0][:groups]
+        torch.arange(first, first + groups, out=counter)
+        # Of the kind that leaves the words alone.
+        halves = self._philox(counter, replace(stream, kind="signs")).view(torch.int16)
+        bits = self._values.view(torch.int32)[: halves.numel()]
+        offset = start - first * GROUP
+        return bits.copy_(halves).bitwise_and_(0xFFFF)[offset : offset + count]
 
     def rows_at_once(self, columns: int) -> int:
         """How many rows of that width one call of `draw_rows` may ask for; 0 where not even one fits."""

@@ -99,7 +99,7 @@ class ZerothOrder:
         self.skipped = 0
         self._rounds = 0
         self._loss_fn = loss_fn or _candidate_losses
-        self._sweep = Sweep(self.tuned)
+        self._sweep = Sweep(self.tuned, settings.rounding == "stochastic")
         self._modules = LaneModules(model, self.tuned, self._sweep)
         self._trajectory: TrajectoryWriter | None = None
         lanes, self._lanes_reason = settings.lanes, "asked for"
@@ -120,10 +120,14 @@ class ZerothOrder:
         if self._passes_reason:
             lines.append(self._passes_reason)
         narrow = sorted({str(t.parameter.dtype) for t in self.tuned if t.parameter.dtype.itemsize < 4})
-        if narrow:
+        if narrow and s.rounding == "nearest":
             lines.append(
                 f"tuned weights in {', '.join(narrow)}: a change below half a unit in the last place is rounded away "
-                "(in bf16 1/512 of a weight); fp32 keeps it"
+                "(in bf16 1/512 of a weight); rounding: stochastic and fp32 keep it"
+            )
+        elif narrow:
+            lines.append(
+                f"tuned weights in {', '.join(narrow)}, rounded up or down by chance, right in the mean"
             )
         if self.projected:
             fused = sum("_" in t.role for t in self.projected)
@@ -165,7 +169,7 @@ class ZerothOrder:
         search = Round(s, step, [t.index for t in self.projected])
         pairs: list[tuple[float, float]] = []
         for iteration in range(s.projection_iterations):
-            change = Ratios(self.anchors, search.lanes())
+            change = Ratios(search.seed, search.step, self.anchors, search.lanes())
             plus, minus = self._measure(
                 next_batches(), change, f"projection after step {step}, iteration {iteration + 1}"
             )
@@ -290,7 +294,7 @@ class ZerothOrder:
             self._passes_reason = "uncaptured: the model does not lie on one GPU"
             return None
         try:
-            made = CapturedPasses(self.model, self.tuned, self.settings.compile)
+            made = CapturedPasses(self.model, self.tuned, self.settings.compile, self._sweep.stochastic)
         except NotCapturable as error:
             self._passes_reason = f"uncaptured: {error}"
             return None

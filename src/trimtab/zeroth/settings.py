@@ -10,6 +10,7 @@ from trimtab.errors import RequestError
 
 Method = Literal["mezo", "dizo", "fzoo"]
 Schedule = Literal["constant", "linear", "cosine", "given"]
+Rounding = Literal["stochastic", "nearest"]
 METHODS: tuple[Method, ...] = ("mezo", "dizo", "fzoo")
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "cosine", "given")
 
@@ -39,6 +40,8 @@ class ZerothSettings:
     """How many perturbed copies share a forward; None: all of them, where that changes no bit or is on a GPU."""
     compile: bool = False
     """On a GPU: compile the model's layers before they are captured. Takes a minute, makes steps up to 2x faster."""
+    rounding: Rounding = "stochastic"
+    """Of weights in bf16 or fp16: up or down by chance, right in the mean; to the nearest, a small step is lost."""
     seed: int = 0
     schedule: Schedule = "constant"
     """How the learning rate changes. `given`: each step is told its own, and the trajectory stores it."""
@@ -60,6 +63,7 @@ class ZerothSettings:
             ("projection_iterations", self.projection_iterations >= 1, "1 or more"),
             ("projection_roles", bool(self.projection_roles), "at least one role"),
             ("lanes", self.lanes is None or self.lanes >= 1, "1 or more, or null"),
+            ("rounding", self.rounding in ("stochastic", "nearest"), "stochastic or nearest"),
             ("seed", 0 <= self.seed < 1 << 64, "a number of 64 bits"),
             ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             ("warmup_steps", self.warmup_steps >= 0, "0 or more"),

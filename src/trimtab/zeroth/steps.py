@@ -47,4 +47,4 @@ def apply_round(
     """Write the ratios that a finished round found into the weights."""
     ratios = search.ratios
     for each in projected:
-        sweep.rescale_(each, anchors[each.index], ratios[each.index])
+        sweep.rescale_(each, anchors[each.index], ratios[each.index], search.seed, search.step)

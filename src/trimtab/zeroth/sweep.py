@@ -3,6 +3,10 @@
 Every value is computed in fp32 as `weight + coefficient * z`, the product rounded on its own, and rounded once to the
 weight's type; so any device and any kernel that does the same gives the same bits. Only `update_` and `rescale_` write
 to a weight. Plain torch, in chunks; nothing here knows of modules or losses.
+
+A step moves a weight by far less than bf16 can tell, so rounding to the nearest would leave it where it was, for ever.
+What `update_` and `rescale_` write is therefore rounded up or down by chance, so that it is right in the mean. The
+chance is noise by counter like the rest (`UPDATE`, `PROJECTION`), so it too has the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -20,6 +24,11 @@ from torch import Tensor
 from trimtab.virtual.tensor import is_virtual
 from trimtab.zeroth.noise import Kind, NoiseMaker, Stream
 from trimtab.zeroth.parameters import Tuned
+
+# Queries of the noise that rounds. No direction has these numbers.
+UPDATE, PROJECTION = 0xFFFF_FFFF, 0xFFFF_FFFE
+# How many of fp32's last bits a type leaves out. (Below fp16's normal range it is more; there the nearest is taken.)
+DROPPED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 
 def fp32(value: float) -> float:
@@ -61,6 +70,8 @@ class Directions:
 class Ratios:
     """Rescaled distances from an anchor: in lane i, tensor t is anchor + ratio * (weight - anchor)."""
 
+    seed: int
+    step: int
     anchors: Mapping[int, Tensor]
     lanes: tuple[Mapping[int, float], ...]
 
@@ -74,7 +85,9 @@ Change = Directions | Ratios
 class Sweep:
     """Carries changes out, in scratch memory that it keeps. A returned tensor holds until the next call."""
 
-    def __init__(self, tuned: Sequence[Tuned]) -> None:
+    def __init__(self, tuned: Sequence[Tuned], stochastic: bool = True) -> None:
+        """`stochastic`: how what is written to a weight in bf16 or fp16 is rounded; otherwise to the nearest."""
+        self.stochastic = stochastic
         self._largest = max(t.parameter.numel() for t in tuned)
         # On real GPUs: the launches that update everything, valid while the tensors lie where they lay.
         self._addresses: list[int] = []
@@ -106,12 +119,16 @@ class Sweep:
                 self._perturb(tuned, change, lanes, part, targets, start + at)
             else:
                 anchor = change.anchors[tuned.index].view(-1)[start + at : start + at + part.numel()]
+                stream = Stream(change.seed, change.step, tuned.index, PROJECTION)
                 for target, lane in zip(targets, lanes, strict=True):
-                    self._rescale(part, anchor, change.lanes[lane][tuned.index], target)
+                    ratio = change.lanes[lane][tuned.index]
+                    self._rescale(part, anchor, ratio, target, stream, start + at)
         return made
 
-    def row_copies(self, tuned: Tuned, change: Change, lanes: Sequence[int], rows: Tensor) -> list[Tensor]:
-        """Chosen rows of the changed matrix in each of these lanes."""
+    def row_copies(
+        self, tuned: Tuned, directions: Directions, lanes: Sequence[int], rows: Tensor
+    ) -> list[Tensor]:
+        """Chosen rows of the perturbed matrix in each of these lanes."""
         weight = tuned.parameter.detach()
         chosen = weight.index_select(0, rows)
         made = self._room(chosen, len(lanes), keep=False)
@@ -120,12 +137,7 @@ class Sweep:
         for at in range(0, rows.numel(), at_once):
             part, which = chosen[at : at + at_once], rows[at : at + at_once]
             targets = [out[at : at + at_once] for out in made]
-            if isinstance(change, Directions):
-                self._perturb(tuned, change, lanes, part, targets, which)
-            else:
-                anchor = change.anchors[tuned.index].index_select(0, which)
-                for target, lane in zip(targets, lanes, strict=True):
-                    self._rescale(part, anchor, change.lanes[lane][tuned.index], target)
+            self._perturb(tuned, directions, lanes, part, targets, which)
         return made
 
     def update_(self, tuned: Sequence[Tuned], directions: Directions, shrink: float = 1.0) -> None:
@@ -145,7 +157,9 @@ class Sweep:
                     for i in terms:
                         wide.sub_(self._draw(each, directions, i, start, part))
                     if wide is not part:
-                        part.copy_(wide)
+                        self._write(
+                            part, wide, Stream(directions.seed, directions.step, each.index, UPDATE), start
+                        )
 
     def _update_on_gpu(
         self, tuned: Sequence[Tuned], directions: Directions, shrink: float
@@ -154,7 +168,7 @@ class Sweep:
         addresses = [t.parameter.data_ptr() for t in tuned]
         if self._addresses != addresses:
             self._addresses = addresses
-            self._updates, self._left = _updates_by_device(tuned)
+            self._updates, self._left = _updates_by_device(tuned, self.stochastic)
         for device, update in self._updates.items():
             key = (device, len(directions.queries))
             if key not in self._launches:
@@ -166,14 +180,15 @@ class Sweep:
                 update(launch, factor, signs=directions.kind == "signs")
         return self._left
 
-    def rescale_(self, tuned: Tuned, anchor: Tensor, ratio: float) -> None:
+    def rescale_(self, tuned: Tuned, anchor: Tensor, ratio: float, seed: int, step: int) -> None:
         """weight = round(anchor + ratio * (weight - anchor)). A weight that has not moved stays as it is."""
         weight = tuned.parameter.detach()
         if ratio == 1.0 or torch.equal(weight, anchor):
             return
+        stream = Stream(seed, step, tuned.index, PROJECTION)
         with torch.no_grad():
             for start, part in self._chunks(weight):
-                self._rescale(part, anchor.view(-1)[start : start + part.numel()], ratio, part)
+                self._rescale(part, anchor.view(-1)[start : start + part.numel()], ratio, part, stream, start)
 
     def _perturb(
         self,
@@ -201,11 +216,23 @@ class Sweep:
             else:
                 target.copy_(combine(wide, noise, out=self._buffer(part, "sum", part.numel()).view_as(part)))
 
-    def _rescale(self, part: Tensor, anchor: Tensor, ratio: float, target: Tensor) -> None:
+    def _rescale(
+        self, part: Tensor, anchor: Tensor, ratio: float, target: Tensor, stream: Stream, start: int
+    ) -> None:
         base, wide = self._wide(anchor, "anchor"), self._wide(part)
         distance = self._buffer(part, "sum", part.numel()).view_as(part)
         torch.sub(wide, base, out=distance).mul_(ratio)
-        target.copy_(distance.add_(base))
+        self._write(target, distance.add_(base), stream, start)
+
+    def _write(self, target: Tensor, wide: Tensor, stream: Stream, start: int) -> None:
+        """Round to the target's type. What it leaves out of a value is the chance that the value is rounded up."""
+        dropped = DROPPED_BITS[target.dtype]
+        if self.stochastic and dropped:
+            chance = self._maker(target.device).draw_bits(stream, start, target.numel())
+            # A carry out of the last bits goes where it should: the next number of the type, away from zero.
+            raw = wide.view(torch.int32)
+            raw.add_(chance.bitwise_right_shift_(16 - dropped)).bitwise_and_(-(1 << dropped))
+        target.copy_(wide)
 
     def _draw(
         self, tuned: Tuned, directions: Directions, i: int, where: int | Tensor, part: Tensor
@@ -246,7 +273,9 @@ class Sweep:
         return self._buffers[key][:size]
 
 
-def _updates_by_device(tuned: Sequence[Tuned]) -> tuple[dict[torch.device, Any], list[Tuned]]:
+def _updates_by_device(
+    tuned: Sequence[Tuned], stochastic: bool
+) -> tuple[dict[torch.device, Any], list[Tuned]]:
     """A launch that updates all tensors of each real GPU, and the tensors that lie elsewhere."""
     by_device: dict[torch.device, list[Tuned]] = {}
     for each in tuned:
@@ -257,7 +286,7 @@ def _updates_by_device(tuned: Sequence[Tuned]) -> tuple[dict[torch.device, Any],
     from trimtab.zeroth.kernels import UpdateAll
 
     updates = {
-        device: UpdateAll([(t.parameter.detach(), t.index, t.decays) for t in some])
+        device: UpdateAll([(t.parameter.detach(), t.index, t.decays) for t in some], stochastic)
         for device, some in by_device.items()
     }
     return updates, [t for t in tuned if t.parameter.device not in by_device]

@@ -167,7 +167,7 @@ def replay(
     settings = trajectory.settings
     tuned = tuned_parameters(model)
     _check(trajectory.header, tuned)
-    sweep = Sweep(tuned)
+    sweep = Sweep(tuned, settings.rounding == "stochastic")
     projected: list[Tuned] = []
     if settings.method == "dizo":
         projected = projected_parameters(tuned, settings.projection_roles)
@@ -227,7 +227,8 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _settings(header: Mapping[str, Any], **changes: Any) -> ZerothSettings:
-    values = dict(header["settings"]) | changes
+    # A file from before there was a choice was rounded to the nearest.
+    values = {"rounding": "nearest"} | dict(header["settings"]) | changes
     values["projection_roles"] = tuple(values["projection_roles"])
     return ZerothSettings(**values)
 

@@ -1,0 +1,115 @@
+"""The page of a benchmark: its tables and plots, made anew from results.json. It measures and judges nothing.
+
+The tables are those of the benchmark's own results.md, turned from Markdown into HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trimtab.monitor.wording import count_of
+from trimtab.report.frame import drawing, facts, page, raw_table, section, text
+
+TITLES = {"glue+": "GLUE+ benchmark", "memory": "Memory benchmark", "speed": "Speed benchmark"}
+_CODE = re.compile(r"`([^`]+)`")
+_TOLD = ("date", "command", "model_shown", "machine", "device", "device_reason", "torch", "trimtab")
+
+
+def bench_page(path: Path, content: Mapping[str, Any]) -> str:
+    """The whole page; `content` is what results.json holds."""
+    header, cells = content["run"], content["cells"]
+    markdown, plots = _rendered(path, content)
+    title = TITLES[header["benchmark"]]
+    failed = failures(content)
+    state = f"{count_of(len(cells), 'cell')} measured, {len(failed)} failed"
+    told = {k.replace("_", " "): header.get(k) for k in _TOLD}
+    reasons = [f"<p><strong>{text(name)}</strong>: {text(reason)}</p>" for name, reason in failed.items()]
+    kind = "fault" if failed else "clean" if cells else "warning"
+    return page(
+        f"{title}: {path.resolve().name}",
+        [
+            f"<h1>{title} <code>{text(path.resolve().name)}</code></h1>",
+            section(state if cells else "no cell was measured yet", [*reasons, facts(told)], kind=kind),
+            section("Plots", (drawing(plot, name.removesuffix(".svg")) for name, plot in plots.items())),
+            section("Tables", html_of(markdown)),
+        ],
+    )
+
+
+def failures(content: Mapping[str, Any]) -> dict[str, str]:
+    """Each cell that failed, with its reason; also runs towards a target."""
+    found = {}
+    for cell in [*content["cells"], *content.get("to_target", [])]:
+        if cell["status"] == "failed":
+            batch = f"{cell['batch']} × {cell['length']}" if "batch" in cell else None
+            seed = f"seed {cell['seed']}" if "seed" in cell else None
+            where = (cell.get("subject"), cell.get("task"), batch, cell["method"], seed)
+            found[", ".join(part for part in where if part)] = str(cell.get("reason", "no reason was kept"))
+    return found
+
+
+def _rendered(path: Path, content: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    header, cells = dict(content["run"]), list(content["cells"])
+    if header["benchmark"] == "glue+":
+        from trimtab.bench.results import Results
+
+        results = Results(path, header, {(c["task"], c["method"], c["seed"]): c for c in cells})
+        return results.markdown(), results.plots()
+    # These rooms measure, and so load torch.
+    from trimtab.bench import memory, speed
+    from trimtab.bench.stand import Stand
+
+    more = {k: v for k, v in content.items() if k not in ("run", "cells")}
+    stand = Stand(path, header, cells, more)
+    return memory.render(stand) if header["benchmark"] == "memory" else speed.render(stand)
+
+
+def html_of(markdown: str) -> Iterator[str]:
+    """The Markdown that our benchmarks write as HTML: headings, quotes, tables, lists and paragraphs."""
+    lines = iter(markdown.splitlines()[1:])  # the first one is the title, which the page has
+    block: list[str] = []
+    for line in (*lines, ""):
+        if block and (not line or line.startswith("#") or _sort(line) != _sort(block[0])):
+            yield _block(block)
+            block = []
+        if line.startswith("#"):
+            yield f"<h3>{_words(line.lstrip('# '))}</h3>"
+        elif line:
+            block.append(line)
+
+
+def _sort(line: str) -> str:
+    return line[0] if line[:2] in ("| ", "|-", "- ", "> ") else ""
+
+
+def _block(lines: list[str]) -> str:
+    match _sort(lines[0]):
+        case "|":
+            head, _, *rows = map(_cells, lines)
+            return raw_table(head, ([_words(cell) for cell in row] for row in rows))
+        case "-":
+            return "<ul>" + "".join(f"<li>{_words(line[2:])}</li>" for line in lines) + "</ul>"
+        case ">":
+            return "".join(f"<p><strong>{_words(line[2:])}</strong></p>" for line in lines)
+    return "".join(f"<p>{_words(line)}</p>" for line in lines)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def _words(line: str) -> str:
+    return _CODE.sub(r"<code>\1</code>", text(line))
+
+
+def known(content: Any) -> bool:
+    """Whether this is what a results.json of ours holds."""
+    return (
+        isinstance(content, Mapping)
+        and isinstance(content.get("run"), Mapping)
+        and content["run"].get("benchmark") in TITLES
+        and isinstance(content.get("cells"), Iterable)
+    )

@@ -1,0 +1,153 @@
+"""`trimtab report`: finds out what it is given (a run, a benchmark, a rehearsal), and writes its page.
+
+It replaces a page that it made before, and no other file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trimtab.errors import RequestError
+from trimtab.report.frame import GENERATOR
+from trimtab.report.run_facts import RUN_FILES, hidden, read_run
+
+NAME = "report.html"
+_WANTED = (
+    "a report is made of a folder that `trimtab train` or `trimtab bench` wrote, or of a JSON file of "
+    "`trimtab rehearse --json`"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page and what it tells, for machines."""
+
+    page: str
+    facts: dict[str, Any]
+    path: Path
+    """Where it belongs unless told otherwise."""
+
+
+def make_report(source: Path) -> Report:
+    """The page of whatever `source` is."""
+    source = source.expanduser()
+    if source.is_file():
+        return _of_rehearsal(source)
+    if not source.is_dir():
+        raise RequestError.of(f"{source}: there is no such folder or file", _WANTED, "check the path")
+    if (source / "results.json").is_file():
+        return _of_benchmark(source)
+    if any((source / name).is_file() for name in RUN_FILES):
+        return _of_run(source)
+    raise RequestError.of(
+        f"{source}: not a run's folder",
+        f"it holds none of {', '.join(RUN_FILES)}, and no results.json; {_WANTED}",
+        "name the run's own folder, such as runs/NAME",
+    )
+
+
+def write_page(report: Report, out: Path | None) -> Path:
+    """Write the page, whole or not at all; returns where."""
+    target = (out or report.path).expanduser()
+    if target.is_dir():
+        raise RequestError.of(f"--out {target}: a folder", "a page is a file", f"give --out {target / NAME}")
+    if target.is_file() and GENERATOR not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise RequestError.of(
+            f"{target}: there is a file that is no page of Trimtab",
+            "only an earlier page is replaced",
+            "name another file with --out, or remove this one",
+        )
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(report.page, encoding="utf-8")
+        scratch.replace(target)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise RequestError.of(
+            f"{target}: cannot be written ({error.strerror})",
+            "the page needs a place that may be written to",
+            "name another file with --out",
+        ) from None
+    return target
+
+
+def _of_run(folder: Path) -> Report:
+    from trimtab.report.run import run_page
+
+    run = read_run(folder)
+    latest = {row["phase"]: row for row in run.of_phase("train", "eval")}
+    told = {
+        "kind": "run",
+        "status": run.status,
+        "status_line": run.status_line,
+        "recipe": run.recipe,
+        "model": run.model,
+        "last_step": run.last_step,
+        "missing": run.missing,
+        "health": [asdict(event) for event in run.events()],
+        "summary": run.summary,
+        "plan": run.plan,
+        "data": run.data,
+        "latest": latest,
+    }
+    return Report(run_page(run), told, folder / NAME)
+
+
+def _of_benchmark(folder: Path) -> Report:
+    from trimtab.report.bench import bench_page, failures, known
+
+    file = folder / "results.json"
+    content = hidden(_json(file))
+    if not known(content):
+        raise RequestError.of(f"{file}: not the results of a benchmark", _WANTED, "check the path")
+    try:
+        page, failed = bench_page(folder, content), failures(content)
+    except (KeyError, TypeError) as error:
+        raise _not_whole(file, "results of a benchmark", error, "run the benchmark again") from None
+    told = {"kind": "benchmark", "benchmark": content["run"]["benchmark"], "failed": failed}
+    return Report(page, told | dict(content), folder / NAME)
+
+
+def _of_rehearsal(file: Path) -> Report:
+    from trimtab.diagnose.finding import Finding
+    from trimtab.rehearse.run import EXIT_CODES, Result
+    from trimtab.report.page import rehearsal_page
+
+    content = _json(file)
+    if not isinstance(content, Mapping) or content.get("verdict") not in EXIT_CODES:
+        raise RequestError.of(f"{file}: not the report of a rehearsal", _WANTED, "check the path")
+    try:
+        result = Result(
+            verdict=content["verdict"],
+            findings=[Finding.from_dict(finding) for finding in content["findings"]],
+            memory=content["memory"],
+            steps=content["steps"],
+            seconds=content["seconds"],
+            notes=content.get("notes", []),
+            target=content.get("target") or file.name,
+        )
+        page = rehearsal_page(result)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_whole(file, "report of a rehearsal", error, "rehearse again with --json") from None
+    return Report(page, {"kind": "rehearsal", **content}, file.with_suffix(".html"))
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise RequestError.of(f"{file}: not valid JSON", _WANTED, "check the path") from None
+
+
+def _not_whole(file: Path, what: str, error: Exception, change: str) -> RequestError:
+    return RequestError.of(
+        f"{file}: the {what}, but not whole ({type(error).__name__}: {error})",
+        "it was changed, or written by another version",
+        change,
+    )

@@ -1,0 +1,279 @@
+"""The page of a run: what came out, how it went, what it said, where it ran, and what it was asked for.
+
+It tells what the run's folder holds; what is not there is said to be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from trimtab.monitor.wording import count_of, duration, size
+from trimtab.report.curves import draw, panels
+from trimtab.report.frame import facts, folded, long_text, page, plain, raw_table, section, table, text
+from trimtab.report.run_facts import Event, RunFacts, moment
+
+STEPS_SHOWN = 12
+"""Steps whose completions are on the page; the others are in metrics.jsonl."""
+_KINDS = {"finished": "clean", "interrupted": "warning", "unfinished": "warning", "failed": "fault"}
+_APART = ("status", "recipe", "eval_loss", "metrics", "samples", "completions", "evaluations")
+_RENAMED = {"train seconds": "trained for", "rewards": "reward weights"}
+_PARTS = ("weights", "gradients", "optimizer", "activations", "cache", "overhead")
+
+
+def run_page(run: RunFacts) -> str:
+    """The whole page; what a reader looks for first stands first."""
+    parts = {
+        "results": section("Results", [_results(run)], name="results"),
+        "curves": section("Curves", _curves(run), name="curves"),
+        "completions": section("Completions", _completions(run), name="completions"),
+        "answers": section("Answers before and after", [_answers(run)], name="answers"),
+        "health": section("Health", _health(run.events()), name="health"),
+        "plan": section("Plan", _plan(run), name="plan"),
+        "data": section("Data", _data(run.data), name="data"),
+        "config": section("Settings", _settings(run), name="config"),
+    }
+    titles = {name: part.partition("<h2>")[2].partition("</h2>")[0] for name, part in parts.items()}
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in titles.items() if title)
+    return page(
+        f"{run.status}: {run.title}",
+        [
+            f"<h1>Run <code>{text(run.path.resolve().name)}</code>: {text(run.title)}</h1>",
+            section(run.status_line, _head(run), kind=_KINDS[run.status]),
+            f"<nav>{links}</nav>",
+            *parts.values(),
+        ],
+    )
+
+
+def _head(run: RunFacts) -> Iterable[str]:
+    for event in run.events():
+        if event.kind == "fault":
+            at = "" if event.step is None else f" (step {event.step})"
+            yield f"<p><strong>{text(event.said)}</strong>{at}</p>"
+            # Stacks are long, and stand under Health.
+            yield "" if event.step is None else f"<pre>{long_text(event.more)}</pre>"
+    for gone in run.missing:
+        yield f"<p>{text(gone)}.</p>"
+    told: dict[str, Any] = {"model": run.setting("model", "name"), "method": run.setting("method")}
+    told |= {k.replace("_", " "): v for k, v in run.summary.items() if k not in _APART}
+    if "train_seconds" in run.summary:
+        told["train seconds"] = duration(run.summary["train_seconds"])
+    told = {_RENAMED.get(name, name): value for name, value in told.items()}
+    times = [row["time"] for row in run.rows]
+    if times:
+        told |= {"first row": moment(times[0]), "last row": moment(times[-1])}
+    yield facts(told)
+
+
+def _results(run: RunFacts) -> str:
+    """Figures before and after; a figure that the run did not have is left out."""
+    pairs = {"held-out loss": run.summary.get("eval_loss"), **(run.summary.get("metrics") or {})}
+    rows = []
+    for name, pair in pairs.items():
+        if not isinstance(pair, Mapping) or pair.get("before") is pair.get("after") is None:
+            continue
+        before, after = pair.get("before"), pair.get("after")
+        change = ""
+        if isinstance(before, int | float) and isinstance(after, int | float):
+            change = f"{after - before:+.4g}"
+        rows.append((name, plain(before) or "–", plain(after) or "–", change))
+    logged = [row["loss"] for row in run.of_phase("train") if isinstance(row.get("loss"), int | float)]
+    if len(logged) > 1 and run.recipe != "grpo":  # whose loss says nothing about how good the answers are
+        change = f"{logged[-1] - logged[0]:+.4g}"
+        rows.append(("train loss, first and last logged", plain(logged[0]), plain(logged[-1]), change))
+    notes = []
+    if run.recipe == "grpo" and rows:
+        notes.append("Mean rewards are those of the first and of the last fifth of the logged steps.")
+    if any(name.startswith("held-out") for name, *_ in rows):
+        notes.append("Held-out figures are those of the untouched and of the kept weights.")
+    told = f'<p class="note">{" ".join(notes)}</p>' if notes else ""
+    return table(["", "before", "after", "change"], rows) + told
+
+
+def _curves(run: RunFacts) -> Iterable[str]:
+    rows = run.of_phase("train", "eval")
+    if not rows:
+        yield "<p>No step was logged.</p>"
+        return
+    wanted, rest = panels(rows)
+    yield f'<div class="curves">{"".join(draw(panel, rows) for panel in wanted)}</div>'
+    if run.recipe == "grpo" and not any("kl" in row for row in rows):
+        why = ": with grpo.beta=0 there is no reference to measure it by" * (run.setting("grpo", "beta") == 0)
+        yield f'<p class="note">KL was not logged{why}.</p>'
+    if rest:
+        inside = f'<div class="curves">{"".join(draw(panel, rows) for panel in rest)}</div>'
+        yield folded(f"All else that was logged ({count_of(len(rest), 'curve')})", inside)
+
+
+def _completions(run: RunFacts) -> Iterable[str]:
+    steps = [row for row in run.of_phase("completions") if row.get("samples")]
+    if not steps:
+        if run.recipe == "grpo":
+            yield "<p>None was logged (grpo.show_completions says how many of each logged step).</p>"
+        return
+    shown = spread_out(steps, STEPS_SHOWN)
+    if len(shown) < len(steps):
+        yield (
+            f'<p class="note">{len(shown)} of {len(steps):,} logged steps, evenly spread; '
+            "all are in metrics.jsonl.</p>"
+        )
+    for number, row in enumerate(shown):
+        samples = row["samples"]
+        named = f"Step {row['step']}, {count_of(len(samples), 'completion')}"
+        yield folded(named, _samples(samples), opened=number in (0, len(shown) - 1))
+
+
+def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
+    functions = list(dict.fromkeys(name for sample in samples for name in sample.get("rewards", {})))
+    return raw_table(
+        ["prompt", "completion", *functions, "advantage"],
+        (
+            [
+                *(
+                    f'<div class="said">{long_text(sample.get(k, ""))}</div>'
+                    for k in ("prompt", "completion")
+                ),
+                *(text(plain(sample.get("rewards", {}).get(name)) or "–") for name in functions),
+                text(plain(sample.get("advantage")) or "–"),
+            ]
+            for sample in samples
+        ),
+    )
+
+
+def spread_out(rows: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the rows, evenly spread, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(n * (len(rows) - 1) / (most - 1))] for n in range(most)]
+
+
+def _answers(run: RunFacts) -> str:
+    samples = run.summary.get("samples")
+    if not samples:
+        prompts = (run.config.get("samples") or {}).get("prompts") or []
+        answers = run.baseline.get("answers") or []
+        samples = [
+            {"prompt": prompt, "before": before, "after": None}
+            for prompt, before in zip(prompts, answers, strict=False)
+        ]
+    rows = (
+        [
+            f'<div class="said">{long_text(sample.get(k) if sample.get(k) is not None else "missing")}</div>'
+            for k in ("prompt", "before", "after")
+        ]
+        for sample in samples
+    )
+    return raw_table(["prompt", "before", "after"], rows)
+
+
+def _health(events: Sequence[Event]) -> Iterable[str]:
+    if not any(event.kind != "note" for event in events):
+        yield "<p>Nothing amiss was written: no stop, no stall, no number that is not finite.</p>"
+    yield raw_table(
+        ["", "step", "what"],
+        (
+            [
+                event.kind,
+                "" if event.step is None else f"{event.step:,}",
+                text(event.said) + (folded("all of it", f"<pre>{text(event.more)}</pre>") * bool(event.more)),
+            ]
+            for event in events
+        ),
+    )
+
+
+def _plan(run: RunFacts) -> Iterable[str]:
+    plan = run.plan
+    reasons: Mapping[str, Any] = plan.get("reasons") or {}
+    values = {
+        **{name: plan.get(name) for name in ("device", "precision", "scaler", "strategy")},
+        "weights": plan.get("weight_precision"),
+        "trained weights": plan.get("trainable_precision"),
+        "processes": plan.get("processes"),
+        "launcher": plan.get("launcher"),
+        "device_map": count_of(len(plan["device_map"]), "module") if plan.get("device_map") else None,
+    }
+    yield table(
+        ["decision", "", "why"],
+        (
+            (name.replace("_", " "), plain(values.get(name)), reasons.get(name, ""))
+            for name in dict.fromkeys([*values, *reasons])
+            if values.get(name) is not None or name in reasons
+        ),
+    )
+    for note in plan.get("notes") or []:
+        yield f"<p>{text(note)}</p>"
+    if plan.get("device_map"):
+        yield "<h3>Layers by device</h3>"
+        yield table(["device", "modules"], layers_by_device(plan["device_map"]))
+    memory: Mapping[str, Any] = plan.get("memory") or {}
+    if memory:
+        measured = _measured(run)
+        used = [part for part in _PARTS if any(share.get(part) for share in memory.values())]
+        yield "<h3>Memory</h3>"
+        yield table(
+            ["device", *used, "needed", "capacity", "measured peak"],
+            (
+                (
+                    device,
+                    *(size(share.get(part, 0)) for part in [*used, "needed", "capacity"]),
+                    size(measured[device]) if device in measured else "not measured",
+                )
+                for device, share in memory.items()
+            ),
+        )
+        yield (
+            '<p class="note">All but the peak is the estimate made before the run. On the CPU the peak is that of '
+            "the whole process.</p>"
+        )
+
+
+def _measured(run: RunFacts) -> dict[str, int]:
+    """The highest memory that the run wrote down, by device."""
+    device, found = str(run.plan.get("device")), dict[str, int]()
+    for row in run.of_phase("train"):
+        for key, value in row.items():
+            what, _, name = key.partition("/")
+            if what == "peak_memory_bytes" and isinstance(value, int):
+                found[name or device] = max(found.get(name or device, 0), value)
+    return found
+
+
+def layers_by_device(device_map: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Each device with its modules; neighbouring layers of one device share a name, as `model.layers.0-11`."""
+    by_device: dict[str, list[str]] = {}
+    for (stem, device), group in groupby(device_map.items(), key=lambda item: (_stem(item[0]), item[1])):
+        names = [name for name, _ in group]
+        numbers = [name.rpartition(".")[2] for name in names]
+        joined = f"{stem}.{numbers[0]}-{numbers[-1]}" if len(names) > 1 else names[0] or "(whole model)"
+        by_device.setdefault(str(device), []).append(joined)
+    return [(device, ", ".join(names)) for device, names in by_device.items()]
+
+
+def _stem(name: str) -> str:
+    stem, _, last = name.rpartition(".")
+    return stem if last.isdigit() else name
+
+
+def _data(data: Mapping[str, Any]) -> Iterable[str]:
+    yield _source({name: value for name, value in data.items() if name not in ("train", "eval")})
+    for name, title in (("train", "Training source"), ("eval", "Held-out source")):
+        if isinstance(data.get(name), Mapping):
+            yield f"<h3>{title}</h3>"
+            yield _source(data[name])
+
+
+def _source(told: Mapping[str, Any]) -> str:
+    """Facts of the data; each reason for dropping rows with the first row that it met."""
+    first = told.get("first_dropped") or {}
+    dropped = (f"{n:,}: {why} (first: {first.get(why)})" for why, n in (told.get("dropped") or {}).items())
+    shown = {**told, "first_dropped": None, "dropped": "\n".join(dropped)}
+    return facts({name.replace("_", " "): value for name, value in shown.items()})
+
+
+def _settings(run: RunFacts) -> Iterable[str]:
+    if run.config_text:
+        yield folded("config.yaml", f"<pre>{text(run.config_text)}</pre>")

@@ -1,0 +1,247 @@
+"""What a run's folder tells: its files read as they are, and what follows from them. Never guesses what is not there.
+
+Secrets that a file may hold (a login in an address, a key) are taken out on the way in, so no page can show one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from trimtab.config.problems import is_secret, without_secrets
+from trimtab.monitor.metrics import read_metrics
+from trimtab.monitor.wording import count_of
+
+Status = Literal["finished", "interrupted", "failed", "unfinished"]
+Row = dict[str, Any]
+
+RUN_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json")
+"""A folder with any of these is a run's."""
+_STACKS_SHOWN = 20_000
+_SETTING = re.compile(r"^(\s*(?:- )?([\w.-]+)\s*:\s+)(?=[^\s#])(.*)$")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something about a run's health that a person should know."""
+
+    kind: Literal["fault", "warning", "note"]
+    said: str
+    step: int | None = None
+    more: str = ""
+    """A long text that belongs to it."""
+
+
+@dataclass
+class RunFacts:
+    """A run's files; what is not there is empty, and named in `missing`."""
+
+    path: Path
+    config_text: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    baseline: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    cut_short: bool = False
+    """Whether the last line of metrics.jsonl is half-written."""
+    stacks: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def recipe(self) -> str:
+        return str(self.summary.get("recipe") or self.config.get("recipe") or "unknown recipe")
+
+    @property
+    def model(self) -> str:
+        return str(self.setting("model", "name") or self.setting("model") or "an unknown model")
+
+    @property
+    def title(self) -> str:
+        """What was done to what, in short; a model's folder by its name alone."""
+        return f"{self.recipe} of {self.model.rstrip('/').rpartition('/')[2]}"
+
+    def setting(self, *keys: str) -> Any:
+        """A setting of the config, or None where it is not known."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of which anything was written."""
+        return max((int(row["step"]) for row in self.rows), default=None)
+
+    @property
+    def resumed_since(self) -> bool:
+        """Whether the run went on after it wrote its summary, and has written none since."""
+        resumed = [int(row["step"]) for row in self.rows if row["phase"] == "resume"]
+        return self.summary.get("status") == "interrupted" and max(resumed, default=-1) >= self.summary.get(
+            "steps", math.inf
+        )
+
+    @property
+    def status(self) -> Status:
+        """As the run itself has written it; without a summary only a failure is certain."""
+        said = self.summary.get("status")
+        if said in ("finished", "interrupted") and not self.resumed_since:
+            return "finished" if said == "finished" else "interrupted"
+        return "failed" if self.of_phase("nonfinite") else "unfinished"
+
+    @property
+    def status_line(self) -> str:
+        """The status and what it rests on, in one sentence."""
+        steps = self.summary.get("steps", self.last_step)
+        planned = self.summary.get("planned_steps") or self.setting("training", "max_steps")
+        done = "no step was written" if steps is None else count_of(int(steps), "step")
+        if steps is not None and planned:
+            done = f"{int(steps):,} of {count_of(int(planned), 'step')}"
+        match self.status:
+            case "finished":
+                return f"finished: {done}"
+            case "interrupted":
+                return f"interrupted: {done}; training.resume=true goes on from the last checkpoint"
+            case "failed":
+                return f"failed at step {self.of_phase('nonfinite')[-1]['step']}: a number was not finite"
+        since = "since it was resumed the run has written no summary" if self.resumed_since else "no summary"
+        last = self.last_step
+        reached = "" if last is None else f"; last written: step {last:,}, {moment(self.rows[-1]['time'])}"
+        return f"unfinished: {since}. It is still going, or it was killed or failed{reached}"
+
+    def of_phase(self, *phases: str) -> list[Row]:
+        return [row for row in self.rows if row["phase"] in phases]
+
+    def events(self) -> list[Event]:
+        """What befell the run, the worst first."""
+        found = [
+            Event("fault", "not finite: the run was stopped", row["step"], str(row.get("message", "")))
+            for row in self.of_phase("nonfinite")
+        ]
+        found += [
+            Event("fault", f"{name}: nothing finished for so long that every stack was kept", None, stacks)
+            for name, stacks in self.stacks.items()
+        ]
+        found += self._not_finite()
+        if self.summary.get("skipped_steps"):
+            found.append(
+                Event("warning", f"{count_of(self.summary['skipped_steps'], 'step')} skipped: no finite loss")
+            )
+        if self.cut_short:
+            found.append(
+                Event("warning", "the last line of metrics.jsonl is cut short, as by a kill; it is left out")
+            )
+        for row in self.of_phase("resume"):
+            cut = row.get("cut_lines") or 0
+            gone = f"; {count_of(cut, 'line')} of abandoned steps cut from metrics.jsonl" if cut else ""
+            found.append(Event("note", f"resumed after step {row['step']}{gone}", row["step"]))
+        saved = self.of_phase("save")
+        if saved:
+            found.append(
+                Event(
+                    "note",
+                    f"{count_of(len(saved), 'checkpoint')} saved; the last one here",
+                    saved[-1]["step"],
+                )
+            )
+        return found
+
+    def _not_finite(self) -> list[Event]:
+        seen: dict[str, list[int]] = {}
+        for row in self.of_phase("train", "eval"):
+            for name, value in row.items():
+                measured = number(value)
+                if measured is not None and not math.isfinite(measured):
+                    seen.setdefault(name, []).append(row["step"])
+        return [
+            Event("warning", f"{name} was not finite in {count_of(len(steps), 'row')}, first here", steps[0])
+            for name, steps in seen.items()
+        ]
+
+
+def read_run(path: Path) -> RunFacts:
+    """Everything in the folder that a page tells of."""
+    run = RunFacts(path)
+    config = path / "config.yaml"
+    if config.is_file():
+        run.config_text = _without_named_secrets(without_secrets(config.read_text(encoding="utf-8")))
+        try:
+            tree = yaml.safe_load(run.config_text)
+        except yaml.YAMLError:
+            run.missing.append("config.yaml is not valid YAML; it is shown as it is")
+        else:
+            run.config = tree if isinstance(tree, dict) else {}
+    else:
+        run.missing.append("config.yaml is missing: the settings are not known")
+    run.plan = _read(path / "plan.json", run.missing, "where things were placed, and why, is not known")
+    run.data = _read(path / "data.json", run.missing, "what was read and dropped is not known")
+    run.summary = _read(path / "summary.json", run.missing, "the run has not written its outcome")
+    if (path / "baseline.json").is_file():
+        run.baseline = _read(path / "baseline.json", run.missing, "")
+    metrics = path / "metrics.jsonl"
+    if metrics.is_file():
+        run.rows = [r if r["phase"] in ("train", "eval") else hidden(r) for r in read_metrics(metrics)]
+        raw = metrics.read_bytes()
+        run.cut_short = bool(raw) and not raw.endswith(b"\n")
+    else:
+        run.missing.append("metrics.jsonl is missing: there are no curves")
+    for file in sorted(path.glob("stacks*.txt")):
+        run.stacks[file.name] = file.read_text(encoding="utf-8", errors="replace")[-_STACKS_SHOWN:]
+    return run
+
+
+def number(value: Any) -> float | None:
+    """A measured value; what is not finite stands in the file as text."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    return float(value) if value in ("nan", "inf", "-inf") else None
+
+
+def moment(seconds: float) -> str:
+    """Unix seconds as a date."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def hidden(value: Any) -> Any:
+    """The same without secrets in any of its texts."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return {key: hidden(entry) for key, entry in value.items()}
+    return [hidden(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _without_named_secrets(text: str) -> str:
+    """Settings that are secrets by their name, in a config that was changed by hand."""
+    lines = []
+    for line in text.splitlines():
+        setting = _SETTING.match(line)
+        secret = setting is not None and is_secret(setting[2]) and setting[3] not in ("null", "{}", "[]")
+        lines.append(f"{setting[1]}(not shown)" if setting is not None and secret else line)
+    return "\n".join(lines) + "\n"
+
+
+def _read(file: Path, missing: list[str], without: str) -> dict[str, Any]:
+    if not file.is_file():
+        missing.append(f"{file.name} is missing: {without}")
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        missing.append(f"{file.name} cannot be read ({error})")
+        return {}
+    if not isinstance(content, dict):
+        missing.append(f"{file.name} cannot be read (no JSON object)")
+        return {}
+    return dict(hidden(content))

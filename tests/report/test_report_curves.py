@@ -1,0 +1,64 @@
+"""Curves: long ones are thinned without losing a peak, and what is drawn is what was logged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from trimtab.report.curves import COLUMNS, Panel, Series, draw, panels, thin, thin_band
+
+
+def test_a_short_curve_stays_whole() -> None:
+    points = [(float(n), float(n % 7)) for n in range(2 * COLUMNS)]
+    assert thin(points) == points
+
+
+def test_a_long_curve_keeps_its_ends_and_every_peak() -> None:
+    points = [(float(n), math.sin(n / 50)) for n in range(20_000)]
+    points[7_777] = (7_777.0, 100.0)
+    points[7_778] = (7_778.0, -100.0)
+    kept = thin(points)
+    assert len(kept) <= 2 * COLUMNS + 2
+    assert kept == sorted(kept)
+    assert set(kept) <= set(points)
+    assert {points[0], points[-1], points[7_777], points[7_778]} <= set(kept)
+
+
+def test_a_long_band_covers_all_that_it_stands_for() -> None:
+    band = [(float(n), -float(n % 11), float(n % 13)) for n in range(5_000)]
+    kept = thin_band(band)
+    assert len(kept) == COLUMNS
+    assert min(low for _, low, _ in kept) == -10
+    assert max(high for *_, high in kept) == 12
+
+
+def test_a_thinned_curve_says_so(parse: Callable[[str], Any]) -> None:
+    rows = [{"step": n, "phase": "train", "loss": float(n % 17)} for n in range(10_000)]
+    page = parse(draw(Panel("Loss", "loss", [Series("loss", "train")]), rows))
+    (count,) = page.points("Loss")
+    assert count <= 2 * COLUMNS + 2
+    assert f"{count:,} of 10,000 points" in page.text
+    assert not page.all("circle")
+
+
+def test_a_short_curve_tells_each_value(parse: Callable[[str], Any]) -> None:
+    rows = [{"step": n, "loss": n / 4} for n in range(1, 4)]
+    page = parse(draw(Panel("Loss", "loss", [Series("loss", "train")]), rows))
+    assert len(page.all("circle")) == 3
+    assert "3: 0.75" in page.text
+
+
+def test_held_out_figures_join_those_of_training_or_stand_alone() -> None:
+    rows = [
+        {"step": 0, "eval_loss": 1.0, "eval_accuracy": 0.5, "eval_runtime": 3.0},
+        {"step": 1, "loss": 1.0, "projected_gradient": -0.1, "epoch": 0.1, "strange": 4, "name": "text"},
+    ]
+    wanted, rest = panels(rows)
+    told = {panel.title: [series.key for series in panel.series] for panel in wanted}
+    assert told == {
+        "Loss": ["loss", "eval_loss"],
+        "Held-out accuracy": ["eval_accuracy"],
+        "Projected gradient": ["projected_gradient"],
+    }
+    assert [panel.title for panel in rest] == ["strange"]
