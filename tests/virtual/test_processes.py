@@ -116,6 +116,8 @@ def test_pinned_memory() -> None:
     pinned = host.pin_memory()
     assert pinned.is_pinned()
     assert pinned.pin_memory() is pinned
+    assert pinned[1:].is_pinned()
+    assert not pinned.clone().is_pinned()
     assert pinned.to("cuda", non_blocking=True).device.type == "cuda"
     assert torch.empty(2, pin_memory=True).is_pinned()
     with pytest.raises(RuntimeError) as caught:

@@ -25,7 +25,7 @@ Patch = tuple[object, str, object]
 _MISSING = object()
 
 # Each has patches(machine) -> list of (object, attribute name, replacement), and may have enter(machine) -> undo.
-_PARTS = ("cuda", "legacy", "generators", "amp", "processes", "ranks")
+_PARTS = ("cuda", "legacy", "generators", "amp", "processes", "ranks", "sharded")
 
 _open: list[ExitStack] = []
 

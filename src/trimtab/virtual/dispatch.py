@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab.virtual import amp, generators, kernels, memory, origin, processes, ranks, rules, state
+from trimtab.virtual import amp, generators, kernels, memory, origin, processes, ranks, rules, sharded, state
 from trimtab.virtual.memory import Block
-from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.state import VirtualDevice, is_virtual_device
 from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, set_worker, sync, wrap
 
 aten = torch.ops.aten
@@ -25,7 +25,9 @@ _PLAIN = frozenset(
 )
 
 # Operations whose result shares the storage of their input without saying so in the schema.
-_SILENT_VIEWS = frozenset(("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh"))
+_SILENT_VIEWS = frozenset(
+    ("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh", "_c10d_functional::wait_tensor")
+)
 
 
 # Operations with a result that CUDA leaves on the CPU, and its place among the results.
@@ -95,13 +97,6 @@ def plan_of(func: Any) -> Plan:
     return made
 
 
-def is_virtual_device(device: Any) -> bool:
-    """Whether a device that reached the dispatcher means a virtual GPU."""
-    return device is not None and (
-        device.type == "cuda" or (device.type == "meta" and device.index is not None)
-    )
-
-
 def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Carry out one operation."""
     plan = PLANS.get(func) or plan_of(func)
@@ -131,11 +126,15 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                         mixed = True
                 else:
                     if isinstance(item, Tensor):
+                        if sharded.has_own_rules(item.__class__):
+                            return sharded.by_its_class(work, func, args, kwargs)
                         mixed = True
                     inner.append(item)
             payloads.append(inner)
         else:
             if isinstance(value, Tensor):
+                if sharded.has_own_rules(cls):
+                    return sharded.by_its_class(work, func, args, kwargs)
                 mixed = True
             payloads.append(value)
     named = kwargs

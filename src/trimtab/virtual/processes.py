@@ -8,7 +8,6 @@ between processes without a copy.
 from __future__ import annotations
 
 import os
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,41 +70,24 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Pinned:
-    """Which tensors were pinned: by identity, since tensors compare by value."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
-
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        key = id(tensor)
-        self._known[key] = weakref.ref(tensor, lambda _: self._known.pop(key, None))
-        return tensor
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        known = self._known.get(id(tensor))
-        return known is not None and known() is tensor
+def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """For CPU tensors; a virtual tensor has its own, which refuses. It is the memory that is pinned: views are too."""
+    torch.cuda._lazy_init()
+    if _is_pinned(self):
+        return self
+    copy = self.clone()
+    copy.untyped_storage()._virtual_pinned = True  # type: ignore[attr-defined]
+    return copy
 
 
-def _pin_functions() -> tuple[Callable[..., torch.Tensor], Callable[..., bool]]:
-    pinned = _Pinned()
-
-    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        """For CPU tensors; a virtual tensor has its own, which refuses."""
-        torch.cuda._lazy_init()
-        return self if self in pinned else pinned.add(self.clone())
-
-    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-        return self in pinned
-
-    return pin_memory, is_pinned
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return self.layout is torch.strided and hasattr(self.untyped_storage(), "_virtual_pinned")
 
 
 def patches(in_force: Machine) -> list[tuple[object, str, object]]:
-    pin_memory, is_pinned = _pin_functions()
     return [
-        (torch.Tensor, "pin_memory", pin_memory),
-        (torch.Tensor, "is_pinned", is_pinned),
+        (torch.Tensor, "pin_memory", _pin_memory),
+        (torch.Tensor, "is_pinned", _is_pinned),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from trimtab.virtual import faults, origin, state
+from trimtab.virtual import faults, origin, sharded, state
 from trimtab.virtual.tensor import VIRTUAL
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def patches(in_force: Machine) -> list[tuple[object, str, object]]:
         _gpu_only.clear()
         native_init(real_backend, *args, **kwargs)
         _remember(c10d._get_default_group(), asked, named)
+        sharded.answer_for_shards()
 
     def new_group(
         ranks: Any = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import origin, state
+from trimtab.virtual import memory, origin, state
 
 if TYPE_CHECKING:
     from trimtab.virtual.tensor import VirtualTensor
@@ -31,6 +31,14 @@ class VirtualStorage(torch.UntypedStorage):
 
     def get_device(self) -> int:
         return self.device.index
+
+    def resize_(self, size: int) -> Any:
+        """FSDP frees and makes its gathered weights by this; the memory of the device knows it."""
+        made = super().resize_(size)
+        block = getattr(self, "_virtual_block", None)
+        if block is not None:
+            memory.resize(block, size)
+        return made
 
     def cpu(self) -> torch.UntypedStorage:
         return cpu_copy(self)

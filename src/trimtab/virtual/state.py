@@ -138,3 +138,10 @@ def push(new: Machine) -> None:
 def pop() -> Machine:
     """Take the innermost machine out of force. Only context.py calls this."""
     return _stack.pop()
+
+
+def is_virtual_device(device: Any) -> bool:
+    """Whether a device that reached the dispatcher means a virtual GPU."""
+    return device is not None and (
+        device.type == "cuda" or (device.type == "meta" and device.index is not None)
+    )

@@ -124,7 +124,9 @@ class VirtualTensor(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         from trimtab.virtual.serialization import label_storage
 
-        return label_storage(self.payload.untyped_storage(), self._slot.device)
+        storage = label_storage(self.payload.untyped_storage(), self._slot.device)
+        storage._virtual_block = self._block  # type: ignore[attr-defined]
+        return storage
 
     def _typed_storage(self) -> torch.TypedStorage:
         return torch.TypedStorage(wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True)

@@ -111,12 +111,18 @@ class Gradients(BaseCheck):
         entry = self._optimizers.get(id(optimizer))
         if entry is None:
             return
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        if [id(p) for p in held] != [known.number for known in entry.parameters]:
+            # Libraries that shard a model put the sharded parameters in the place of those that were given.
+            before = {known.number: known for known in entry.parameters}
+            entry.parameters = [before.get(id(p)) or _Parameter(ref(p), id(p)) for p in held]
         names: dict[int, str] | None = None
         for known in entry.parameters:
             parameter = known.held()
             if known.got or parameter is None:
                 continue
-            if parameter.grad is not None or not parameter.requires_grad:
+            # Of a flattened and sharded model, a rank may hold nothing of a parameter.
+            if parameter.grad is not None or not parameter.requires_grad or not parameter.numel():
                 known.got = True
             elif not known.name:
                 names = self._names() if names is None else names
