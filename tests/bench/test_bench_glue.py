@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from trimtab.bench import glue as glue_module
+from trimtab.bench import glue_cell as cell_module
 from trimtab.bench import methods as methods_module
 from trimtab.bench import sources
 from trimtab.bench.evaluate import Layout, evaluate, evaluate_rows, free_answers, option_scores
@@ -150,7 +150,7 @@ def test_scores_that_are_not_finite_are_a_failure(
             next(iter(model.parameters())).fill_(torch.nan)
         return model
 
-    monkeypatch.setattr(glue_module, "load_model", poisoned)
+    monkeypatch.setattr(cell_module, "load_model", poisoned)
     outcome = run(tiny_model, tmp_path / "o", methods=("zero-shot", "mezo", "full"))
     assert [c["status"] for c in outcome.results.cells.values()] == ["failed"] * 3
     assert all("finite" in c["reason"] or "nan" in c["reason"] for c in outcome.results.failures())
@@ -159,7 +159,7 @@ def test_scores_that_are_not_finite_are_a_failure(
 def test_a_second_run_skips_what_is_finished_and_repairs_what_failed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = glue_module.load_model
+    real = cell_module.load_model
     calls = 0
 
     def second_load_fails(*args: Any) -> Any:
@@ -169,7 +169,7 @@ def test_a_second_run_skips_what_is_finished_and_repairs_what_failed(
             raise OSError("the disk went away")
         return real(*args)
 
-    monkeypatch.setattr(glue_module, "load_model", second_load_fails)
+    monkeypatch.setattr(cell_module, "load_model", second_load_fails)
     first = run(tiny_model, tmp_path / "o", methods=("zero-shot", "mezo-lora"))
     assert [c["reason"] for c in first.results.failures()] == ["OSError: the disk went away"]
     said: list[str] = []

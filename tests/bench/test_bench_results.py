@@ -143,12 +143,19 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert widths[1] == pytest.approx(4 * widths[0], rel=1e-2)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.48, 0.93), (-3, 17), (5, 5), (0, 123456)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0.48, 0.93), (-3, 17), (5, 5), (-2, -2), (0, 0), (0, 123456)]
+)
 def test_ticks_are_round_and_cover(low: float, high: float) -> None:
     marks = svg.ticks(low, high)
     assert marks[0] <= low
     assert marks[-1] >= high
     assert 2 <= len(marks) <= 8
+
+
+def test_a_value_that_stays_the_same_is_seen_on_its_own_scale() -> None:
+    assert svg.ticks(0.001, 0.001)[-1] == pytest.approx(0.001)
+    assert svg.ticks(0.0, 0.0)[0] == 0
 
 
 def test_a_table_lines_up_and_escapes() -> None:

@@ -105,7 +105,7 @@ def test_what_was_set_is_left_alone_and_the_kept_config_is_the_same_run(tmp_path
 def test_how_weights_are_rounded_can_be_said() -> None:
     assert load_config(None, TASK).zeroth.rounding == "stochastic"
     assert load_config(None, [*TASK, "zeroth.rounding=nearest"]).zeroth.rounding == "nearest"
-    with pytest.raises(ConfigError, match="zeroth.rounding"):
+    with pytest.raises(ConfigError, match=r"zeroth\.rounding"):
         load_config(None, [*TASK, "zeroth.rounding=down"])
 
 

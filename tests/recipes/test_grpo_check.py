@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from trl import GRPOConfig
 
-from trimtab.config import load_config
+from trimtab.config import config_warnings, load_config
 from trimtab.config.defaults import with_recipe_defaults
 from trimtab.errors import RequestError
 from trimtab.placement import MemoryShare, PlacementPlan
@@ -100,14 +104,11 @@ def test_vllm_that_is_not_installed(tiny_model: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("settings", "strategy", "needed", "told_of"),
+    ("settings", "strategy", "told_of"),
     [
-        (["vllm_mode=server"], "split", 9, None),
-        ([], "single", 5, None),
-        (["grpo.vllm_memory=0.6"], "single", 5, "takes 60% of each GPU"),
-        ([], "single", 8, "training needs about 8.00 of 10.0 GiB on cuda:0"),
-        ([], "split", 2, "set grpo.vllm_mode=server"),
-        (["loss_type=vespo"], "single", 2, "set another grpo.loss_type"),
+        ([], "single", None),
+        ([], "split", "set grpo.vllm_mode=server"),
+        (["loss_type=vespo"], "single", "set another grpo.loss_type"),
     ],
 )
 def test_what_vllm_needs(
@@ -115,18 +116,137 @@ def test_what_vllm_needs(
     monkeypatch: pytest.MonkeyPatch,
     settings: list[str],
     strategy: Any,
-    needed: int,
     told_of: str | None,
 ) -> None:
     """As if it were installed: whether it can generate beside such a plan."""
     monkeypatch.setattr("trimtab.recipes.grpo_check.find_spec", lambda name: object())
-    memory = {"cuda:0": MemoryShare(weights=needed * 2**30, capacity=10 * 2**30)}
+    memory = {"cuda:0": MemoryShare(weights=5 * 2**30, reserved=3 * 2**30, capacity=10 * 2**30)}
     plan = dataclasses.replace(PLAN, device="cuda:0", strategy=strategy, memory=memory)
     made = report(tiny_model, "use_vllm=true", *settings, plan=plan)
     if told_of is None:
         assert not made.failed
+        assert "3.00 GiB of it for vLLM (grpo.vllm_memory)" in "\n".join(made.lines())
     else:
         assert told_of in told(made, "vllm")
+
+
+Serve = Callable[[dict[str, tuple[int, Any]]], str]
+SOUND = {
+    "/health": (200, {}),
+    "/server_info": (200, {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}),
+}
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """A server on this machine that answers by route; the routes that it was not given are not found."""
+    monkeypatch.setattr("trimtab.recipes.grpo_check.find_spec", lambda name: object())
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(routes: dict[str, tuple[int, Any]]) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, content = routes.get(self.path.partition("?")[0], (404, {}))
+                if "login" in routes and self.headers.get("Authorization") is None:
+                    status = 401
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(content).encode())
+
+            def log_message(self, *_: Any) -> None:
+                return None
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def on_a_server(model: Path, address: str) -> Preflight:
+    plan = dataclasses.replace(PLAN, device="cuda:0")
+    return report(model, "use_vllm=true", "vllm_mode=server", f"vllm_server_base_url={address}", plan=plan)
+
+
+def test_a_vllm_server_that_runs_as_trl_needs_it(tiny_model: Path, serve: Serve) -> None:
+    address = serve(SOUND)
+    for written in (address, f"{address}/"):
+        made = on_a_server(tiny_model, written)
+        assert not made.failed
+        assert f"generates on {written}, which answers" in "\n".join(made.lines())
+
+
+def test_a_login_for_a_vllm_server_comes_from_netrc(
+    tiny_model: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = serve({**SOUND, "login": (200, {})})
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert "answers 401 at /health" in told(on_a_server(tiny_model, address), "vllm")
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
+    (tmp_path / "netrc").chmod(0o600)
+    made = on_a_server(tiny_model, address)
+    assert not made.failed
+    assert "hunter2" not in "\n".join(made.lines())
+
+
+@pytest.mark.parametrize(
+    ("routes", "told_of"),
+    [
+        ({}, "answers 404 at /health"),
+        ({**SOUND, "/health": (503, {})}, "answers 503 at /health"),
+        ({"/health": (200, {})}, "no development routes"),
+        (
+            {
+                **SOUND,
+                "/server_info": (200, {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}),
+            },
+            "runs with --logprobs-mode raw_logprobs",
+        ),
+        ({**SOUND, "/server_info": (200, ["other"])}, "runs with --logprobs-mode None"),
+    ],
+)
+def test_a_vllm_server_that_does_not(
+    tiny_model: Path, serve: Serve, routes: dict[str, tuple[int, Any]], told_of: str
+) -> None:
+    made = on_a_server(tiny_model, serve(routes))
+    assert told_of in told(made, "vllm")
+    assert "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL" in told(made, "vllm")
+    assert "--logprobs-mode processed_logprobs" in told(made, "vllm")
+    with pytest.raises(RequestError, match="cannot begin as configured"):
+        made.stop_on_failure()
+
+
+def test_no_vllm_server_at_all(tiny_model: Path, serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = on_a_server(tiny_model, f"http://127.0.0.1:{port}")
+    assert "no server answered within" in told(made, "vllm")
+    assert f"grpo.vllm_server_base_url=http://127.0.0.1:{port}" in told(made, "vllm")
+
+
+def test_a_vllm_server_that_never_answers(
+    tiny_model: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trimtab.recipes.vllm_server.SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made = on_a_server(tiny_model, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert "no server answered within 0.2 s (ReadTimeout)" in told(made, "vllm")
+
+
+def test_the_address_of_a_vllm_server_is_checked_as_a_setting() -> None:
+    server = ["recipe=grpo", "reward=answer", "use_vllm=true", "vllm_mode=server"]
+    for wrong in ("localhost:8001", "http://", "http://host/a?b=c", "ftp://host"):
+        with pytest.raises(RequestError, match="not the address of a server"):
+            load_config(None, [*server, f"vllm_server_base_url={wrong}"])
+    for name, value in (("vllm_server_port", "8001"), ("vllm_server_host", "gpu-2")):
+        with pytest.raises(RequestError, match=r"grpo\.vllm_server_base_url: http://HOST:PORT"):
+            load_config(None, [*server, f"{name}={value}"])
+    (warning,) = config_warnings(load_config(None, [*server[:2], "vllm_server_base_url=http://gpu-2:8000"]))
+    assert "no vLLM server generates" in warning
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
@@ -142,6 +262,9 @@ def test_settings_of_vllm_are_trls(tiny_model: Path, tmp_path: Path, mode: str) 
     made = arguments("use_vllm=true", f"vllm_mode={mode}", "grpo.vllm_memory=0.4")
     assert (made.use_vllm, made.vllm_mode, made.vllm_gpu_memory_utilization) == (True, mode, 0.4)
     assert made.vllm_max_model_length == 100
+    assert made.vllm_server_base_url == ("http://localhost:8000" if mode == "server" else None)
+    there = arguments("use_vllm=true", f"vllm_mode={mode}", "vllm_server_base_url=http://gpu-2:8001/")
+    assert there.vllm_server_base_url == ("http://gpu-2:8001" if mode == "server" else None)
     assert not made.generation_kwargs
     plain = arguments()
     assert not plain.use_vllm

@@ -122,3 +122,31 @@ def test_generation_counts_in_the_plan(four_layers: Path) -> None:
         for beta in (0, 0.1)
     )
     assert beside.memory["cuda:0"].weights > 1.4 * alone.memory["cuda:0"].weights
+
+
+def with_vllm(model: Path, hardware: Hardware, *words: str) -> Planned:
+    more = ["data=sums", "reward=answer", "use_vllm=true", *words]
+    return plan_run(load_config(None, ["recipe=grpo", f"model={model}", *more]), hardware)
+
+
+def test_the_share_of_vllm_is_counted_on_each_gpu(four_layers: Path) -> None:
+    """Its share is one of the whole device, whatever is free there."""
+    hardware = machine(2, LAUNCHERS["none"], free=60.0)
+    plan = with_vllm(four_layers, hardware, "grpo.vllm_memory=0.4").plan
+    assert {name: share.reserved for name, share in plan.memory.items()} == {
+        "cuda:0": 32 * GIB,
+        "cuda:1": 32 * GIB,
+    }
+    alone = with_vllm(four_layers, hardware, "vllm_mode=server").plan
+    assert all(share.reserved == 0 for share in alone.memory.values())
+    assert plan.memory["cuda:0"].needed - alone.memory["cuda:0"].needed == 32 * GIB
+    assert plan.as_dict()["memory"]["cuda:0"]["reserved"] == 32 * GIB
+
+
+def test_a_gpu_that_holds_the_model_or_vllm_but_not_both(four_layers: Path) -> None:
+    hardware = machine(1, LAUNCHERS["none"], free=40.0)
+    assert with_vllm(four_layers, hardware, "grpo.vllm_memory=0.4").plan.strategy == "single"
+    with pytest.raises(PlacementError) as wrong:
+        with_vllm(four_layers, hardware, "grpo.vllm_memory=0.6")
+    assert "48.0 GiB of it for vLLM (grpo.vllm_memory)" in str(wrong.value)
+    assert "lower grpo.vllm_memory or set grpo.vllm_mode=server" in str(wrong.value)

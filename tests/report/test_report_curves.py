@@ -42,6 +42,15 @@ def test_a_thinned_curve_says_so(parse: Callable[[str], Any]) -> None:
     assert not page.all("circle")
 
 
+def test_a_caption_says_the_last_values_and_what_a_band_is(parse: Callable[[str], Any]) -> None:
+    rows = [{"step": n, "phase": "train", "reward": n / 8, "reward_std": 0.5, "loss": 1.0} for n in range(5)]
+    (reward, loss, *_), _ = panels(rows)
+    assert parse(draw(reward, rows)).text.endswith("mean ± deviation; last: 0.5")
+    assert parse(draw(loss, rows)).text.endswith("last: 1")
+    both = Panel("Both", "", [Series("reward", "one"), Series("loss", "other")])
+    assert parse(draw(both, rows)).text.endswith("last: one 0.5, other 1")
+
+
 def test_a_short_curve_tells_each_value(parse: Callable[[str], Any]) -> None:
     rows = [{"step": n, "loss": n / 4} for n in range(1, 4)]
     page = parse(draw(Panel("Loss", "loss", [Series("loss", "train")]), rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ def test_completions_are_shown_with_prompt_and_rewards_and_are_no_markup(
     for part in ("2 < 3 & so?", "the last word", "0.75", "-0.5", f"{STEPS_SHOWN} of 30 logged steps"):
         assert part in page.text
     assert page.text.count("2 < 3 & so?") == STEPS_SHOWN
+    assert not any("open" in attrs for attrs in page.all("details"))  # one each: a single table
+    metrics = MetricsFile(grpo_run / "metrics.jsonl")
+    metrics.write(31, "completions", {"samples": [{"prompt": "p", "completion": "c", "rewards": {}}] * 2})
+    metrics.close()
+    page = parse(page_of(grpo_run))
+    assert "Step 31, 2 completions" in page.text
     assert sum("open" in attrs for attrs in page.all("details")) == 2  # the first step and the last
 
 
@@ -214,3 +221,35 @@ def test_a_real_run_has_its_page(tiny_model: Path, tiny_rows: Path, tmp_path: Pa
     again = CliRunner().invoke(app, ["train", *(f"{k}={v}" for k, v in settings.items()), "overwrite=true"])
     assert again.exit_code == 0, again.output
     assert not (run / "report.html").exists()
+
+
+def test_a_run_that_failed_tells_why_and_is_not_called_failed_once_it_goes_on(
+    grpo_run: Path, parse: Parse
+) -> None:
+    summary = {
+        "status": "failed",
+        "recipe": "grpo",
+        "error": {"kind": "RewardError", "message": "reward x raised\n  completion: <b> hf_abcdefghijklmnop"},
+        "rank": 1,
+        "steps": 30,
+        "planned_steps": 40,
+        "checkpoint": "checkpoints/checkpoint-20",
+        "ended": time.time() + 1,
+    }
+    (grpo_run / "summary.json").write_text(json.dumps(summary))
+    metrics = MetricsFile(grpo_run / "metrics.jsonl")
+    metrics.write(20, "resume", {"cut_lines": 0})  # before it failed
+    metrics.close()
+    report = make_report(grpo_run)
+    assert report.facts["status"] == "failed"
+    line = "failed after 30 of 40 steps: RewardError: reward x raised; training.resume=true goes on from "
+    assert report.facts["status_line"] == f"{line}checkpoints/checkpoint-20"
+    assert report.facts["health"][0]["said"] == "rank 1: RewardError: reward x raised"
+    page = parse(report.page)
+    assert "completion: <b> (not shown)" in page.text
+    assert "hf_abcdefghijklmnop" not in report.page + json.dumps(report.facts)
+    (grpo_run / "summary.json").write_text(json.dumps({**summary, "ended": time.time() - 60}))
+    facts = make_report(grpo_run).facts
+    assert facts["status"] == "unfinished"
+    assert "since it was resumed" in facts["status_line"]
+    assert not [event for event in facts["health"] if event["kind"] == "fault"]

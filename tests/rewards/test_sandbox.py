@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -31,6 +32,16 @@ LIMITS = Limits(seconds=60, megabytes=256)
 )
 def test_what_code_gets(code: str, tests: str | list[str], share: float) -> None:
     assert run_tests(code, tests, LIMITS)[0] == share
+
+
+def test_annotations_are_evaluated_as_python_does() -> None:
+    assert run_tests("def f(x: Unknown): return x", "pass", LIMITS)[0] == float(sys.version_info >= (3, 14))
+
+
+def test_the_judge_imports_no_module_that_the_completion_could_have_written() -> None:
+    code = "import sys, types\nfake = sys.modules['trimtab'] = types.ModuleType('trimtab')\nfake.answer = lambda: 42"
+    tests = ["assert fake.answer() == 42", "import sys\nfake\nassert 'trimtab' not in sys.modules"]
+    assert run_tests(code, tests, LIMITS)[0] == 1.0
 
 
 def test_code_that_does_not_end_is_ended() -> None:
@@ -68,6 +79,7 @@ def reach():
 PLAIN = """
 from collections import Counter, defaultdict, deque, namedtuple
 from dataclasses import dataclass
+from typing import get_type_hints
 import math
 
 class Stack:
@@ -102,6 +114,13 @@ def squares(n):
 def apply(f, x): return f(x)
 def adder(n): return lambda x: x + n
 def greet(name): print("hello", name)
+def typed(x: "Point"): return x
+@dataclass
+class Typed:
+    x: "int"
+    unset: "Later" = None
+class Later: pass
+def hints(): return [get_type_hints(Typed)["unset"].__name__]
 async def later(x): return x
 """
 
@@ -125,6 +144,7 @@ async def later(x): return x
         "assert Point(1, 2) == Point(1, 2) != Point(2, 1) and len({Point(1, 2), Point(1, 2)}) == 1",
         "assert Pair(1, 2) == (1, 2) and Pair(1, b=2).b == 2",
         "assert math.isclose(same(0.1) + 0.2, 0.3) and same.__name__ == 'same'",
+        "import typing\nassert typed.__annotations__ == {'x': 'Point'} and Typed(1).x == 1 and hints() == ['Later']",
         "import asyncio\nassert asyncio.run(later(5)) == 5",
         "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    greet('you')\n"
         "assert out.getvalue() == 'hello you\\n'",
@@ -187,11 +207,15 @@ def f(x):
     return 2 if found else 0
 """,
     "takes the harness over": """
-import gc, __main__
-for name in dir(__main__):
-    if name in ("Judge", "Worker", "Side"):
-        getattr(__main__, name).passes = lambda *_: True
-        getattr(__main__, name).encode = lambda *_: None
+import sys
+taken = 0
+for module in list(sys.modules.values()):
+    for name in ("Judge", "Worker", "Side"):
+        if hasattr(module, name):
+            getattr(module, name).passes = lambda *_: True
+            getattr(module, name).encode = lambda *_: None
+            taken += 1
+assert taken
 def f(x): return 0
 """,
     "equals everything": """
@@ -241,13 +265,14 @@ def test_the_code_cannot_open_the_files_or_the_memory_of_the_process_that_judges
         pytest.skip("no user namespaces for this user")
     code = """
 import glob, os
-seen, opened = 0, []
+me, seen, opened = os.path.realpath("/proc/self"), 0, []
 for folder in glob.glob("/proc/[0-9]*"):
     try:
-        mine = open(folder + "/cmdline").read().split(chr(0))
+        with open(folder + "/cmdline") as file:
+            ours = "sandbox_child" in file.read()
     except OSError:
         continue
-    if "judge" in mine and int(open(folder + "/stat").read().rpartition(")")[2].split()[1]) == os.getppid():
+    if ours and folder != me:
         seen += 1
         for name in ("mem", "fd/0", "fd/1", "fd/3"):
             try:
@@ -255,7 +280,68 @@ for folder in glob.glob("/proc/[0-9]*"):
             except OSError:
                 pass
 """
-    assert run_tests(code, ["assert seen >= 1", "assert not opened"], LIMITS)[0] == 1.0
+    tests = ["assert seen >= 3  # the nursery, a keeper, the judge", "assert not opened"]
+    assert run_tests(code, tests, LIMITS)[0] == 1.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_the_code_can_neither_end_other_processes_nor_write_outside_its_folder(tmp_path: Path) -> None:
+    if not network_is_cut():
+        pytest.skip("no user namespaces for this user")
+    tmp_path.chmod(0o777)
+    (tmp_path / "kept.txt").write_text("kept")
+    code = f"""
+import ctypes, os, signal
+def end(pid): os.kill(pid, signal.SIGKILL)
+def remove(): os.remove({str(tmp_path / "kept.txt")!r})
+def write(name): open(name, "w").write("x")
+def make_writable(): return ctypes.CDLL(None).mount(None, b"/", None, 0x1020, None)
+"""
+    raises = "try:\n    {}\nexcept OSError:\n    pass\nelse:\n    raise AssertionError"
+    tests = [
+        raises.format(f"end({os.getpid()})"),
+        raises.format("end(-1)"),
+        raises.format("remove()"),
+        raises.format(f"write({str(tmp_path / 'new.txt')!r})"),
+        "assert make_writable() != 0\n" + raises.format("remove()"),
+        "write('mine.txt')\nassert open('mine.txt').read() == 'x'",
+    ]
+    assert run_tests(code, tests, LIMITS)[0] == 1.0
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process namespaces are Linux's")
+def test_nothing_outlives_its_test() -> None:
+    if not network_is_cut():
+        pytest.skip("no user namespaces for this user")
+    mark = f"left-behind-{os.getpid()}"
+    code = f"""
+import os, sys, time
+try:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", {mark!r}])
+        os._exit(0)
+except OSError:
+    pass
+"""
+    assert run_tests(code, "pass", LIMITS)[0] == 1.0
+    running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark in _read(path)]
+    assert running == []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def test_a_sandbox_that_cannot_start_is_an_error_not_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="the sandbox did not start: /bin/false ended"):
+        run_tests("", "pass", LIMITS)
 
 
 def test_a_test_that_hands_over_what_cannot_travel_is_an_error_not_a_score() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,31 +17,26 @@ from typing import Any
 import torch
 
 from trimtab import __version__
-from trimtab.bench.evaluate import Layout, evaluate
+from trimtab.bench.evaluate import Layout
+from trimtab.bench.glue_cell import GlueCell
 from trimtab.bench.methods import (
     DEFAULT_INTERVAL,
-    LORA_ALPHA,
     LORA_RANK,
-    LORA_TARGETS,
     METHODS,
     Method,
     Tuning,
-    batches,
     method,
-    tuner,
 )
 from trimtab.bench.results import Results
 from trimtab.bench.sources import ModelChoice, choose_model, data_reachable
-from trimtab.config.schema import Config, LoraSettings, ModelSettings
+from trimtab.config.schema import ModelSettings
 from trimtab.data.tasks import TASKS, Question, Task, task
 from trimtab.data.tasks.load import SAMPLE_NOTE, TaskRows, load_task
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.hardware import probe
-from trimtab.models import load_model, load_model_config, load_tokenizer
-from trimtab.models.adapters import add_lora
-from trimtab.monitor.progress import Figures, Quiet
-from trimtab.placement import PlacementPlan, PlacementRequest, prepare_process, resolve
-from trimtab.recipes.planning import plan_run
+from trimtab.models import load_model_config, load_tokenizer
+from trimtab.monitor.progress import Quiet
+from trimtab.placement import PlacementPlan, PlacementRequest, resolve
 
 Say = Callable[[str], None]
 
@@ -214,7 +208,7 @@ class _Bench:
             return
         self.progress.note(f"{one.name}, {how.name}, seed {seed} ({place})")
         try:
-            measured = self._measure(one, how, tuning, questions)
+            measured = self._prepared(one, how, tuning).measure(questions)
         except Exception as error:
             # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
             self._failed(one, how, seed, settings, error)
@@ -228,6 +222,21 @@ class _Bench:
             gc.collect()
             if self.results.header["device"].startswith("cuda"):
                 torch.cuda.empty_cache()
+
+    def _prepared(self, one: Task, how: Method, tuning: Tuning) -> GlueCell:
+        asked = self.request
+        return GlueCell(
+            task=one,
+            method=how,
+            tuning=tuning,
+            model=self.choice.name,
+            device=asked.device,
+            precision=asked.precision,
+            batch_size=asked.batch_size,
+            eval_every=asked.eval_every,
+            layout=self.layout,
+            progress=self.progress,
+        )
 
     def _failed(
         self, one: Task, how: Method, seed: int, settings: Mapping[str, Any], error: BaseException
@@ -283,138 +292,3 @@ class _Bench:
             "eval_rows": {s: len(rows.splits[s]) for s in rows.evaluated},
             "data": rows.source,
         }
-
-    def _config(self, how: Method) -> Config:
-        """The cell as a run of its own, for the planner. A model as it is counts as steps without gradients."""
-        recipe = "sft" if how.family == "first" else "zeroth_order"
-        config = Config.model_validate(
-            {
-                "recipe": recipe,
-                "model": {"name": self.choice.name},
-                "method": "lora" if how.lora else "full",
-                "device": self.request.device,
-                "precision": self.request.precision,
-                "processes": 1,
-                "training": {"batch_size": self.request.batch_size},
-                "data": {"max_length": max(8, self.layout.max_length)},
-                "zeroth": {"method": how.rule or "mezo", "lanes": None if how.rule else 1},
-            }
-        )
-        config.lora = LoraSettings(r=LORA_RANK, alpha=LORA_ALPHA, targets=LORA_TARGETS)
-        return config
-
-    def _measure(
-        self, one: Task, how: Method, tuning: Tuning, questions: Mapping[str, list[Question]]
-    ) -> dict[str, Any]:
-        """Load, tune, evaluate."""
-        config = self._config(how)
-        plan = plan_run(config).plan
-        prepare_process(plan)
-        torch.manual_seed(tuning.seed)
-        model: Any = load_model(config.model, plan)
-        if how.lora:
-            model = add_lora(model, config.lora)
-        held = {split: part for split, part in questions.items() if split != "train"}
-        peak = _Peak(plan)
-        result: dict[str, Any] = {
-            "forwards": 0,
-            "backwards": 0,
-            "train_seconds": 0.0,
-            "curve": [],
-            "facts": {},
-            "train_rows": 0,
-            "eval_rows": sum(map(len, held.values())),
-            "truncated": self.layout.too_long(
-                [self.layout.encode(q) for part in held.values() for q in part]
-            ),
-            "precision": plan.precision,
-            "weights": plan.weight_precision,
-        }
-        started = time.perf_counter()
-        if how.family == "none":
-            result["metrics"] = self._evaluate(model, one, held, None)
-            peak.take()
-        else:
-            self._tune(model, one, how, tuning, questions["train"], held, plan, peak, result)
-        result["score"] = _mean(result["metrics"].values())
-        result["seconds"] = round(time.perf_counter() - started, 3)
-        result["peak_memory_bytes"] = peak.bytes
-        return result
-
-    def _tune(
-        self,
-        model: Any,
-        one: Task,
-        how: Method,
-        tuning: Tuning,
-        train: list[Question],
-        held: Mapping[str, list[Question]],
-        plan: PlacementPlan,
-        peak: _Peak,
-        result: dict[str, Any],
-    ) -> None:
-        """Steps with an evaluation now and then. The figure that counts is the last: no best point is picked."""
-        engine = tuner(model, how, batches(one, train, self.layout, tuning), tuning, plan)
-        every = self.request.eval_every or max(1, math.ceil(tuning.steps / 4))
-        seconds, begun = 0.0, time.perf_counter()
-        figures = Figures(0, tuning.steps, 0.0)
-        self.progress.begin(figures)
-        for step in range(1, tuning.steps + 1):
-            before = time.perf_counter()
-            loss = engine.step()
-            seconds += time.perf_counter() - before
-            elapsed = time.perf_counter() - begun
-            figures = Figures(
-                step,
-                tuning.steps,
-                elapsed,
-                left=elapsed / step * (tuning.steps - step),
-                loss=loss,
-                learning_rate=tuning.learning_rate,
-                steps_per_second=step / seconds,
-            )
-            self.progress.update(figures)
-            self.progress.settle(figures)
-            if step % every and step < tuning.steps:
-                continue
-            peak.take()
-            # Zeroth-order passes compute in the weights' own format, gradients under autocast; so does evaluation.
-            metrics = self._evaluate(model, one, held, plan if how.family == "first" else None)
-            peak.restart()
-            point: dict[str, Any] = {"step": step, "forwards": engine.forwards, "backwards": engine.backwards}
-            point |= {"seconds": round(seconds, 3), "loss": loss}
-            result["curve"].append({**point, "score": _mean(metrics.values()), "metrics": metrics})
-            result["metrics"] = metrics
-        self.progress.end()
-        result |= {"forwards": engine.forwards, "backwards": engine.backwards}
-        result |= {"train_seconds": round(seconds, 3), "train_rows": len(train), "facts": engine.facts()}
-
-    def _evaluate(
-        self, model: Any, one: Task, held: Mapping[str, list[Question]], plan: PlacementPlan | None
-    ) -> dict[str, float]:
-        figures = evaluate(model, one, held, self.layout, plan, self.progress.evaluating)
-        self.progress.evaluated()
-        return figures
-
-
-class _Peak:
-    """Highest memory of the plan's devices, without what evaluation takes. Only CUDA's allocator keeps one."""
-
-    def __init__(self, plan: PlacementPlan) -> None:
-        self.devices = plan.devices if plan.kind == "cuda" else ()
-        self.bytes: int | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        for device in self.devices:
-            torch.cuda.reset_peak_memory_stats(device)
-
-    def take(self) -> None:
-        if self.devices:
-            now = sum(torch.cuda.max_memory_allocated(device) for device in self.devices)
-            self.bytes = max(self.bytes or 0, now)
-
-
-def _mean(values: Any) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)

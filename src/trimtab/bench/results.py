@@ -281,7 +281,7 @@ class Results:
         for method in methods:
             told = [c["settings"] for (_, m, _), c in self.cells.items() if m == method and c.get("settings")]
             names = [n for n in (told[0] if told else {}) if n not in ("task", "method", "seed", "data")]
-            values = {n: list(dict.fromkeys(str(s.get(n)) for s in told)) for n in names}
+            values = {n: list(dict.fromkeys(_words(s.get(n)) for s in told)) for n in names}
             said = ", ".join(f"{n} {' / '.join(v)}" for n, v in values.items() if v != ["None"])
             lines.append(f"- {method}: {said or 'nothing to set'}")
         return lines
@@ -313,6 +313,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
     return [lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]
+
+
+def _words(value: Any) -> str:
+    return (
+        ", ".join(f"{name} {part}" for name, part in value.items())
+        if isinstance(value, Mapping)
+        else str(value)
+    )
 
 
 def _title(metric: str) -> str:

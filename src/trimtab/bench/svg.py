@@ -70,10 +70,11 @@ def line_panel(
     height: int = 360,
     colours: Mapping[str, str] | None = None,
     bands: Mapping[str, Sequence[Span]] | None = None,
+    legend: bool = True,
 ) -> str:
     """`lines_plot` without the document around it. Points that are not finite are left out.
 
-    `bands` are drawn faintly behind the lines of the same names.
+    `bands` are drawn faintly behind the lines of the same names. Without a `legend` the lines have its room.
     """
     levels = levels or {}
     kept = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in series.items()}
@@ -82,7 +83,10 @@ def line_panel(
     ys = [y for points in kept.values() for _, y in points] + [v for v in levels.values() if math.isfinite(v)]
     ys += [y for band in spread.values() for _, *ends in band for y in ends]
     x_ticks, y_ticks = ticks(min(0.0, *xs), max(xs)), ticks(min(ys or [0.0]), max(ys or [1.0]))
-    left, right, top, bottom = 56, width - 150, 34, height - 46
+    names = [*kept, *levels]
+    aside = min(50 + 7 * max(map(len, names), default=0), width // 2) if legend else 20
+    left = max(56, 28 + 7 * max(len(_number(y)) for y in y_ticks))
+    right, top, bottom = width - aside, 34, height - 46
 
     def at(x: float, y: float) -> Point:
         across = (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
@@ -100,7 +104,6 @@ def line_panel(
     parts.append(_text((left + right) / 2, height - 10, x_label, anchor="middle"))
     middle = (top + bottom) / 2
     parts.append(_text(14, middle, y_label, anchor="middle", turn=f"rotate(-90 14 {middle:.1f})"))
-    names = [*kept, *levels]
     for number, name in enumerate(names):
         colour = (colours or {}).get(name) or COLOURS[number % len(COLOURS)]
         key = top + 8 + 18 * number
@@ -119,8 +122,9 @@ def line_panel(
         elif math.isfinite(levels[name]):
             _, place = at(x_ticks[0], levels[name])
             parts.append(f"<line x1='{left}' x2='{right}' y1='{place:.1f}' y2='{place:.1f}' {stroke}/>")
-        parts.append(f"<line x1='{right + 12}' x2='{right + 34}' y1='{key}' y2='{key}' {stroke}/>")
-        parts.append(_text(right + 40, key + 4, name))
+        if legend:
+            parts.append(f"<line x1='{right + 12}' x2='{right + 34}' y1='{key}' y2='{key}' {stroke}/>")
+            parts.append(_text(right + 40, key + 4, name))
     return "\n".join(parts)
 
 
@@ -136,7 +140,7 @@ def bars_plot(title: str, bars: Mapping[str, float], *, unit: str, width: int = 
         length = (right - left) * max(0.0, value) / longest if math.isfinite(value) else 0.0
         colour = COLOURS[number % len(COLOURS)]
         parts.append(f"<rect x='{left}' y='{y}' width='{length:.1f}' height='{row - 8}' fill='{colour}'/>")
-        shown = f"{_number(value)} {unit}" if math.isfinite(value) else "not measured"
+        shown = f"{value:.3g} {unit}" if math.isfinite(value) else "not measured"
         parts.append(_text(left + length + 6, y + 13, shown))
     if note:
         parts.append(_text(12, height - 10, note, size=11))
@@ -144,9 +148,12 @@ def bars_plot(title: str, bars: Mapping[str, float], *, unit: str, width: int = 
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from at most `low` to at least `high`: steps of 1, 2 or 5 times a power of ten."""
+    """Round numbers from at most `low` to at least `high`: steps of 1, 2 or 5 times a power of ten.
+
+    A single value is seen against 0: a constant rate of 0.001 would be flat 0 on a scale of ones.
+    """
     if not low < high:
-        low, high = low - 0.5, low + 0.5
+        low, high = min(0.0, low), max(0.0, low) or (0.0 if low else 1.0)
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)

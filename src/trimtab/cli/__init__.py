@@ -60,5 +60,7 @@ def main() -> None:
     try:
         app()
     except TrimtabError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from trimtab.config.problems import without_secrets
+
+        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)

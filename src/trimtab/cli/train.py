@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +31,7 @@ def train(
     from trimtab.cli.arguments import config_from
     from trimtab.errors import RequestError
     from trimtab.recipes.planning import plan_run
-    from trimtab.recipes.run_folder import default_folder, open_run_folder
+    from trimtab.recipes.run_folder import RunFolder, default_folder, failure_kept, open_run_folder
 
     config, origin = config_from(arguments or [])
     planned = plan_run(config)
@@ -51,19 +52,16 @@ def train(
         _announce(config, origin, planned)
         run = open_run_folder(config)
     else:
-        from pathlib import Path
-
-        from trimtab.recipes.run_folder import RunFolder
-
-        run = RunFolder(Path(config.output_dir))
-    quiet_libraries()
-    run_recipe = getattr(import_module(f"trimtab.recipes.{config.recipe}"), RECIPES[config.recipe])
+        run = RunFolder(Path(config.output_dir).expanduser())
 
     def say(text: str) -> None:
         if main:
             print(text, flush=True)
 
-    summary = run_recipe(config, planned.plan, run, say)
+    with failure_kept(run, config, planned.plan, launcher.rank):
+        quiet_libraries()
+        run_recipe = getattr(import_module(f"trimtab.recipes.{config.recipe}"), RECIPES[config.recipe])
+        summary = run_recipe(config, planned.plan, run, say)
     if main:
         _conclude(config, summary)
     if summary["status"] != "finished":

@@ -93,6 +93,7 @@ _SAME_VALUE = {
     "grpo.mask_truncated": "mask_truncated_completions",
     "grpo.use_vllm": "use_vllm",
     "grpo.vllm_mode": "vllm_mode",
+    "grpo.vllm_server_base_url": "vllm_server_base_url",
     "grpo.vllm_memory": "vllm_gpu_memory_utilization",
     "grpo.show_completions": "num_completions_to_print",
 }

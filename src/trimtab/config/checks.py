@@ -357,6 +357,19 @@ def _vllm_and_split(config: Config) -> Finding | None:
     )
 
 
+@_rule("grpo.use_vllm", "grpo.vllm_mode", "grpo.vllm_server_base_url", "recipe")
+def _vllm_address(config: Config) -> Finding | None:
+    grpo, key = config.grpo, "grpo.vllm_server_base_url"
+    if config.recipe != "grpo" or grpo.vllm_server_base_url == Config().grpo.vllm_server_base_url:
+        return None
+    if not (grpo.use_vllm and grpo.vllm_mode == "server"):
+        change = "remove it, or set grpo.use_vllm: true and grpo.vllm_mode: server"
+        return Finding(key, "has no effect: no vLLM server generates", change, warning=True)
+    if re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", grpo.vllm_server_base_url):
+        return None
+    return Finding(key, "is not the address of a server", "write e.g. http://localhost:8000")
+
+
 _NOT_GRPO = ("data.format", "data.packing", "data.train_on", "training.group_by_length")
 
 

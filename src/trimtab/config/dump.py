@@ -10,14 +10,16 @@ from trimtab.config.checks import is_given, run_checks
 from trimtab.config.keys import SECTIONS, SHORTHANDS
 from trimtab.config.read import Dumper
 from trimtab.config.schema import Config
+from trimtab.config.secrets import refuse_secrets
 
 
 def dump_config(config: Config) -> str:
     """Every setting of the run as YAML; `load_config` reads it back to an equal `Config`.
 
     A default that would read as a conflict once written down (`epochs` next to `max_steps`) stays out, and a
-    comment names it.
+    comment names it. A setting that holds a secret is an error: what is written here is kept and shown.
     """
+    refuse_secrets(config)
     tree = config.model_dump()
     left_out = _silent_defaults(config)
     for key in left_out:

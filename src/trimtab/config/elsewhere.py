@@ -215,6 +215,11 @@ _ROWS: list[tuple[str, str, tuple[Any, ...]]] = [
         "average_tokens_across_devices eval_do_concat_batches log_on_each_node skip_memory_metrics",
         _ANY_BOOLEAN,
     ),
+    (
+        "write grpo.vllm_server_base_url: http://HOST:PORT",
+        "vllm_server_host vllm_server_port",
+        (None, "0.0.0.0", "localhost", 8000),
+    ),
     (_REMOVE, "log_level log_level_replica", (None, "passive", "warning")),
     (_REMOVE, "include_num_input_tokens_seen", (None, False, "no")),
     (_REMOVE, "length_column_name", (None, "length")),

@@ -315,7 +315,10 @@ class GrpoSettings(Section):
     """Generate with vLLM (an extra, for CUDA)."""
 
     vllm_mode: Literal["colocate", "server"] = "colocate"
-    """vLLM inside the training processes, or a server started with `trl vllm-serve`."""
+    """vLLM inside the training processes, or a server of your own (docs/grpo.md says what it is started with)."""
+
+    vllm_server_base_url: Annotated[str, Field(min_length=1)] = "http://localhost:8000"
+    """Where the server of `vllm_mode: server` answers."""
 
     vllm_memory: Annotated[float, Field(gt=0, lt=1)] = 0.3
     """Share of a GPU's memory that vLLM takes when it shares the GPU."""

@@ -29,6 +29,7 @@ from trimtab.config.keys import (
 from trimtab.config.problems import Problem, show
 from trimtab.config.read import Given
 from trimtab.config.schema import Config
+from trimtab.config.secrets import secret_in
 
 _WORD_FOR = {
     bool: "true or false",
@@ -74,7 +75,7 @@ def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]
     """The config, or None with the reasons added to `problems`. Keys in `wrong` are known to be so already."""
     usable = {key: _as_text(setting) for key, setting in found.items() if key not in wrong}
     for key, setting in list(usable.items()):
-        problem = _before_pydantic(setting)
+        problem = _secret(setting) or _before_pydantic(setting)
         if problem:
             problems.append(problem)
             wrong.add(key)
@@ -121,6 +122,14 @@ def _as_text(setting: Setting) -> Setting:
     if text is None or not number or takes & {"integer", "number"} or not takes & {"string", "object"}:
         return setting
     return Setting(setting.key, text, setting.given)
+
+
+def _secret(setting: Setting) -> Problem | None:
+    """A value that may not be kept; nothing of it is shown."""
+    why = secret_in(setting_of(setting.key) or setting.key, setting.value)
+    if why is None:
+        return None
+    return Problem(setting.key, "(not shown)", *why, setting.given.origin)
 
 
 def _before_pydantic(setting: Setting) -> Problem | None:

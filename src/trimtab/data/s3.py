@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
+from trimtab.config.problems import has_key, has_login
 from trimtab.errors import RequestError
 
 T = TypeVar("T")
@@ -105,11 +105,11 @@ def fetch(
 def _refuse_embedded_credentials(address: str, endpoint: str | None, setting: str) -> None:
     """`user:secret@host` would end up in saved configs and in the libraries' debug logs."""
     for name, url in ((setting, address), ("data.endpoint_url or AWS_ENDPOINT_URL", endpoint or "")):
-        if "@" in urlsplit(url).netloc:
+        if has_login(url) or has_key(url):
             raise RequestError.of(
-                f"{name}: the address has credentials in it (a part before `@`)",
+                f"{name}: the address has credentials in it",
                 "addresses are logged and saved with the run",
-                "remove that part, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+                "remove them, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
             )
 
 

@@ -6,7 +6,7 @@ import ast
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause
-from trimtab.diagnose.rules import assignment, birth
+from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
 from trimtab.diagnose.verdict import Verdict
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -80,6 +81,12 @@ def read_run(run_dir: Path) -> FinishedRun:
         weights = run_dir / "model"
         needed = [weights / "config.json"]
     missing = [file for file in [*needed, run_dir / "summary.json"] if not file.is_file()]
+    if not missing and json.loads((run_dir / "summary.json").read_text(encoding="utf-8")).get("error"):
+        raise RequestError.of(
+            f"{run_dir}: the run failed, as its summary.json says",
+            "what it kept may be of another run, or not whole",
+            "finish it: the same `trimtab train` command with training.resume=true",
+        )
     if config.method == "full" and not any(weights.glob("*.safetensors")):
         missing.append(weights / "*.safetensors")
     if missing:

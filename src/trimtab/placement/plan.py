@@ -41,12 +41,14 @@ class MemoryShare:
     cache: int = 0
     """Keys and values while generating. They are gone when activations come, so the larger of the two counts."""
     overhead: int = 0
+    reserved: int = 0
+    """What an engine beside the training takes for itself: vLLM's share (GRPO)."""
     capacity: int = 0
 
     @property
     def needed(self) -> int:
         working = max(self.activations, self.cache)
-        return self.weights + self.gradients + self.optimizer + working + self.overhead
+        return self.weights + self.gradients + self.optimizer + working + self.overhead + self.reserved
 
     @property
     def fits(self) -> bool:

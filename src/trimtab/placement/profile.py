@@ -39,6 +39,8 @@ class Workload:
     """Sequences that are generated at once, each up to `max_length` (GRPO)."""
     reference: bool = False
     """Whether a second, frozen copy of all weights is held (GRPO's KL term without an adapter)."""
+    reserved_share: float = 0.0
+    """Share of each GPU's whole memory that an engine beside the training takes (GRPO with vLLM)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ class ModelProfile:
         *,
         capacity: int,
         overhead: int = 0,
+        reserved: int = 0,
         shards: int = 1,
     ) -> MemoryShare:
         """What `parts` need on one device; with `shards` > 1 their state is spread over that many processes."""
@@ -112,6 +115,7 @@ class ModelProfile:
             activations=working,
             cache=layers * work.generated * work.max_length * self.key_value * BYTES[weights],
             overhead=overhead,
+            reserved=reserved,
             capacity=capacity,
         )
 

@@ -34,14 +34,16 @@ class Sizing:
     def share(self, device: str, shards: int = 1) -> MemoryShare:
         """What the whole model, or one of its shards, needs on a device."""
         assert self.profile is not None
-        gpu = self.hardware.get(device)
+        gpu, cuda = self.hardware.get(device), device.startswith("cuda")
         return self.profile.share(
             self.profile.parts,
             self.weights,
             self.compute,
             self.work,
             capacity=gpu.free_bytes if gpu else self.hardware.cpu.free_bytes // self.local_processes,
-            overhead=CUDA_CONTEXT_BYTES if device.startswith("cuda") else 0,
+            overhead=CUDA_CONTEXT_BYTES if cuda else 0,
+            # vLLM takes its share of the whole device, whatever is free.
+            reserved=int(self.work.reserved_share * gpu.total_bytes) if gpu and cuda else 0,
             shards=shards,
         )
 
@@ -105,6 +107,11 @@ class Sizing:
             )
         return device_map, memory
 
+    @property
+    def _smaller(self) -> str:
+        beside = "lower grpo.vllm_memory or set grpo.vllm_mode=server; " if self.work.reserved_share else ""
+        return beside + SMALLER
+
     def misfit(self, device: str) -> str:
         return "one GPU is too small: " + _figures(device, self.share(device))
 
@@ -112,8 +119,8 @@ class Sizing:
         return PlacementError.of(
             f"the model does not fit on {device}",
             _figures(device, share or self.share(device)),
-            f"{SMALLER}; or use more or larger GPUs (device=cuda takes all that are visible when model_parallel, "
-            "sharding and processes are left out)",
+            f"{self._smaller}; or use more or larger GPUs (device=cuda takes all that are visible when "
+            "model_parallel, sharding and processes are left out)",
         )
 
     def tight_note(self, device: str) -> str | None:
@@ -124,7 +131,8 @@ class Sizing:
 
 
 def _figures(device: str, share: MemoryShare) -> str:
+    vllm = f", {share.reserved / GIB:.1f} GiB of it for vLLM (grpo.vllm_memory)" if share.reserved else ""
     return (
-        f"{device} would need about {share.needed / GIB:.1f} GiB (estimate) and has "
+        f"{device} would need about {share.needed / GIB:.1f} GiB (estimate{vllm}) and has "
         f"{share.capacity / GIB:.1f} GiB free"
     )

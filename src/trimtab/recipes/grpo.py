@@ -89,7 +89,7 @@ def run_grpo(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = pri
 
     answers_before = first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
     try:
-        summary = train(trainer, config, plan, data, checkpoint, monitor, stop)
+        summary = train(trainer, config, plan, run, data, checkpoint, monitor, stop)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(config, plan) from error
     names = [function.__name__ for function in rewards.functions]
@@ -186,6 +186,7 @@ def _generation(config: Config) -> dict[str, Any]:
     return {
         "use_vllm": True,
         "vllm_mode": grpo.vllm_mode,
+        "vllm_server_base_url": grpo.vllm_server_base_url.rstrip("/") if grpo.vllm_mode == "server" else None,
         "vllm_gpu_memory_utilization": grpo.vllm_memory,
         # By itself it makes room for the model's whole context, which may be more than its share holds.
         "vllm_max_model_length": prompt_limit(config) + grpo.max_completion_length,

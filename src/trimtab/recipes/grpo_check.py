@@ -13,10 +13,12 @@ from typing import Any
 
 from trimtab.config import Config
 from trimtab.config.defaults import with_recipe_defaults
+from trimtab.config.problems import without_secrets
 from trimtab.data.prompts import PromptData, prepare_prompts, prompt_limit
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model_config, load_tokenizer
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.vllm_server import server_fault
 from trimtab.rewards import Rewards, load_rewards
 from trimtab.rewards.builtin import final_answer
 from trimtab.rewards.sandbox import network_is_cut
@@ -203,6 +205,8 @@ def _memory(plan: PlacementPlan) -> list[Checked]:
     checks = []
     for device, share in plan.memory.items():
         told = f"{device}: about {share.needed / GIB:.2f} GiB of {share.capacity / GIB:.1f} GiB (estimate)"
+        if share.reserved:
+            told += f", {share.reserved / GIB:.2f} GiB of it for vLLM (grpo.vllm_memory)"
         if share.cache:
             told += f", {share.cache / GIB:.2f} GiB of it for the cache while generating"
         # The CPU can borrow from the disk, so a lack there is told and not refused; so the plan has it.
@@ -249,18 +253,16 @@ def _vllm(config: Config, plan: PlacementPlan) -> Checked:
         told = "TRL's vespo corrects for vLLM by token, and its default is by sequence; set another grpo.loss_type"
         return Checked("vllm", False, f"{told}, or grpo.use_vllm=false")
     if not colocate:
-        return Checked("vllm", True, "generates on a server of its own, at port 8000 of this machine")
+        fault = server_fault(grpo.vllm_server_base_url)
+        return Checked(
+            "vllm", fault is None, fault or f"generates on {grpo.vllm_server_base_url}, which answers"
+        )
     if plan.strategy == "split":
         told = "shares the GPUs with a model that the plan splits over all of them; set grpo.vllm_mode=server"
         return Checked("vllm", False, f"{told} with a GPU of its own, or grpo.use_vllm=false")
     taken = f"takes {grpo.vllm_memory:.0%} of each GPU (grpo.vllm_memory)"
-    for device, share in plan.memory.items():
-        if share.needed > (1 - grpo.vllm_memory) * share.capacity:
-            needs = f"{share.needed / GIB:.2f} of {share.capacity / GIB:.1f} GiB"
-            told = f"{taken}, and training needs about {needs} on {device}; lower training.batch_size"
-            return Checked("vllm", False, f"{told} or grpo.vllm_memory, or set grpo.vllm_mode=server")
-    return Checked("vllm", True, taken)
+    return Checked("vllm", True, f"{taken}, which the plan counts")
 
 
 def _indented(error: Exception) -> str:
-    return str(error).replace("\n", "\n      ")
+    return without_secrets(str(error)).replace("\n", "\n      ")

@@ -64,6 +64,9 @@ def workload(config: Config) -> Workload:
         lanes=lanes,
         anchors=zeroth is not None and zeroth.method == "dizo",
         generated=generated if grpo is not None and not grpo.use_vllm else 0,
+        reserved_share=grpo.vllm_memory
+        if grpo is not None and grpo.use_vllm and grpo.vllm_mode == "colocate"
+        else 0.0,
         reference=grpo is not None and grpo.beta > 0 and config.method == "full",
     )
 

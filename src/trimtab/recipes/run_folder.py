@@ -1,15 +1,22 @@
-"""The folder that a run keeps: what is in it, and when it may be written to. It never deletes without being asked."""
+"""The folder that a run keeps: what is in it, when it may be written to, and how a run that fails ends in it.
+
+It never deletes without being asked.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config import Config, dump_config
+from trimtab.config.problems import without_secrets
 from trimtab.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,13 +34,22 @@ OURS = (
     "report.html",
 )
 OUR_FOLDERS = ("adapter", "model", "checkpoints", "export")
+SUMMARY = "summary.json"
+_ERROR_LINES = 30
+_ERROR_CHARACTERS = 4000
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
-    """Paths inside one run's folder."""
+    """Paths inside one run's folder, and how far the run has come."""
 
     path: Path
+    opened: float = field(default_factory=time.time)
+    begun: bool = False
+    """Whether this process has written to the folder what the run is, or has begun to train."""
+    step: int | None = None
+    """The last whole step, once training has begun."""
+    planned_steps: int | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -59,10 +75,21 @@ class RunFolder:
         (self.path / "config.yaml").write_text(dump_config(kept), encoding="utf-8")
         plan.save(self.path / "plan.json")
         self.write_json("data.json", data)
+        self.begun = True
+
+    def reached(self, step: int, planned_steps: int) -> None:
+        """So many whole steps are done; told by a recipe at the latest when it fails."""
+        self.begun, self.step, self.planned_steps = True, step, planned_steps
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Written beside its place and renamed, so that it is whole or as it was."""
         text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
-        (self.path / name).write_text(text + "\n", encoding="utf-8")
+        scratch = self.path / f".{name}.{os.getpid()}"
+        try:
+            scratch.write_text(text + "\n", encoding="utf-8")
+            scratch.replace(self.path / name)
+        finally:
+            scratch.unlink(missing_ok=True)
 
     def read_json(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -88,7 +115,9 @@ def open_run_folder(config: Config) -> RunFolder:
     held = [name for name in (*OURS, *OUR_FOLDERS) if (run.path / name).exists()]
     if config.training.resume:
         return run
-    if held and not config.overwrite:
+    # A run that failed before it began has left nothing but the reason.
+    never_began = set(held) <= {SUMMARY, "report.html"} and _failed(run)
+    if held and not config.overwrite and not never_began:
         resumable = run.newest_checkpoint() is not None
         raise RequestError.of(
             f"output_dir={config.output_dir} already holds a run ({', '.join(held[:4])})",
@@ -101,6 +130,67 @@ def open_run_folder(config: Config) -> RunFolder:
         shutil.rmtree(target) if target.is_dir() else target.unlink()
     run.path.mkdir(parents=True, exist_ok=True)
     return run
+
+
+@contextmanager
+def failure_kept(run: RunFolder, config: Config, plan: PlacementPlan, rank: int = 0) -> Iterator[None]:
+    """A run that ends by an error says so in its folder, as `summary.json`; the error goes up as it is.
+
+    Of several processes the first that fails writes: it knows the cause, which the others only feel.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        try:
+            _keep_failure(run, config, plan, rank, error)
+        except OSError as lost:
+            error.add_note(f"The run's folder does not tell this failure: {lost}")
+        raise
+
+
+def _keep_failure(
+    run: RunFolder, config: Config, plan: PlacementPlan, rank: int, error: BaseException
+) -> None:
+    # A request to go on that came to nothing leaves what the earlier run wrote, or another folder, as it is.
+    mistaken = bool(config.training.resume) and not run.begun
+    if mistaken or not run.path.is_dir() or _told(run):
+        return
+    checkpoint = run.newest_checkpoint()
+    text = without_secrets(str(error))[:_ERROR_CHARACTERS]
+    run.write_json(
+        SUMMARY,
+        {
+            "status": "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
+            "recipe": config.recipe,
+            "error": {
+                "kind": type(error).__name__,
+                "message": "\n".join(text.splitlines()[:_ERROR_LINES]),
+            },
+            **({"rank": rank} if plan.processes > 1 else {}),
+            "steps": run.step,
+            "planned_steps": run.planned_steps,
+            "checkpoint": str(checkpoint.relative_to(run.path)) if checkpoint is not None else None,
+            "ended": round(time.time(), 3),
+            "device": plan.device,
+            "precision": plan.precision,
+            "strategy": plan.strategy,
+        },
+    )
+
+
+def _told(run: RunFolder) -> bool:
+    """Whether this very run has told its end: another process failed first, or the result was kept before this."""
+    summary = run.path / SUMMARY
+    return summary.is_file() and summary.stat().st_mtime >= run.opened
+
+
+def _failed(run: RunFolder) -> bool:
+    """Whether the folder's summary is one that `failure_kept` wrote."""
+    try:
+        summary = run.read_json(SUMMARY)
+    except (FileNotFoundError, ValueError):
+        return False
+    return "error" in summary
 
 
 def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:

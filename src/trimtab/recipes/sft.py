@@ -79,7 +79,7 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
 
     answers_before = first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
     try:
-        summary = train(trainer, config, plan, data, checkpoint, monitor, stop)
+        summary = train(trainer, config, plan, run, data, checkpoint, monitor, stop)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(config, plan) from error
     if not stop.stopped:

@@ -37,6 +37,7 @@ def train(
     trainer: Any,
     config: Config,
     plan: PlacementPlan,
+    run: RunFolder,
     data: PreparedData | PromptData,
     checkpoint: Path | None,
     monitor: MonitorCallback,
@@ -47,6 +48,7 @@ def train(
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
+        run.reached(trainer.state.global_step, trainer.state.max_steps)
         stop.restore()
         monitor.close()
     return {

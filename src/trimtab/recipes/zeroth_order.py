@@ -145,6 +145,7 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
         except torch.OutOfMemoryError as error:
             raise _out_of_memory(config, plan) from error
         finally:
+            run.reached(progress.step, total)
             stop.restore()
 
         seconds = time.perf_counter() - started

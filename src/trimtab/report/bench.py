@@ -15,7 +15,16 @@ from trimtab.report.frame import drawing, facts, page, raw_table, section, text
 
 TITLES = {"glue+": "GLUE+ benchmark", "memory": "Memory benchmark", "speed": "Speed benchmark"}
 _CODE = re.compile(r"`([^`]+)`")
-_TOLD = ("date", "command", "model_shown", "machine", "device", "device_reason", "torch", "trimtab")
+_TOLD = {
+    "date": "date",
+    "command": "command",
+    "model_shown": "model",
+    "machine": "machine",
+    "device": "device",
+    "device_reason": "why there",
+    "torch": "torch",
+    "trimtab": "trimtab",
+}
 
 
 def bench_page(path: Path, content: Mapping[str, Any]) -> str:
@@ -24,8 +33,10 @@ def bench_page(path: Path, content: Mapping[str, Any]) -> str:
     markdown, plots = _rendered(path, content)
     title = TITLES[header["benchmark"]]
     failed = failures(content)
-    state = f"{count_of(len(cells), 'cell')} measured, {len(failed)} failed"
-    told = {k.replace("_", " "): header.get(k) for k in _TOLD}
+    done = sum(cell["status"] == "finished" for cell in cells)
+    state = f"{done} of {count_of(len(cells), 'cell')} measured, {len(failed)} failed"
+    told = {name: header.get(key) for key, name in _TOLD.items()}
+    first, rest = _parted(list(html_of(markdown)))
     reasons = [f"<p><strong>{text(name)}</strong>: {text(reason)}</p>" for name, reason in failed.items()]
     kind = "fault" if failed else "clean" if cells else "warning"
     return page(
@@ -33,10 +44,21 @@ def bench_page(path: Path, content: Mapping[str, Any]) -> str:
         [
             f"<h1>{title} <code>{text(path.resolve().name)}</code></h1>",
             section(state if cells else "no cell was measured yet", [*reasons, facts(told)], kind=kind),
-            section("Plots", (drawing(plot, name.removesuffix(".svg")) for name, plot in plots.items())),
-            section("Tables", html_of(markdown)),
+            section("Results", first),
+            section(
+                "Plots",
+                (drawing(plot, f"{title}: {name.removesuffix('.svg')}") for name, plot in plots.items()),
+            ),
+            section("Details", rest),
         ],
     )
+
+
+def _parted(blocks: list[str]) -> tuple[list[str], list[str]]:
+    """What stands up to the second heading, which has the first table, and all that follows."""
+    headings = [place for place, block in enumerate(blocks) if block.startswith("<h3>")]
+    cut = headings[1] if len(headings) > 1 else len(blocks)
+    return blocks[:cut], blocks[cut:]
 
 
 def failures(content: Mapping[str, Any]) -> dict[str, str]:

@@ -7,7 +7,7 @@ that no peak is lost. The caption says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.bench import svg
@@ -16,7 +16,7 @@ from trimtab.report.run_facts import Row, number
 
 COLUMNS = 300
 """Columns of pixels of a curve; up to twice as many points are drawn as they are."""
-_WIDTH, _HEIGHT = 560, 280
+_WIDTH, _HEIGHT = 500, 260
 _GIB = 2**30
 _NO_CURVE = {"step", "time", "epoch", "elapsed_seconds", "num_tokens", "eval_num_tokens"}
 _NO_CURVE_ENDINGS = ("_runtime", "_samples_per_second", "_steps_per_second")
@@ -86,7 +86,9 @@ def _wanted(logged: Sequence[str]) -> Iterable[Panel]:
     yield Panel("Entropy", "nats", _both("entropy", logged))
     yield Panel("Groups whose rewards are all the same", "share", _both("frac_reward_zero_std", logged))
     for what in ("tokens", "steps"):
-        yield Panel(f"Pace in {what}", "a second", _some([Series(f"{what}_per_second", "train")], logged))
+        yield Panel(
+            f"Pace in {what}", f"{what} a second", _some([Series(f"{what}_per_second", "train")], logged)
+        )
     yield Panel("Memory", "GiB", _some(_memory(logged), logged))
     busy = [Series(k, k.partition("/")[2]) for k in logged if k.startswith("busy/")]
     yield Panel("Busy share of each device", "share", busy)
@@ -134,7 +136,7 @@ def draw(panel: Panel, rows: Sequence[Row]) -> str:
         ]
         if around:
             bands[one.name] = thin_band(around)
-    caption = []
+    caption = [*(bands if len(lines) == 1 else ()), _last(lines)]
     if told < all_points:
         caption.append(f"{told:,} of {all_points:,} points: the lowest and the highest of each column")
     if broken:
@@ -149,12 +151,20 @@ def draw(panel: Panel, rows: Sequence[Row]) -> str:
                 width=_WIDTH,
                 height=_HEIGHT,
                 bands=bands,
+                legend=len(lines) > 1,  # one line is what the title and the caption say
             )
         ],
         _WIDTH,
         _HEIGHT,
     )
-    return drawing(picture, panel.title, "; ".join(caption))
+    return drawing(picture, panel.title, "; ".join(filter(None, caption)))
+
+
+def _last(lines: Mapping[str, Sequence[svg.Point]]) -> str:
+    """The last value of each line, for those who cannot see it or do not want to read it off."""
+    ends = {name: max(points)[1] for name, points in lines.items() if points}
+    named = (f"{name} {value:.4g}" if len(ends) > 1 else f"{value:.4g}" for name, value in ends.items())
+    return f"last: {', '.join(named)}" if ends else ""
 
 
 def thin(points: Sequence[svg.Point], columns: int = COLUMNS) -> list[svg.Point]:

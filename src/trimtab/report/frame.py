@@ -27,10 +27,13 @@ section { border: 1px solid var(--line); border-left-width: .4rem; border-radius
 .fault { border-left-color: var(--fault); } .warning, .unproven { border-left-color: var(--warning); }
 .clean { border-left-color: var(--clean); }
 dl { display: grid; grid-template-columns: minmax(5rem, max-content) 1fr; gap: .3rem 1rem; margin: .6rem 0 0; }
-dt { opacity: .65; } dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
+dl.wide { grid-template-columns: repeat(auto-fill, minmax(14rem, 1fr)); }
+dl.wide > div { display: flex; flex-wrap: wrap; gap: 0 .6rem; }
+dt { opacity: .75; } dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
 code, pre { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; margin: .3rem 0; }
 table { border-collapse: collapse; margin: .5rem 0; }
+td { font-variant-numeric: tabular-nums; }
 td, th { border-bottom: 1px solid var(--line); padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
 p { margin: .5rem 0; } .note { opacity: .75; font-size: .9rem; } summary { cursor: pointer; }
 nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; } nav a { color: inherit; }
@@ -39,6 +42,10 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; } nav a { color: inherit;
 figure { margin: 0; } figcaption { opacity: .75; font-size: .85rem; }
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; } svg > rect { fill: none; }
 svg line[stroke="#ddd"] { stroke: var(--line); }
+@media (prefers-color-scheme: dark) {
+  :root { --fault: #ef5350; --warning: #ffa726; --clean: #66bb6a; }
+  svg g > :not(text) { filter: brightness(1.7); }
+}
 """
 
 
@@ -92,15 +99,24 @@ def raw_table(head: Sequence[object], rows: Iterable[Sequence[str]]) -> str:
     lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
     if not lines:
         return ""
-    first = "<tr>" + "".join(f"<th>{text(name)}</th>" for name in head) + "</tr>"
+    first = "<tr>" + "".join(f'<th scope="col">{text(name)}</th>' for name in head) + "</tr>"
     return "\n".join(["<table>", first, *lines, "</table>"])
 
 
-def facts(values: Mapping[str, Any]) -> str:
-    """Names with their values; what is empty is left out, and what has parts is told in one line."""
+def facts(values: Mapping[str, Any], *, wide: bool = False) -> str:
+    """Names with their values; what is empty is left out, and what has parts is told in one line.
+
+    `wide` sets short ones side by side.
+    """
     told = {name: plain(value) for name, value in values.items()}
-    listed = "".join(f"<dt>{text(n)}</dt><dd>{text(v)}</dd>" for n, v in told.items() if v)
-    return f"<dl>{listed}</dl>" if listed else ""
+    pairs = [f"<dt>{text(n)}</dt><dd>{text(v)}</dd>" for n, v in told.items() if v]
+    if not pairs:
+        return ""
+    return (
+        f'<dl class="wide"><div>{"</div><div>".join(pairs)}</div></dl>'
+        if wide
+        else f"<dl>{''.join(pairs)}</dl>"
+    )
 
 
 def plain(value: Any) -> str:

@@ -17,9 +17,21 @@ from trimtab.report.run_facts import Event, RunFacts, moment
 STEPS_SHOWN = 12
 """Steps whose completions are on the page; the others are in metrics.jsonl."""
 _KINDS = {"finished": "clean", "interrupted": "warning", "unfinished": "warning", "failed": "fault"}
-_APART = ("status", "recipe", "eval_loss", "metrics", "samples", "completions", "evaluations")
+_APART = (
+    "status",
+    "steps",
+    "planned_steps",
+    "recipe",
+    "error",
+    "ended",
+    "eval_loss",
+    "metrics",
+    "samples",
+    "completions",
+    "evaluations",
+)
 _RENAMED = {"train seconds": "trained for", "rewards": "reward weights"}
-_PARTS = ("weights", "gradients", "optimizer", "activations", "cache", "overhead")
+_PARTS = ("weights", "gradients", "optimizer", "activations", "cache", "overhead", "reserved")
 
 
 def run_page(run: RunFacts) -> str:
@@ -63,8 +75,8 @@ def _head(run: RunFacts) -> Iterable[str]:
     told = {_RENAMED.get(name, name): value for name, value in told.items()}
     times = [row["time"] for row in run.rows]
     if times:
-        told |= {"first row": moment(times[0]), "last row": moment(times[-1])}
-    yield facts(told)
+        told |= {"first logged": moment(times[0]), "last logged": moment(times[-1])}
+    yield facts(told, wide=True)
 
 
 def _results(run: RunFacts) -> str:
@@ -75,14 +87,10 @@ def _results(run: RunFacts) -> str:
         if not isinstance(pair, Mapping) or pair.get("before") is pair.get("after") is None:
             continue
         before, after = pair.get("before"), pair.get("after")
-        change = ""
-        if isinstance(before, int | float) and isinstance(after, int | float):
-            change = f"{after - before:+.4g}"
-        rows.append((name, plain(before) or "–", plain(after) or "–", change))
+        rows.append((name, *_change(before, after)))
     logged = [row["loss"] for row in run.of_phase("train") if isinstance(row.get("loss"), int | float)]
     if len(logged) > 1 and run.recipe != "grpo":  # whose loss says nothing about how good the answers are
-        change = f"{logged[-1] - logged[0]:+.4g}"
-        rows.append(("train loss, first and last logged", plain(logged[0]), plain(logged[-1]), change))
+        rows.append(("train loss, first and last logged", *_change(logged[0], logged[-1])))
     notes = []
     if run.recipe == "grpo" and rows:
         notes.append("Mean rewards are those of the first and of the last fifth of the logged steps.")
@@ -90,6 +98,17 @@ def _results(run: RunFacts) -> str:
         notes.append("Held-out figures are those of the untouched and of the kept weights.")
     told = f'<p class="note">{" ".join(notes)}</p>' if notes else ""
     return table(["", "before", "after", "change"], rows) + told
+
+
+def _change(before: Any, after: Any) -> tuple[str, str, str]:
+    """Two figures and what lies between them, all with as many places."""
+    if not isinstance(before, int | float) or not isinstance(after, int | float):
+        return plain(before) or "–", plain(after) or "–", ""
+    largest = max(abs(before), abs(after))
+    if not 0.01 <= largest < 10_000:
+        return plain(before), plain(after), f"{after - before:+.4g}"
+    places = 3 if largest < 10 else 2 if largest < 100 else 1
+    return f"{before:.{places}f}", f"{after:.{places}f}", f"{after - before:+.{places}f}"
 
 
 def _curves(run: RunFacts) -> Iterable[str]:
@@ -119,18 +138,23 @@ def _completions(run: RunFacts) -> Iterable[str]:
             f'<p class="note">{len(shown)} of {len(steps):,} logged steps, evenly spread; '
             "all are in metrics.jsonl.</p>"
         )
+    if all(len(row["samples"]) == 1 for row in shown):
+        yield _samples([row["samples"][0] for row in shown], [row["step"] for row in shown])
+        return
     for number, row in enumerate(shown):
         samples = row["samples"]
         named = f"Step {row['step']}, {count_of(len(samples), 'completion')}"
         yield folded(named, _samples(samples), opened=number in (0, len(shown) - 1))
 
 
-def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
+def _samples(samples: Sequence[Mapping[str, Any]], steps: Sequence[int] = ()) -> str:
+    """A row for each completion; with its step where `steps` has one for each."""
     functions = list(dict.fromkeys(name for sample in samples for name in sample.get("rewards", {})))
     return raw_table(
-        ["prompt", "completion", *functions, "advantage"],
+        [*(["step"] if steps else []), "prompt", "completion", *functions, "advantage"],
         (
             [
+                *(f"{step:,}" for step in steps[place : place + 1]),
                 *(
                     f'<div class="said">{long_text(sample.get(k, ""))}</div>'
                     for k in ("prompt", "completion")
@@ -138,7 +162,7 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
                 *(text(plain(sample.get("rewards", {}).get(name)) or "–") for name in functions),
                 text(plain(sample.get("advantage")) or "–"),
             ]
-            for sample in samples
+            for place, sample in enumerate(samples)
         ),
     )
 

@@ -85,23 +85,26 @@ class RunFacts:
     @property
     def resumed_since(self) -> bool:
         """Whether the run went on after it wrote its summary, and has written none since."""
-        resumed = [int(row["step"]) for row in self.rows if row["phase"] == "resume"]
-        return self.summary.get("status") == "interrupted" and max(resumed, default=-1) >= self.summary.get(
-            "steps", math.inf
-        )
+        resumed = self.of_phase("resume")
+        ended = number(self.summary.get("ended"))
+        if ended is not None:
+            return any(row["time"] > ended for row in resumed)
+        latest = max((int(row["step"]) for row in resumed), default=-1)
+        return self.summary.get("status") == "interrupted" and latest >= self.summary.get("steps", math.inf)
 
     @property
     def status(self) -> Status:
         """As the run itself has written it; without a summary only a failure is certain."""
-        said = self.summary.get("status")
-        if said in ("finished", "interrupted") and not self.resumed_since:
-            return "finished" if said == "finished" else "interrupted"
+        known: tuple[Status, ...] = ("finished", "interrupted", "failed")
+        for said in known:
+            if self.summary.get("status") == said and not self.resumed_since:
+                return said
         return "failed" if self.of_phase("nonfinite") else "unfinished"
 
     @property
     def status_line(self) -> str:
         """The status and what it rests on, in one sentence."""
-        steps = self.summary.get("steps", self.last_step)
+        steps = self.summary.get("steps", self.last_step) if "error" not in self.summary else self._reached
         planned = self.summary.get("planned_steps") or self.setting("training", "max_steps")
         done = "no step was written" if steps is None else count_of(int(steps), "step")
         if steps is not None and planned:
@@ -110,13 +113,38 @@ class RunFacts:
             case "finished":
                 return f"finished: {done}"
             case "interrupted":
-                return f"interrupted: {done}; training.resume=true goes on from the last checkpoint"
+                return f"interrupted: {done}; {self._way_on}"
+            case "failed" if self.summary.get("status") == "failed":
+                where = "before its first step" if not steps else f"after {done}"
+                return f"failed {where}: {self._error_line}; {self._way_on}"
             case "failed":
                 return f"failed at step {self.of_phase('nonfinite')[-1]['step']}: a number was not finite"
         since = "since it was resumed the run has written no summary" if self.resumed_since else "no summary"
         last = self.last_step
         reached = "" if last is None else f"; last written: step {last:,}, {moment(self.rows[-1]['time'])}"
         return f"unfinished: {since}. It is still going, or it was killed or failed{reached}"
+
+    @property
+    def _reached(self) -> int | None:
+        """Whole steps of a run that ended by an error; None where none was begun."""
+        steps = self.summary.get("steps")
+        return int(steps) if isinstance(steps, int) else None
+
+    @property
+    def _way_on(self) -> str:
+        """How to go on. An error's summary names the last checkpoint; a run that was stopped in time has saved one."""
+        if "error" not in self.summary:
+            return "training.resume=true goes on from the last checkpoint"
+        checkpoint = self.summary.get("checkpoint")
+        return f"training.resume=true goes on from {checkpoint}" if checkpoint else "no checkpoint was saved"
+
+    @property
+    def _error_line(self) -> str:
+        """The error that ended the run, in one line."""
+        error = self.summary.get("error")
+        told = error if isinstance(error, Mapping) else {}
+        first = next(iter(str(told.get("message") or "").strip().splitlines()), "")
+        return ": ".join(part for part in (str(told.get("kind") or "an error"), first) if part)
 
     def of_phase(self, *phases: str) -> list[Row]:
         return [row for row in self.rows if row["phase"] in phases]
@@ -127,6 +155,12 @@ class RunFacts:
             Event("fault", "not finite: the run was stopped", row["step"], str(row.get("message", "")))
             for row in self.of_phase("nonfinite")
         ]
+        error = self.summary.get("error")
+        if isinstance(error, Mapping) and not found and not self.resumed_since:
+            rank = f"rank {self.summary['rank']}: " if "rank" in self.summary else ""
+            kind: Literal["fault", "warning"] = "fault" if self.status == "failed" else "warning"
+            message = str(error.get("message") or "")
+            found.append(Event(kind, f"{rank}{self._error_line}", self._reached or 0, message))
         found += [
             Event("fault", f"{name}: nothing finished for so long that every stack was kept", None, stacks)
             for name, stacks in self.stacks.items()

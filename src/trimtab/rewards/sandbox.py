@@ -5,9 +5,10 @@ the code does where it runs makes a pass: leaving early, printing, changing buil
 memory. There is none, nor the text of a test; all it can give is answers to what a test asks, as plain data.
 
 What remains: a test believes the completion's answers (see docs/grpo.md), and the processes cannot outlive their time,
-use more memory than they were given, write large files, start processes (unless they are root), or reach a network
-(where the kernel gives a user a network namespace). They see an empty folder and none of our variables, but they can
-read what their user can read. It is a fence against accidents and cheating, not against an attack on the machine.
+use more memory than they were given, write large files, or start processes (unless they are root). Where the kernel
+gives a user namespaces, the code can reach no network, end no process but its own, and write to no file outside its
+empty folder. It sees none of our variables, but can read what its user can read. It is a fence against accidents and
+cheating, not against an attack on the machine.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-_CHILD = str(Path(__file__).with_name("sandbox_child.py"))
+# The child's parts import each other by their own package, not as a part of Trimtab: see sandbox_child.
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox_child.nursery import main; main()"
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
 @dataclass(frozen=True)
@@ -40,65 +43,81 @@ class Limits:
 
 def share_passed(jobs: Sequence[tuple[str, Any]], limits: Limits) -> list[float]:
     """For each pair of code and tests, the share of tests that passed: of a list each counts, a text is one."""
-    with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), os.cpu_count() or 1))) as pool:
-        return list(pool.map(lambda job: run_tests(job[0], job[1], limits)[0], jobs))
+    with Sandbox(limits) as sandbox, ThreadPoolExecutor(max_workers=_at_once(len(jobs))) as pool:
+        return list(pool.map(lambda job: sandbox.run(*job)[0], jobs))
 
 
 def run_tests(code: str, tests: Any, limits: Limits) -> tuple[float, bool]:
     """The share of tests that passed, and whether the network was out of reach."""
-    tests = [tests] if isinstance(tests, str) else [str(test) for test in tests]
-    if not tests:
-        raise ValueError("no tests to run: the column is empty")
-    word = secrets.token_hex(16)
-    job = json.dumps({"code": code, "tests": tests, "word": word}).encode()
-    ours, theirs = socket.socketpair()
-    with tempfile.TemporaryDirectory(prefix="trimtab-tests-") as folder, ours, theirs:
-        judge = _start("judge", ours, limits, folder)
-        worker = _start("worker", theirs, limits, folder)
-        ours.close()
-        theirs.close()
-        try:
-            output, _ = judge.communicate(job, timeout=limits.seconds)
-        except subprocess.TimeoutExpired:
-            # Tests that passed before the time was up do not count: the answer has to end by itself.
-            return 0.0, False
-        finally:
-            _end(worker)
-            _end(judge)
-    try:
-        verdict = json.loads(output)
-    except ValueError:
-        return 0.0, False  # a test took more memory than there is, or ended its process
-    if verdict["word"] != word:
-        raise RuntimeError("a verdict that is not of this run")
-    if verdict["unsupported"]:
-        raise ValueError(verdict["unsupported"])
-    return sum(verdict["passed"]) / len(tests), verdict["isolated"]
-
-
-def _start(role: str, wire: socket.socket, limits: Limits, folder: str) -> subprocess.Popen[bytes]:
-    numbers = [str(wire.fileno()), str(limits.megabytes), str(limits.seconds)]
-    judge = role == "judge"
-    return subprocess.Popen(
-        [sys.executable, "-I", _CHILD, role, *numbers],
-        stdin=subprocess.PIPE if judge else subprocess.DEVNULL,
-        stdout=subprocess.PIPE if judge else subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[wire.fileno()],
-        cwd=folder,
-        env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder},
-        start_new_session=True,
-    )
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it started."""
-    if child.returncode is None:  # else its number may be another's by now
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
+    with Sandbox(limits) as sandbox:
+        return sandbox.run(code, tests)
 
 
 def network_is_cut() -> bool:
     """Whether this machine lets the tests be cut off from the network."""
     return run_tests("", "pass", Limits())[1]
+
+
+class Sandbox:
+    """An interpreter that was started once and forks for each job. Threads may share one."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._turn = limits, threading.Lock()
+        self._folder = tempfile.TemporaryDirectory(prefix="trimtab-tests-", ignore_cleanup_errors=True)
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            numbers = [str(theirs.fileno()), str(limits.megabytes), str(limits.seconds)]
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START, str(Path(__file__).parent), *numbers],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={"PATH": os.defpath, **_ONE_THREAD},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._control.close()  # which ends the nursery, as soon as nothing runs any more
+        self._nursery.wait()
+        self._folder.cleanup()
+
+    def run(self, code: str, tests: Any) -> tuple[float, bool]:
+        """The share of tests that passed, and whether the network was out of reach."""
+        tests = [tests] if isinstance(tests, str) else [str(test) for test in tests]
+        if not tests:
+            raise ValueError("no tests to run: the column is empty")
+        folder = tempfile.mkdtemp(dir=self._folder.name)
+        started = output = b""
+        ours, theirs = socket.socketpair()
+        # Whatever ends before it has read or said all is told below, by what is missing.
+        with ours, contextlib.suppress(ConnectionError):
+            with theirs, self._turn:
+                socket.send_fds(self._control, [folder.encode()], [theirs.fileno()])
+                self._control.recv(1)  # it has a copy now
+            with ours.makefile("rwb") as stream:
+                stream.write(json.dumps({"code": code, "tests": tests}).encode() + b"\n")
+                stream.flush()
+                started = stream.readline()
+                output = stream.readline()
+        if not started:
+            raise RuntimeError(
+                f"the sandbox did not start: {sys.executable} ended before the first test, most likely because this "
+                "user or this container may start no more processes"
+            )
+        if not output.endswith(b"\n"):
+            # The time was up, or a test took more memory than there is. Tests that passed before do not count: the
+            # answer has to end by itself.
+            return 0.0, False
+        verdict = json.loads(output)
+        if verdict["unsupported"]:
+            raise ValueError(verdict["unsupported"])
+        return sum(verdict["passed"]) / len(tests), verdict["isolated"]
+
+
+def _at_once(jobs: int) -> int:
+    there = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, min(jobs, there))

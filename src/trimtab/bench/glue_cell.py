@@ -1,0 +1,171 @@
+"""One cell of the GLUE+ benchmark: load a model anew, tune it by one method on one task, evaluate it as it goes.
+
+Takes every figure by measurement and keeps none of its own: what to measure and where it goes is `bench.glue`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trimtab.bench.evaluate import Layout, evaluate
+from trimtab.bench.methods import LORA_ALPHA, LORA_RANK, LORA_TARGETS, Method, Tuning, batches, tuner
+from trimtab.config.schema import Config, LoraSettings
+from trimtab.data.tasks import Question, Task
+from trimtab.models import load_model
+from trimtab.models.adapters import add_lora
+from trimtab.monitor.progress import Figures, Quiet
+from trimtab.placement import PlacementPlan, prepare_process
+from trimtab.recipes.planning import plan_run
+
+
+@dataclass(frozen=True)
+class GlueCell:
+    """A task and a method, with all that its measurement needs."""
+
+    task: Task
+    method: Method
+    tuning: Tuning
+    model: str
+    device: str
+    precision: str
+    batch_size: int
+    eval_every: int | None
+    layout: Layout
+    progress: Quiet
+
+    def measure(self, questions: Mapping[str, list[Question]]) -> dict[str, Any]:
+        """Load, tune, evaluate."""
+        config = self._config()
+        plan = plan_run(config).plan
+        prepare_process(plan)
+        torch.manual_seed(self.tuning.seed)
+        model: Any = load_model(config.model, plan)
+        if self.method.lora:
+            model = add_lora(model, config.lora)
+        held = {split: part for split, part in questions.items() if split != "train"}
+        peak = _Peak(plan)
+        result: dict[str, Any] = {
+            "forwards": 0,
+            "backwards": 0,
+            "train_seconds": 0.0,
+            "curve": [],
+            "facts": {},
+            "train_rows": 0,
+            "eval_rows": sum(map(len, held.values())),
+            "truncated": self.layout.too_long(
+                [self.layout.encode(q) for part in held.values() for q in part]
+            ),
+            "precision": plan.precision,
+            "weights": plan.weight_precision,
+        }
+        started = time.perf_counter()
+        if self.method.family == "none":
+            result["metrics"] = self._evaluate(model, held, None)
+            peak.take()
+        else:
+            self._tune(model, questions["train"], held, plan, peak, result)
+        result["score"] = _mean(result["metrics"].values())
+        result["seconds"] = round(time.perf_counter() - started, 3)
+        result["peak_memory_bytes"] = peak.bytes
+        return result
+
+    def _tune(
+        self,
+        model: Any,
+        train: list[Question],
+        held: Mapping[str, list[Question]],
+        plan: PlacementPlan,
+        peak: _Peak,
+        result: dict[str, Any],
+    ) -> None:
+        """Steps with an evaluation now and then. The figure that counts is the last: no best point is picked."""
+        tuning, how = self.tuning, self.method
+        engine = tuner(model, how, batches(self.task, train, self.layout, tuning), tuning, plan)
+        every = self.eval_every or max(1, math.ceil(tuning.steps / 4))
+        seconds, begun = 0.0, time.perf_counter()
+        figures = Figures(0, tuning.steps, 0.0)
+        self.progress.begin(figures)
+        for step in range(1, tuning.steps + 1):
+            before = time.perf_counter()
+            loss = engine.step()
+            seconds += time.perf_counter() - before
+            elapsed = time.perf_counter() - begun
+            figures = Figures(
+                step,
+                tuning.steps,
+                elapsed,
+                left=elapsed / step * (tuning.steps - step),
+                loss=loss,
+                learning_rate=tuning.learning_rate,
+                steps_per_second=step / seconds,
+            )
+            self.progress.update(figures)
+            self.progress.settle(figures)
+            if step % every and step < tuning.steps:
+                continue
+            peak.take()
+            # Zeroth-order passes compute in the weights' own format, gradients under autocast; so does evaluation.
+            metrics = self._evaluate(model, held, plan if how.family == "first" else None)
+            peak.restart()
+            point: dict[str, Any] = {"step": step, "forwards": engine.forwards, "backwards": engine.backwards}
+            point |= {"seconds": round(seconds, 3), "loss": loss}
+            result["curve"].append({**point, "score": _mean(metrics.values()), "metrics": metrics})
+            result["metrics"] = metrics
+        self.progress.end()
+        result |= {"forwards": engine.forwards, "backwards": engine.backwards}
+        result |= {"train_seconds": round(seconds, 3), "train_rows": len(train), "facts": engine.facts()}
+
+    def _evaluate(
+        self, model: Any, held: Mapping[str, list[Question]], plan: PlacementPlan | None
+    ) -> dict[str, float]:
+        figures = evaluate(model, self.task, held, self.layout, plan, self.progress.evaluating)
+        self.progress.evaluated()
+        return figures
+
+    def _config(self) -> Config:
+        """The cell as a run of its own, for the planner. A model as it is counts as steps without gradients."""
+        recipe = "sft" if self.method.family == "first" else "zeroth_order"
+        config = Config.model_validate(
+            {
+                "recipe": recipe,
+                "model": {"name": self.model},
+                "method": "lora" if self.method.lora else "full",
+                "device": self.device,
+                "precision": self.precision,
+                "processes": 1,
+                "training": {"batch_size": self.batch_size},
+                "data": {"max_length": max(8, self.layout.max_length)},
+                "zeroth": {"method": self.method.rule or "mezo", "lanes": None if self.method.rule else 1},
+            }
+        )
+        config.lora = LoraSettings(r=LORA_RANK, alpha=LORA_ALPHA, targets=LORA_TARGETS)
+        return config
+
+
+class _Peak:
+    """Highest memory of the plan's devices, without what evaluation takes. Only CUDA's allocator keeps one."""
+
+    def __init__(self, plan: PlacementPlan) -> None:
+        self.devices = plan.devices if plan.kind == "cuda" else ()
+        self.bytes: int | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        for device in self.devices:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def take(self) -> None:
+        if self.devices:
+            now = sum(torch.cuda.max_memory_allocated(device) for device in self.devices)
+            self.bytes = max(self.bytes or 0, now)
+
+
+def _mean(values: Any) -> float:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)

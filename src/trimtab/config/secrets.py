@@ -1,0 +1,72 @@
+"""Settings that hold a secret are refused: a config is saved, logged and shown. Secrets come by the environment alone.
+
+It tells a secret by its form: a login or a signature in an address, a whole access key in any text. What a prompt says
+of addresses is left alone. Never shows what it found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trimtab.config.problems import ConfigError, Problem, has_key, has_login, has_signature
+from trimtab.config.schema import Config
+
+_STORE = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, and leave only the address here"
+_HUB = "set HF_TOKEN in the environment, and leave only the name here"
+ADDRESSES = {
+    "model.name": _HUB,
+    "model.revision": _HUB,
+    "data.source": _STORE,
+    "data.eval_source": _STORE,
+    "data.endpoint_url": _STORE,
+    "grpo.vllm_server_base_url": "leave only the address here; a login for it goes into ~/.netrc (or the file that "
+    "the environment variable NETRC names)",
+    "output_dir": "name a folder on this machine",
+    "training.resume": "name a folder on this machine",
+}
+"""Settings that may be an address, and how to do without a secret in it."""
+_KEYS = "remove it; keys come by the environment alone: HF_TOKEN, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+def secret_in(key: str, value: object) -> tuple[str, str] | None:
+    """Why a setting's value may not be kept, and what to change; None where it holds no secret."""
+    for text in _texts(value):
+        if key in ADDRESSES and has_login(text):
+            return "has a login in the address, and settings are saved and shown", ADDRESSES[key]
+        if key in ADDRESSES and has_signature(text):
+            return "has a key or a signature in the address, and settings are saved and shown", ADDRESSES[key]
+        if has_key(text):
+            return "holds an access key, and settings are saved and shown", ADDRESSES.get(key, _KEYS)
+    return None
+
+
+def refuse_secrets(config: Config) -> None:
+    """Raises `ConfigError` where a config that code has made or changed holds a secret."""
+    found = []
+    for key, value in _settings(config.model_dump()):
+        why = secret_in(key, value)
+        if why is not None:
+            found.append(Problem(key, "(not shown)", *why))
+    if found:
+        raise ConfigError(found)
+
+
+def _settings(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Each setting by its dotted key."""
+    for name, value in tree.items():
+        if name in Config.model_fields and isinstance(value, dict):
+            yield from ((f"{name}.{leaf}", inner) for leaf, inner in value.items())
+        else:
+            yield name, value
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _texts(name)
+            yield from _texts(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _texts(entry)

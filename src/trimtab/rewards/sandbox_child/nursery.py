@@ -1,0 +1,121 @@
+"""Starts once, then forks a judge and a worker for each job: an interpreter start each would take most of the time.
+
+The nursery never sees a job: it gets a socket to hand on, which the judge alone keeps. So a worker, whose memory is a
+copy of the nursery's, finds nothing there. For each job a keeper stands between: it ends both when
+the time is up or when the judge has ended, also where nobody waits for them any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from . import fence
+from .judge import Judge
+from .wire import Gone
+from .worker import Worker
+
+STARTED = b"started\n"
+"""Comes before a verdict: without it nothing was tried, which is no score of 0."""
+START_SECONDS = 30
+"""What a busy machine may take to start both, which is no fault of the completion's."""
+
+
+def main() -> NoReturn:
+    """Serve one folder and one socket after the other, until the other end closes."""
+    sys.set_int_max_str_digits(0)
+    control, megabytes, seconds = socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]), float(sys.argv[4])
+    # What the completion sees: neither our arguments nor our folder.
+    del sys.argv[1:], sys.path[0]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no trace
+    while True:
+        folder, sockets, _, _ = socket.recv_fds(control, 4096, 1)
+        if not folder:
+            with contextlib.suppress(ChildProcessError):
+                os.wait()  # for all: those whose end is ignored are never told one by one
+            os._exit(0)
+        with socket.socket(fileno=sockets[0]) as job:
+            _fork(lambda: _keep(control, job, folder.decode(), megabytes, seconds))  # noqa: B023
+        control.send(b".")
+
+
+def _keep(control: socket.socket, job: socket.socket, folder: str, megabytes: int, seconds: float) -> None:
+    """Start a judge and a worker, and end both when the judge has ended or the time is up."""
+    control.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(HOME=folder, TMPDIR=folder)
+    os.chdir(folder)
+    ours, theirs = socket.socketpair()
+
+    def judge() -> None:
+        theirs.close()
+        fence.cut_network()
+        fence.give_up_rights(megabytes, seconds)
+        _judge(job, ours, seconds)
+
+    def work() -> None:
+        os.setsid()
+        fence.give_up_rights(megabytes, seconds)
+        worker = Worker(theirs)
+        worker.send({"isolated": isolated})
+        with contextlib.suppress(Gone):
+            worker.run()
+
+    judging = _fork(judge)
+    job.close()
+    ours.close()
+    isolated = fence.cut_off(folder)
+    fence.hide()
+    os.chdir(folder)  # into the mount that can be written to
+    working = _fork(work)
+    theirs.close()
+    signal.signal(signal.SIGALRM, _time_is_up)
+    with contextlib.suppress(TimeoutError):
+        signal.setitimer(signal.ITIMER_REAL, START_SECONDS + seconds)
+        os.waitpid(judging, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        judging = 0
+    for pid in filter(None, (judging, working, -working)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os.waitpid(working, 0)
+
+
+def _judge(job: socket.socket, wire: socket.socket, seconds: float) -> None:
+    """Read the job, run its tests, and write the verdict, which only this process can. Killed when its time is up."""
+    with job.makefile("rwb") as stream:
+        asked = json.loads(stream.readline())
+        side = Judge(wire)
+        isolated = bool(side.receive()["isolated"])
+        stream.write(STARTED)
+        stream.flush()
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        passed = [False] * len(asked["tests"])
+        # Whatever comes of loading the code, an exit too, no test has passed then.
+        with contextlib.suppress(BaseException):
+            side.ask("load", asked["code"])
+            passed = [side.passes(test) for test in asked["tests"]]
+        verdict = {"passed": passed, "isolated": isolated, "unsupported": side.unsupported}
+        stream.write(json.dumps(verdict).encode() + b"\n")
+
+
+def _fork(run: Callable[[], None]) -> int:
+    """The number of a child that does this and nothing after it."""
+    pid = os.fork()
+    if pid == 0:
+        # Threads and atexit functions that a completion left behind have no say, nor has the code around this call.
+        try:
+            run()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _time_is_up(*_: object) -> None:
+    raise TimeoutError
