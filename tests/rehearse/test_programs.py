@@ -39,6 +39,8 @@ TWO_RANKS = [
     pytest.param("nccl_on_host", "device-mismatch", marks=slow),
     pytest.param("no_sync_always", "ddp-bypassed", marks=slow),
     pytest.param("both_receive", "ranks-disagree", marks=slow),
+    pytest.param("sharded_on_one_gpu", "placement-conflict", marks=slow),
+    pytest.param("optimizer_before_sharding", "no-gradient", marks=slow),
 ]
 
 

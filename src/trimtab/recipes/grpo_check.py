@@ -86,7 +86,11 @@ def preflight(config: Config, plan: PlacementPlan) -> Preflight:
         checks += _rewards(rewards, data)
     if "code" in (rewards.columns if rewards is not None else {}):
         cut = network_is_cut()
-        told = "tests run without network" if cut else "tests can reach the network: no user namespaces here"
+        told = (
+            "completions run without network, and apart from other processes and files as this kernel allows"
+            if cut
+            else "completions can reach the network and your files: no user namespaces here"
+        )
         checks.append(Checked("sandbox", True if cut else None, told))
     if config.grpo.use_vllm:
         checks.append(_vllm(config, plan))

@@ -120,4 +120,5 @@ class Sandbox:
 
 def _at_once(jobs: int) -> int:
     there = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(jobs, there))
+    # The other processes of the run on this machine have tests to run at the same time.
+    return max(1, min(jobs, there // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))

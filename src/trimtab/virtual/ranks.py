@@ -7,6 +7,7 @@ hardware. It never simulates NCCL itself: no topology, no asynchronous errors, n
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -200,8 +201,14 @@ def patches(in_force: Machine) -> list[tuple[object, str, object]]:
         ("get_backend", functools.wraps(native_backend)(get_backend)),
         ("is_nccl_available", lambda: True),
     ]
-    # torch.distributed re-exports these names; both are looked up.
-    made = [(owner, name, new) for name, new in replacements for owner in (c10d, dist)]
+    # torch.distributed re-exports these names, and parts of it (device meshes) have taken them by name.
+    owners = [module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed")]
+    made = [
+        (owner, name, new)
+        for name, new in replacements
+        for owner in owners
+        if vars(owner).get(name) is vars(c10d)[name]
+    ]
     made.append((c10d, "_get_object_coll_device", object_device))
     return made  # type: ignore[return-value]
 
