@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from weakref import ref
@@ -159,23 +160,28 @@ class GraphKept(BaseCheck):
 
 
 def _kept_by_line() -> dict[tuple[str, int], int]:
-    """How many living tensors with a graph were made at each line of the user's code."""
+    """How many living results with a graph were made at each line of the user's code."""
     counts: dict[tuple[str, int], int] = defaultdict(int)
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.grad_fn is not None:
-            born = origin.born_of(thing)
-            if born is not None:
-                counts[born.file, born.line] += 1
+    for _, line in _results():
+        counts[line] += 1
     return counts
 
 
 def _mark_made_at(line: tuple[str, int]) -> None:
-    """Lay a mark into the graphs of the living tensors that a line made."""
+    """Lay a mark into the graphs of the living results that a line made."""
+    for result, made in _results():
+        if made == line:
+            result.grad_fn.metadata[_SEEN] = True
+
+
+def _results() -> Iterator[tuple[Any, tuple[str, int]]]:
+    """Living tensors with a graph, and their lines. A view of a parameter (a graph keeps many) was made with it."""
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.grad_fn is not None:
-            born = origin.born_of(thing)
-            if born is not None and (born.file, born.line) == line:
-                thing.grad_fn.metadata[_SEEN] = True
+        if not issubclass(type(thing), torch.Tensor) or thing.grad_fn is None:
+            continue
+        born = origin.born_of(thing)
+        if born is not None and not (thing._base is not None and thing._base.is_leaf):
+            yield thing, (born.file, born.line)
 
 
 def _kept_in_list() -> Place | None:
