@@ -151,7 +151,7 @@ def _captured(model: Any, optimizer: ZerothOrder | None) -> Any:
     if not capturable(model, optimizer.tuned):
         return None
     try:
-        return CapturedPasses(model, optimizer.tuned, optimizer.settings.compile, stochastic=True)
+        return CapturedPasses(model, optimizer.tuned, optimizer.settings.compile)
     except NotCapturable:
         return None
 

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from trimtab.bench.glue import Outcome
+    from trimtab.monitor.progress import Quiet
 
 # Options that several benchmarks take.
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
@@ -83,7 +84,6 @@ def glue(
 
     from trimtab.bench.glue import GlueRequest, run_glue
     from trimtab.errors import RequestError
-    from trimtab.monitor.progress import make_progress
 
     if steps is None and epochs <= 0:
         raise RequestError.of("--epochs 0", "nothing would be tuned", "give more, or --methods zero-shot")
@@ -111,11 +111,9 @@ def glue(
         interval=interval,
         eval_every=eval_every,
     )
-    folder = out or Path("runs") / f"bench-glue-{time.strftime('%Y%m%d-%H%M%S')}"
     _quiet_libraries()
-    progress = make_progress("auto")
-    progress.say(f"trimtab bench glue, into {folder}")
-    outcome = run_glue(request, folder.expanduser(), progress.say, progress)
+    folder, progress = _begin("glue", out)
+    outcome = run_glue(request, folder, progress.say, progress)
     if as_json:
         json.dump(outcome.results.as_dict(), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
         print()
@@ -144,7 +142,6 @@ def memory(
     """Peak memory of every method against inference with the same batch."""
     from trimtab.bench.memory import run_memory
     from trimtab.bench.stand import StandRequest, finish
-    from trimtab.monitor.progress import make_progress
 
     request = StandRequest(
         methods=_listed(methods),
@@ -156,9 +153,7 @@ def memory(
         device=device,
         precision=precision,
     )
-    folder = (out or Path("runs") / f"bench-memory-{time.strftime('%Y%m%d-%H%M%S')}").expanduser()
-    progress = make_progress("auto")
-    progress.say(f"trimtab bench memory, into {folder}")
+    folder, progress = _begin("memory", out)
     if not finish(*run_memory(request, folder, progress), progress.say, as_json=as_json):
         raise typer.Exit(1)
 
@@ -203,7 +198,6 @@ def speed(
     from trimtab.bench.glue import GlueRequest
     from trimtab.bench.speed import run_speed
     from trimtab.bench.stand import StandRequest, finish
-    from trimtab.monitor.progress import make_progress
 
     request = StandRequest(
         methods=_listed(methods),
@@ -233,13 +227,21 @@ def speed(
         interval=interval,
         eval_every=eval_every,
     )
-    folder = (out or Path("runs") / f"bench-speed-{time.strftime('%Y%m%d-%H%M%S')}").expanduser()
     _quiet_libraries()
-    progress = make_progress("auto")
-    progress.say(f"trimtab bench speed, into {folder}")
+    folder, progress = _begin("speed", out)
     found = run_speed(request, folder, progress, interval=interval, target=target, runs=runs)
     if not finish(*found, progress.say, as_json=as_json):
         raise typer.Exit(1)
+
+
+def _begin(kind: str, out: Path | None) -> tuple[Path, Quiet]:
+    """Where the results go, and who tells of them."""
+    from trimtab.monitor.progress import make_progress
+
+    folder = (out or Path("runs") / f"bench-{kind}-{time.strftime('%Y%m%d-%H%M%S')}").expanduser()
+    progress = make_progress("auto")
+    progress.say(f"trimtab bench {kind}, into {folder}")
+    return folder, progress
 
 
 def _counts(option: str, text: str) -> tuple[int, ...]:

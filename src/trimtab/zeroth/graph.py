@@ -86,7 +86,9 @@ class _Shape:
 class CapturedPasses:
     """The passes of a model that lies whole on one GPU."""
 
-    def __init__(self, model: nn.Module, tuned: Sequence[Tuned], compiled: bool, stochastic: bool) -> None:
+    def __init__(
+        self, model: nn.Module, tuned: Sequence[Tuned], compiled: bool, stochastic: bool = True
+    ) -> None:
         """`compiled`: compile the layers first. `stochastic`: how rescaled weights are rounded."""
         self.model, self.tuned, self.compiled, self.stochastic = model, list(tuned), compiled, stochastic
         self.device = tuned[0].parameter.device
