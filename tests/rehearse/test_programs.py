@@ -40,6 +40,7 @@ TWO_RANKS = [
     pytest.param("no_sync_always", "ddp-bypassed", marks=slow),
     pytest.param("both_receive", "ranks-disagree", marks=slow),
     pytest.param("sharded_on_one_gpu", "placement-conflict", marks=slow),
+    pytest.param("mesh_only", "ranks-disagree", marks=slow),
     pytest.param("optimizer_before_sharding", "no-gradient", marks=slow),
 ]
 
@@ -77,6 +78,13 @@ def test_two_ranks(rehearse: Rehearse, name: str, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_tensor_in_host_memory_has_no_partner_to_go_to(rehearse: Rehearse) -> None:
+    (finding,) = rehearse(str(PROGRAMS / "nccl_on_host.py"), ranks=2)["findings"]
+    assert "works on the GPU alone" in finding["cause"]["why"]
+    assert finding["fix"] == "make it on the GPU: metric = torch.tensor([1.0, 2.0], device='cuda')"
+
+
+@pytest.mark.slow
 def test_a_disagreement_names_both_sides(rehearse: Rehearse) -> None:
     report = rehearse(str(PROGRAMS / "extra_barrier.py"), ranks=2)
     (finding,) = report["findings"]
@@ -90,6 +98,12 @@ def test_ddp_by_torchrun_runs_clean(rehearse: Rehearse) -> None:
     assert report["steps"] == 8
     assert "done [{'rank': 0}, {'rank': 1}] nccl" in report["stdout"]
     assert report["memory"]["cuda:1"]["peak_bytes"] > 0
+
+
+def test_a_sharded_optimizer_and_a_shuffled_evaluation_are_no_fault(rehearse: Rehearse) -> None:
+    report = rehearse(str(PROGRAMS / "zero_optimizer.py"), ranks=2)
+    assert report["verdict"] == "clean", report["text"]
+    assert report["findings"] == []
 
 
 @pytest.mark.slow

@@ -34,6 +34,30 @@ def test_the_script_sees_its_own_arguments_and_path(rehearse: Rehearse, script: 
     assert (report["verdict"], report["exit"]) == ("clean", 0)
 
 
+AS_PYTHON = """
+import dataclasses, os
+@dataclasses.dataclass
+class Settings:
+    lr: float = 0.1
+assert dataclasses.fields(Settings)[0].type is float, "annotations are not postponed"
+os.chdir("/")
+assert os.path.exists(__file__), __file__
+"""
+
+
+def test_the_script_is_compiled_and_named_as_python_does(
+    rehearse: Rehearse, script: Callable[[str], str]
+) -> None:
+    name = Path(script(AS_PYTHON)).name  # in the working directory of the rehearsal
+    assert rehearse(name)["verdict"] == "clean"
+
+
+def test_gpus_that_were_asked_for_are_not_made_more(rehearse: Rehearse, script: Callable[[str], str]) -> None:
+    path = script("import torch; print(torch.cuda.device_count())")
+    assert rehearse(path, ranks=2, gpus=1)["stdout"].split() == ["2", "2"]
+    assert rehearse(path, ranks=2, gpus=1, gpus_given=True)["stdout"].split() == ["1", "1"]
+
+
 def test_an_error_without_torch(rehearse: Rehearse, script: Callable[[str], str]) -> None:
     report = rehearse(script("def f():\n    raise KeyError('text')\nf()"))
     (finding,) = report["findings"]

@@ -73,6 +73,8 @@ def test_objects_and_barrier(listener: Listener) -> None:
 def test_nccl_takes_no_host_tensors(listener: Listener) -> None:
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
         dist.all_reduce(torch.ones(2))
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        dist.group.WORLD.send([torch.ones(2)], 0, 0)
 
 
 def test_ddp_with_device_ids(listener: Listener) -> None:

@@ -43,7 +43,29 @@ LEGAL: dict[str, Work] = {
     "slice from cpu": lambda: gpu().__setitem__((slice(None), 1), torch.zeros(2)),
     "where scalar": lambda: torch.where(gpu() > 1, gpu(), torch.tensor(0.0)),
     "masked_fill scalar": lambda: gpu().masked_fill(gpu() > 1, torch.tensor(3.0)),
-    "clamp scalar tensor": lambda: gpu().clamp(min=torch.tensor(1.0)),
+    "fill by another gpu": lambda: gpu(0).fill_(torch.tensor(1.0, device="cuda:1")),
+    "fill a cpu tensor": lambda: cpu().fill_(torch.tensor(1.0, device="cuda")),
+    "where 0-dim of another gpu": lambda: torch.where(gpu() > 1, gpu(), torch.tensor(0.0, device="cuda:1")),
+    "masked_fill by another gpu": lambda: gpu().masked_fill(gpu() > 1, torch.tensor(3.0, device="cuda:1")),
+    "set by gpu value": lambda: cpu().index_put_((torch.tensor([0]),), torch.tensor(7.0, device="cuda")),
+    "probabilities from cpu": lambda: gpu().bernoulli_(cpu() / 2),
+    "index_fill by cpu value": lambda: gpu().index_fill(0, gpu()[0, :1].long(), torch.tensor(3.0)),
+    "slice_scatter from cpu": lambda: torch.slice_scatter(gpu(), cpu()[:1], 0, 0, 1),
+    "allclose to 0-dim cpu": lambda: torch.allclose(gpu(), torch.tensor(1.0)),
+    "floor division": lambda: gpu() // torch.tensor(2.0),
+    "comparison in place": lambda: gpu().lt_(torch.tensor(2.0)),
+    "foreach copy": lambda: torch._foreach_copy_([gpu()], [cpu()]),
+    "foreach times cpu": lambda: torch._foreach_mul_([gpu()], torch.tensor(2.0)),
+    "list index": lambda: gpu()[[0, 1]],
+    "list index of another gpu": lambda: gpu(1)[:, [True, False, True]],
+    "range index": lambda: gpu()[range(1)],
+    "set by list index": lambda: gpu().__setitem__(([0, 1], [0, 2]), 5.0),
+    "ctc lengths and targets on the cpu": lambda: F.ctc_loss(
+        torch.zeros(4, 2, 3, device="cuda").log_softmax(-1),
+        torch.ones(2, 2, dtype=torch.long),
+        torch.tensor([4, 4]),
+        target_lengths=torch.tensor([2, 1]),
+    ),
     "foreach over devices": lambda: torch._foreach_add([gpu(0), gpu(1)], [gpu(0), gpu(1)]),
     "equal": lambda: torch.equal(gpu(), gpu()),
 }
@@ -138,6 +160,49 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         lambda: nn.Embedding(5, 3).cuda()(torch.tensor([9], device="cuda")),
         "CUDA error: device-side assert triggered",
     ),
+    "stack of 0-dim": (
+        lambda: torch.stack([gpu().sum(), torch.tensor(0.0)]),
+        SAME + "got tensors is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_cat)",
+    ),
+    "clamp by a 0-dim": (
+        lambda: gpu().clamp(min=torch.tensor(1.0)),
+        SAME + "got min is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_clamp_Tensor)",
+    ),
+    "logaddexp of a 0-dim": (
+        lambda: torch.logaddexp(gpu(), torch.tensor(1.0)),
+        SAME + "got other is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_logaddexp)",
+    ),
+    "isin a 0-dim": (
+        lambda: torch.isin(gpu(), torch.tensor(1.0)),
+        SAME + "got test_elements is on cpu, different from",
+    ),
+    "set by cpu values": (
+        lambda: gpu().index_put_((torch.tensor([0, 1]),), cpu()),
+        SAME + "found at least two devices, cuda:0 and cpu!",
+    ),
+    "add cpu values": (
+        lambda: gpu().index_put_((torch.tensor([0, 1]),), cpu(), accumulate=True),
+        "expected device cuda:0 but got device cpu for value tensor",
+    ),
+    "masked_fill of a cpu tensor": (
+        lambda: cpu().masked_fill(cpu() > 0, torch.tensor(1.0, device="cuda")),
+        "masked_fill_: Expected inputs to be on same device",
+    ),
+    "foreach plus a 0-dim": (
+        lambda: torch._foreach_add([gpu()], torch.tensor(1.0), alpha=1.0),
+        "scalar tensor expected to be on cuda:0 but is on cpu",
+    ),
+    "histogram": (
+        lambda: torch.histogram(gpu(), 3),
+        "Could not run 'aten::histogram.bin_ct' with arguments from the 'CUDA' backend.",
+    ),
+    "recurrent": (
+        lambda: nn.LSTM(3, 2).cuda()(gpu(), (torch.zeros(1, 2), torch.zeros(1, 2))),
+        "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and hidden tensor at cpu",
+    ),
     "foreach": (
         lambda: torch._foreach_add([gpu(0), gpu(0)], [gpu(0), cpu()]),
         SAME + "found at least two devices, cuda:0 and cpu!",
@@ -180,6 +245,24 @@ def test_optimizer_variants_step(options: dict[str, bool]) -> None:
     parameter.grad = torch.ones(3, device="cuda")
     optimizer.step()
     assert parameter.tolist() == pytest.approx([0.9] * 3)
+
+
+def test_a_fused_optimizer_takes_its_learning_rate_from_the_host() -> None:
+    parameter = nn.Parameter(torch.ones(3, device="cuda"))
+    optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(0.1), weight_decay=0.0, fused=True)
+    parameter.grad = torch.ones(3, device="cuda")
+    optimizer.step()
+    assert parameter.tolist() == pytest.approx([0.9] * 3)
+
+
+def test_values_by_list_index_are_those_of_the_cpu() -> None:
+    there, here = gpu(), torch.arange(6.0).view(2, 3)
+    for index in ([1, 0], ([0, 1], [2, 0]), (slice(None), [2, 1]), [True, False], [[0, 1], [1, 0]], []):
+        assert torch.equal(there[index].cpu(), here[index])
+    there[[1], [0, 2]] = torch.tensor([8.0, 9.0], device="cuda")
+    assert there.tolist() == [[0, 1, 2], [8, 4, 9]]
+    parts = torch.unravel_index(torch.tensor([5], device="cuda"), (2, 3))
+    assert [(part.device.type, part.item()) for part in parts] == [("cuda", 1), ("cuda", 2)]
 
 
 def test_half_precision_runs_where_only_cuda_has_a_kernel() -> None:

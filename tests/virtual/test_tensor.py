@@ -103,6 +103,23 @@ def test_gradient_flows_through_in_place_on_a_view() -> None:
     assert tensor.grad.device == torch.device("cuda:0")
 
 
+def test_data_has_a_version_of_its_own_and_detach_has_not() -> None:
+    weight = nn.Parameter(torch.ones(3, device="cuda"))
+    loss = (weight * weight).sum()
+    weight.data.mul_(2)
+    loss.backward()
+    assert weight.tolist() == [2, 2, 2]
+    loss = (weight * weight).sum()
+    with torch.no_grad():
+        weight.detach().mul_(2)
+    with pytest.raises(
+        RuntimeError, match=r"modified by an inplace operation: \[torch.cuda.FloatTensor \[3\]\]"
+    ):
+        loss.backward()
+    resized = weight.data.t().unsqueeze_(0)
+    assert (weight.shape, resized.shape) == ((3,), (1, 3))
+
+
 def test_parameter_is_a_parameter() -> None:
     parameter = nn.Parameter(torch.ones(2, device="cuda"))
     assert isinstance(parameter, nn.Parameter)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trimtab.virtual.context import virtual_gpus
-from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, NotSimulated
 
 MIB = 1 << 20
 
@@ -182,6 +182,11 @@ def test_streams_and_events(two: Machine) -> None:
 def test_what_is_not_simulated_says_so(two: Machine) -> None:
     with pytest.raises(NotImplementedError, match="not simulated"):
         torch.cuda.CUDAGraph()
+    with pytest.raises(NotSimulated, match="not simulated"):
+        torch.nested.nested_tensor([torch.ones(2, device="cuda"), torch.ones(1, device="cuda")])
+    assert torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]).is_nested
+    with pytest.raises(NotSimulated, match="not simulated"):
+        torch.from_dlpack(torch.ones(2, device="cuda"))
     with torch.cuda.nvtx.range("step"):
         torch.cuda.nvtx.mark("inside")
 

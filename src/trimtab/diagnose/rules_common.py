@@ -11,12 +11,22 @@ def target(scene: Scene, stray: Suspect) -> str:
     partner = scene.partner(stray)
     if name := scene.expression_of(partner):
         return f"{name}.device"
-    return f'"{partner.device}"' if partner is not None else "x.device"
+    if partner is not None:
+        return f'"{partner.device}"'
+    return '"cuda"' if alone(scene) else "x.device"
 
 
-def other(scene: Scene, stray: Suspect) -> str:
+def alone(scene: Scene) -> bool:
+    """Whether what is wrong is no other tensor but the taker: NCCL, to which a tensor in host memory is given."""
+    return {suspect.device for suspect in scene.operands} == {"cpu"}
+
+
+def met(scene: Scene, stray: Suspect, subject: str = "it meets") -> str:
+    """Why a tensor's place is wrong."""
+    if alone(scene):
+        return "what takes it works on the GPU alone"
     partner = scene.partner(stray)
-    return partner.device if partner is not None else "another device"
+    return f"{subject} a tensor on {partner.device if partner is not None else 'another device'}"
 
 
 def construction(file: str, line: int, after: int) -> int:

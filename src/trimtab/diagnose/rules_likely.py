@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
 from trimtab.diagnose.rewrite import add_device, assigned, has_factory
-from trimtab.diagnose.rules_common import construction, other, target
+from trimtab.diagnose.rules_common import alone, construction, met, target
 from trimtab.diagnose.scene import Scene, Sight, Suspect
 from trimtab.diagnose.verdict import Verdict
 
@@ -118,9 +118,7 @@ def device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
             else []
         )
         if len(used) >= 3:
-            why = (
-                f"the helper tensors are made on this device, and they meet a tensor on {other(scene, stray)}"
-            )
+            why = f"the helper tensors are made on this device, and {met(scene, stray, 'they meet')}"
             fix = f"take the device from the tensor that they meet: {device.id} = {target(scene, stray)}"
             return Verdict(source.cause(born.file, chosen[-1].lineno, why), fix)
     return None
@@ -138,7 +136,7 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
         born = stray.born
         if born is not None and born.line != made.lineno and _made_elsewhere(made, born):
             return birth(scene, stray)
-        why = f"{sight.name} is made here on {stray.device}, and it meets a tensor on {other(scene, stray)}"
+        why = f"{sight.name} is made here on {stray.device}, and {met(scene, stray)}"
         return Verdict(source.cause(sight.file, made.lineno, why), _fix_at(scene, stray, sight, made.lineno))
     return None
 
@@ -187,6 +185,6 @@ def _fix_at(scene: Scene, stray: Suspect, sight: Sight | None, line: int) -> str
     file = sight.file if sight is not None else stray.born.file if stray.born is not None else ""
     device = target(scene, stray)
     if rewritten := add_device(file, line, device):
-        return f"make it where its partner is: {rewritten}"
+        return f"make it {'on the GPU' if alone(scene) else 'where its partner is'}: {rewritten}"
     name = sight.name if sight is not None else scene.expression_of(stray) or stray.operand.name
-    return f"bring it to its partner: {name} = {name}.to({device})"
+    return f"bring it to {'the GPU' if alone(scene) else 'its partner'}: {name} = {name}.to({device})"

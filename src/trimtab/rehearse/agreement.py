@@ -21,7 +21,7 @@ from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
 
     from trimtab.rehearse.process import Process
 
@@ -147,15 +147,17 @@ def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tup
     return False, None
 
 
-def weights(process: Process, model: int, step: int, module: nn.Module, place: Place | None) -> None:
-    """Write down a checksum of a wrapped model after a step."""
+def weights(
+    process: Process, model: str, step: int, parameters: list[torch.Tensor], place: Place | None
+) -> None:
+    """Write down a checksum of those parameters of a wrapped model that a step was for."""
     import torch
 
     if _world is None:
         return
     total, size = 0.0, 0.0
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in parameters:
             if parameter.requires_grad:
                 values = parameter.detach().double()
                 total += float(values.sum())
@@ -175,7 +177,7 @@ def weights(process: Process, model: int, step: int, module: nn.Module, place: P
 def diverged(folder: Path) -> Finding | None:
     """Ranks whose weights differ after the same step of the same wrapped model (read by the parent)."""
     for ranks in _worlds(folder).values():
-        sums: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+        sums: dict[tuple[str, int], dict[int, dict[str, Any]]] = defaultdict(dict)
         for rank, records in ranks.items():
             for record in records:
                 if "sum" in record:

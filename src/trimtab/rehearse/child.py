@@ -36,9 +36,10 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         how, status = "interrupt", 130
     except BaseException as error:
-        here.failed(error)
         _print(error)
-        how, status = "error", 1
+        if not process.is_no_failure(error, here):
+            here.failed(error)
+            how, status = "error", 1
     here.finish(how, status)
     return status
 
@@ -48,9 +49,10 @@ def _run_script(arguments: list[str]) -> None:
     # As python does: the script's own folder first, not this package's caller.
     sys.path[0] = str(Path(path).resolve().parent)
     sys.argv = list(arguments)
-    code = compile(Path(path).read_bytes(), path, "exec")
+    # Without dont_inherit this module's own `from __future__` would hold for the script.
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=path, __cached__=None, __loader__=None)
+    module.__dict__.update(__file__=os.path.abspath(path), __cached__=None, __loader__=None)
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,8 +13,6 @@ from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
-    import os
-
     from trimtab.rehearse.process import Process
 
 _ECHOES = {"ProcessRaisedException", "ProcessExitedException", "ChildFailedError"}
@@ -34,7 +33,12 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         return None
     if isinstance(error, SystemExit):
         return _exit_status(error)
+    if only_aborted(error, process):
+        return None
     process.recorder.write(t="failed")
+    if _not_simulated(error):
+        process.recorder.write(t="unproven", text=str(error))
+        return None
     if _LOST_PEER.search(str(error)):
         from trimtab.rehearse import agreement
 
@@ -49,6 +53,40 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     # What C++ calls meta:1 is the program's cuda:1.
     finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
     return finding
+
+
+def _not_simulated(error: BaseException) -> bool:
+    """Whether the script met something that virtual GPUs lack: that is no fault of the script."""
+    if "torch" not in sys.modules:
+        return False
+    from trimtab.virtual.state import NotSimulated
+
+    return isinstance(error, NotSimulated)
+
+
+def only_aborted(error: BaseException, process: Process) -> bool:
+    """Whether a launcher's error is about ranks that had ended their program and were then killed by a signal.
+
+    A thread of gloo that meets Python's end aborts the process (a race in torch). Ranks that the launcher stopped
+    because of it make the rehearsal unproven.
+    """
+    failures = getattr(error, "failures", None)
+    if type(error).__name__ != "ChildFailedError" or not isinstance(failures, dict) or not failures:
+        return False
+    started: set[int] = set()
+    ended: set[int] = set()
+    for path in process.folder.glob("records-*.jsonl"):
+        for record in read_lines(path):
+            if record["t"] == "start" and record["parent"] == os.getpid():
+                started.add(record["pid"])
+            if record["t"] == "end" and not record["status"]:
+                ended.add(record["pid"])
+    if not all(failure.exitcode < 0 and failure.pid in ended for failure in failures.values()):
+        return False
+    if started - ended:
+        text = "a rank was aborted by gloo after its end, and the launcher stopped the others; try again"
+        process.recorder.write(t="unproven", text=text)
+    return True
 
 
 def _plain(error: BaseException) -> Finding:
@@ -82,9 +120,9 @@ def _exit_status(error: SystemExit) -> Finding | None:
 
 
 def others_found(folder: Path, mine: os.PathLike[str]) -> bool:
-    """Whether another process of this rehearsal has a finding."""
+    """Whether another process of this rehearsal has a finding, or met what cannot be told."""
     return any(
-        record["t"] == "finding" and record["finding"]["severity"] == "fault"
+        record["t"] == "unproven" or (record["t"] == "finding" and record["finding"]["severity"] == "fault")
         for path in folder.glob("records-*.jsonl")
         if path != Path(mine)
         for record in read_lines(path)

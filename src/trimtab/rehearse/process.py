@@ -14,13 +14,16 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse.session import VARIABLE, Recorder, Settings
+from trimtab.rehearse.session import VARIABLE, Recorder, Settings, stands_file
+from trimtab.rehearse.system import sleeps
 
 if TYPE_CHECKING:
     from trimtab.virtual.state import Machine
@@ -52,6 +55,8 @@ class Process:
         self.recorder = Recorder(folder)
         self.checks: list[Check] = []
         self.finished_in = -1
+        self.in_group = False
+        """Whether this process has been a rank of a process group."""
         self.explained: set[int] = set()
         """Ids of parameters whose missing gradient one check has already explained."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
@@ -127,6 +132,7 @@ def prepare() -> Process:
     global _process
     if _process is None:
         _process = Process(Path(os.environ[VARIABLE]))
+        _process.recorder.begin()
         _catch_ends(_process)
     return _process
 
@@ -170,20 +176,25 @@ def _catch_ends(process: Process) -> None:
         real_exit(status)
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if isinstance(error, StopRehearsal):
-            # A rank of a launcher: to end as asked is no failure, and the launcher must not take it for one.
-            process.finish("max-steps")
+        if isinstance(error, StopRehearsal) or is_no_failure(error, process):
+            # To end as asked is no failure: a launcher above must not take it for one.
+            process.finish("max-steps" if isinstance(error, StopRehearsal) else "done")
             sys.stdout.flush()
             sys.stderr.flush()
             process.hard_exit(0)
         process.failed(error)
         real_hook(kind, error, traceback)
 
-    stands = (process.folder / f"stands-{os.getpid()}").open("w")
+    def end() -> None:
+        process.finish("done")
+        if process.in_group:
+            settle()
+
+    stands = stands_file(process.folder, os.getpid()).open("w")
     faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)
     os._exit = exit_now
     sys.excepthook = hook
-    atexit.register(lambda: process.finish("done"))
+    atexit.register(end)
 
     real_bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 
@@ -193,6 +204,24 @@ def _catch_ends(process: Process) -> None:
         return real_bootstrap(self, *args, **kwargs)
 
     multiprocessing.process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
+
+
+def is_no_failure(error: BaseException, process: Process) -> bool:
+    """Whether an error is only that of a launcher whose ranks were aborted after their end."""
+    from trimtab.rehearse.errors import only_aborted
+
+    return only_aborted(error, process)
+
+
+def settle(most: float = 5.0) -> None:
+    """Before Python takes itself down: wait until every other thread sleeps.
+
+    A thread of gloo that lets go of a tensor after that needs Python's lock, does not get it, and aborts the process.
+    """
+    calm, until = 0, time.monotonic() + most
+    while calm < 3 and time.monotonic() < until:
+        time.sleep(0.01)  # gives them the lock
+        calm = calm + 1 if sleeps(os.getpid(), without=threading.get_native_id()) else 0
 
 
 def guarded(process: Process, run: Callable[..., Any]) -> Callable[..., Any]:

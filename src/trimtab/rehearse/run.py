@@ -5,6 +5,7 @@ It never imports torch (but for reading a torchrun line) and never runs the user
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +24,9 @@ from typing import Any, Literal
 from trimtab.diagnose.finding import Finding
 from trimtab.rehearse.places import is_user_file
 from trimtab.rehearse.process import SETUP
-from trimtab.rehearse.session import VARIABLE, Settings, gather
+from trimtab.rehearse.session import VARIABLE, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
+from trimtab.rehearse.system import belongs
 from trimtab.rehearse.target import Target, parse_target
 from trimtab.virtual import bootstrap
 
@@ -76,15 +79,19 @@ def rehearse(
         per_node = ranks or target.ranks or settings.gpus
         world = per_node * target.nodes
         settings.launched = world if target.launched or ranks is not None else 0
-        settings.gpus = max(settings.gpus, per_node)
+        if not settings.gpus_given:
+            settings.gpus = max(settings.gpus, per_node)
         settings.save(folder)
         started = time.monotonic()
-        children = [_start(target, folder, settings, rank, per_node, world) for rank in range(world)]
-        try:
-            timed_out, standstill = _wait(children, started + timeout, folder)
-        finally:
-            for child in children:
-                _end_group(child)
+        with _reserved_port() as port:
+            launch = _Launch(port, secrets.token_hex(4), per_node, world)
+            children = [_start(target, folder, settings, rank, launch) for rank in range(world)]
+            try:
+                timed_out, standstill = _wait(children, started + timeout, folder)
+            finally:
+                for child in children:
+                    _end_group(child)
+                _signal_all(folder, signal.SIGKILL)
         result = _result(folder, children, timed_out, timeout, time.monotonic() - started, standstill)
         result.target = target.name
         return result
@@ -92,8 +99,28 @@ def rehearse(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """What the ranks of one rehearsal share."""
+
+    port: int
+    run: str
+    per_node: int
+    world: int
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port for the ranks to meet at. It is bound and not listened on: the system gives it to nobody else, and the
+    ranks' store, which asks for reuse as well, may still take it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield held.getsockname()[1]
+
+
 def _start(
-    target: Target, folder: Path, settings: Settings, rank: int, per_node: int, world: int
+    target: Target, folder: Path, settings: Settings, rank: int, launch: _Launch
 ) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     environment[VARIABLE] = str(folder)
@@ -103,7 +130,7 @@ def _start(
     # Which GPUs of this machine may be used says nothing about the virtual ones.
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if settings.launched:
-        environment.update(_launcher_variables(folder, rank, per_node, world))
+        environment.update(_launcher_variables(rank, launch))
     command = [sys.executable, "-m", "trimtab.rehearse.child", *target.arguments]
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
@@ -121,14 +148,9 @@ def _machine(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _launcher_variables(folder: Path, rank: int, per_node: int, world: int) -> dict[str, str]:
+def _launcher_variables(rank: int, launch: _Launch) -> dict[str, str]:
     """What torchrun would set."""
-    port_file = folder / "port"
-    if not port_file.exists():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port_file.write_text(f"{probe.getsockname()[1]} {secrets.token_hex(4)}")
-    port, run = port_file.read_text().split()
+    per_node, world = launch.per_node, launch.world
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -140,8 +162,8 @@ def _launcher_variables(folder: Path, rank: int, per_node: int, world: int) -> d
         "ROLE_WORLD_SIZE": str(world),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_RUN_ID": f"rehearsal-{run}",
+        "MASTER_PORT": str(launch.port),
+        "TORCHELASTIC_RUN_ID": f"rehearsal-{launch.run}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -162,28 +184,44 @@ def _wait(
         now = time.monotonic()
         if all(code is not None for code in codes):
             return False, None
-        if failed_at is None and any(code not in (None, 0) for code in codes):
+        if failed_at is None and any(
+            code not in (None, 0) and not _had_ended(folder, child)
+            for code, child in zip(codes, children, strict=True)
+        ):
             failed_at = now
         if failed_at is not None and now > failed_at + _GRACE:
             return False, None
         if now > deadline:
-            _ask_where(children, folder)
+            _ask_where(folder)
             return True, None
         if failed_at is None and (found := standstill.seen()) is not None:
             return False, found
         time.sleep(0.05)
 
 
-def _ask_where(children: list[subprocess.Popen[bytes]], folder: Path) -> None:
+def _had_ended(folder: Path, child: subprocess.Popen[bytes]) -> bool:
+    """Whether a process had come to its end before a signal ended it (a thread of gloo that met Python's end)."""
+    path = folder / f"records-{child.pid}.jsonl"
+    return (
+        child.returncode < 0
+        and path.exists()
+        and any(record["t"] == "end" and not record["status"] for record in read_lines(path))
+    )
+
+
+def _ask_where(folder: Path) -> None:
     """Time is up: let every process of the rehearsal write down where it stands."""
-    groups = {child.pid for child in children}
-    for path in folder.glob("stands-*"):
-        try:
-            if os.getpgid(int(path.name.removeprefix("stands-"))) in groups:
-                os.kill(int(path.name.removeprefix("stands-")), signal.SIGUSR2)
-        except ProcessLookupError:
-            continue
+    _signal_all(folder, signal.SIGUSR2)
     time.sleep(0.5)
+
+
+def _signal_all(folder: Path, number: signal.Signals) -> None:
+    """Send a signal to every living process of the rehearsal, also to a launcher's ranks in groups of their own."""
+    for path in folder.glob("stands-*"):
+        process = int(path.name.removeprefix("stands-"))
+        if belongs(folder, process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
@@ -229,7 +267,7 @@ def _result(
             faults.append(stuck)
         where = _last_places(folder)
         notes.append(f"time ran out after {timeout:g} s" + (f"; it stood at {where}" if where else ""))
-    proven = not timed_out
+    proven = not timed_out and not gathered.unproven
     for child in children:
         end = gathered.ends.get(child.pid)
         if timed_out or standstill is not None:
@@ -243,6 +281,9 @@ def _result(
         elif end["how"] == "interrupt":
             proven = False
             notes.append("the script was interrupted")
+        elif end["status"] and not faults:
+            proven = False
+            notes.append(f"the script ended with status {end['status']}, and no fault was seen")
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
     return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes)
 

@@ -25,6 +25,8 @@ class Settings:
     """What every process of a rehearsal has to know."""
 
     gpus: int = 1
+    gpus_given: bool = False
+    """Whether so many were asked for; otherwise every rank has one."""
     memory_bytes: int = 80 * 2**30
     gpu_name: str = "NVIDIA H100 80GB HBM3"
     capability: tuple[int, int] = (9, 0)
@@ -43,6 +45,11 @@ class Settings:
         return cls(**{**data, "capability": tuple(data["capability"])})
 
 
+def stands_file(folder: Path, process: int) -> Path:
+    """Where a process of a rehearsal writes its stack when it is asked; there from its beginning on."""
+    return folder / f"stands-{process}"
+
+
 class Recorder:
     """Writes this process's records. After a fork it goes on in a file of the new process."""
 
@@ -53,6 +60,16 @@ class Recorder:
         self._counts: dict[tuple[object, ...], int] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        # Another thread of the parent may have held it.
+        self._lock = threading.RLock()
+
+    def begin(self) -> None:
+        """Say that this process is there."""
+        with self._lock:
+            self._open()
 
     def write(self, **record: Any) -> None:
         """Append one record."""
@@ -105,6 +122,8 @@ class Gathered:
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     """How each process ended, by process id; one that was killed is missing."""
     notes: list[str] = field(default_factory=list)
+    unproven: bool = False
+    """Whether something was met that a rehearsal cannot tell."""
 
 
 def gather(folder: Path) -> Gathered:
@@ -127,7 +146,8 @@ def gather(folder: Path) -> Gathered:
                         known["peak_bytes"] = max(known["peak_bytes"], figures["peak_bytes"])
                 case "steps":
                     result.steps = max(result.steps, record["n"])
-                case "note":
+                case "note" | "unproven":
+                    result.unproven |= record["t"] == "unproven"
                     if record["text"] not in result.notes:
                         result.notes.append(record["text"])
                 case "end":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import places
+from trimtab.rehearse.system import processor_seconds, sleeps
 
 _QUIET = 8.0
 """Seconds without a new collective before is looked at all."""
@@ -44,8 +45,8 @@ class Standstill:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._looked_at = 0.0
-        self._since = 0.0
-        self._ranks: list[_Rank] = []
+        self._waiting: dict[str, tuple[float, list[_Rank]]] = {}
+        """For each world: since when nothing moves, and its ranks as they were then."""
 
     def seen(self) -> Finding | None:
         """A finding once all ranks of one world stand still."""
@@ -61,30 +62,34 @@ class Standstill:
 
     def _look(self, world: str, now: float) -> Finding | None:
         paths = sorted(self._folder.glob(f"collectives-{world}-*.jsonl"))
+        since, before = self._waiting.pop(world, (now, []))
         if len(paths) < 2 or time.time() - max(path.stat().st_mtime for path in paths) < _QUIET:
-            self._ranks = []
             return None
         ranks = [_Rank(int(path.stem.split("-")[2]), _pid(path)) for path in paths]
         for rank in ranks:
-            used = _processor_seconds(rank.process)
+            used = processor_seconds(rank.process)
             if used is None:
                 # One has ended: the transport tells the others.
-                self._ranks = []
+                return None
+            if not sleeps(rank.process):
+                # It would go on if the machine let it.
                 return None
             rank.used = used
-        if not self._ranks or any(
-            new.used - old.used > _USED for new, old in zip(ranks, self._ranks, strict=True)
+        if len(before) != len(ranks) or any(
+            new.used - old.used > _USED for new, old in zip(ranks, before, strict=True)
         ):
-            self._ranks, self._since = ranks, now
+            since, before = now, ranks
+        if now - since < _IDLE:
+            self._waiting[world] = (since, before)
             return None
-        if now - self._since < _IDLE:
-            return None
-        self._ranks = []
         return self._ask(ranks)
 
     def _ask(self, ranks: list[_Rank]) -> Finding | None:
         for rank in ranks:
-            os.kill(rank.process, signal.SIGUSR2)
+            try:
+                os.kill(rank.process, signal.SIGUSR2)
+            except ProcessLookupError:
+                return None
         time.sleep(0.5)
         stands: list[tuple[int, Place, str]] = []
         for rank in ranks:
@@ -130,14 +135,3 @@ def last_stack(path: Path) -> list[tuple[str, int, str]]:
 def _pid(path: Path) -> int:
     with path.open() as file:
         return int(json.loads(file.readline())["pid"])
-
-
-def _processor_seconds(process: int) -> float | None:
-    """Processor time of a process; None when it is gone."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    if fields[0] == "Z":
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

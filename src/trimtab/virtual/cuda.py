@@ -17,7 +17,7 @@ import torch
 from trimtab.virtual import memory_stats, streams
 from trimtab.virtual.processes import in_bad_fork, initialise
 from trimtab.virtual.properties import properties_of
-from trimtab.virtual.state import invalid_ordinal
+from trimtab.virtual.state import NotSimulated, invalid_ordinal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -197,10 +197,25 @@ class _NoGraph:
     """CUDA graphs record kernels, of which a virtual GPU has none."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(
+        raise NotSimulated(
             "torch.cuda.CUDAGraph is not simulated by virtual GPUs (a graph records kernels, and they have none); "
             "rehearse this program with graph capture switched off."
         )
+
+
+def _no_nested(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Nested tensors keep their device where it must be a real one; those on the CPU go on as ever."""
+
+    @functools.wraps(native)
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = [kwargs.get("device"), *(getattr(part, "device", None) for part in (data, *data))]
+        if any(device is not None and torch.device(device).type == "cuda" for device in asked):
+            raise NotSimulated(
+                "Nested tensors are not simulated by virtual GPUs; pad the batches for a rehearsal."
+            )
+        return native(data, *args, **kwargs)
+
+    return make
 
 
 def _nvtx() -> SimpleNamespace:
@@ -340,6 +355,10 @@ def patches(machine: Machine) -> list[Patch]:
         (cuda, "CUDAGraph", _NoGraph),
         (cuda.graphs, "CUDAGraph", _NoGraph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),
+        *(
+            (torch.nested, name, _no_nested(getattr(torch.nested, name)))
+            for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged")
+        ),
         (cuda.nvtx, "_nvtx", _nvtx()),
         # What these two would ask of the build, a warning included, has no bearing on a virtual GPU.
         (cuda.nccl, "is_available", lambda tensors: False),

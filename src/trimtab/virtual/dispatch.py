@@ -1,7 +1,7 @@
 """Carries out every operation: rules over the operands, the op on the payloads, the result on its device.
 
-This is the hot path. The schema of an op is read once; arguments are walked by hand, since they nest one level at
-most. It never decides what is legal: see rules.py.
+This is the hot path. The schema of an op is read once (plans.py); arguments are walked by hand, since they nest one
+level at most. It never decides what is legal: see rules.py.
 """
 
 from __future__ import annotations
@@ -12,89 +12,32 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab.virtual import amp, generators, kernels, memory, origin, processes, ranks, rules, sharded, state
+from trimtab.virtual import (
+    amp,
+    functions,
+    generators,
+    kernels,
+    memory,
+    processes,
+    ranks,
+    rules,
+    sharded,
+    state,
+    traces,
+)
 from trimtab.virtual.memory import Block
+from trimtab.virtual.plans import FRESH, INPLACE, PLANS, VIEW, Plan, plan_of
 from trimtab.virtual.state import VirtualDevice, is_virtual_device
 from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, set_worker, sync, wrap
 
 aten = torch.ops.aten
 
-FRESH, VIEW, INPLACE, GENERAL = range(4)
 _PLAIN = frozenset(
     (int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
 
-# Operations whose result shares the storage of their input without saying so in the schema.
-_SILENT_VIEWS = frozenset(
-    ("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh", "_c10d_functional::wait_tensor")
-)
-
-
 # Operations with a result that CUDA leaves on the CPU, and its place among the results.
 _HOST_RESULTS = {"aten::_pack_padded_sequence": 1}
-
-
-class Plan:
-    """What is known of an operation from its schema."""
-
-    __slots__ = (
-        "before",
-        "collective",
-        "composite",
-        "factory",
-        "foreach",
-        "kind",
-        "name",
-        "names",
-        "overload",
-        "rule",
-        "seeded",
-        "writes",
-    )
-
-    def __init__(self, func: Any) -> None:
-        schema = func._schema
-        self.name: str = schema.name
-        self.overload: str = schema.overload_name
-        self.names = [argument.name for argument in schema.arguments]
-        self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        self.collective = self.name.startswith("c10d::")
-        self.composite = _composite(func)
-        self.factory = "device" in self.names
-        self.seeded = "generator" in self.names
-        self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
-        self.rule = rules.rule_for(func, self.name)
-        self.before = kernels.BEFORE.get(self.name)
-        self.kind = self._kind(func, schema)
-
-    def _kind(self, func: Any, schema: Any) -> int:
-        returns = schema.returns
-        if len(returns) != 1 or str(returns[0].type) != "Tensor":
-            return GENERAL
-        alias = returns[0].alias_info
-        if alias is None:
-            return VIEW if self.name in _SILENT_VIEWS else FRESH
-        if not self.writes:
-            return VIEW
-        first = schema.arguments[0]
-        plain_inplace = self.writes == [first.name] and torch.Tag.inplace_view not in func.tags
-        return INPLACE if plain_inplace else GENERAL
-
-
-def _composite(func: Any) -> bool:
-    """Whether an operation is made of others, with no kernel of its own (`chunk` has one that keeps its views)."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = func.name()
-    return has(name, "CompositeImplicitAutograd") and not (has(name, "CPU") or has(name, "ADInplaceOrView"))
-
-
-PLANS: dict[Any, Plan] = {}
-
-
-def plan_of(func: Any) -> Plan:
-    """The plan of an operation, made on first use."""
-    made = PLANS[func] = Plan(func)
-    return made
 
 
 def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,7 +106,9 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                     mixed = True
             named[name] = value
 
-    if plan.composite and (slot is not None or plan.factory):
+    if plan.parts and (slot is not None or plan.factory):
+        if plan.author is not None:
+            return _by_its_author(plan, args, kwargs)
         return _take_apart(func, args, kwargs)
 
     machine = state._stack[-1] if state._stack else None
@@ -188,7 +133,7 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         except RuntimeError as error:
             out = func(*kernels.with_tensors(func, payloads, error), **named)
         if observer is not None:
-            _trace_plain(plan, out, args)
+            traces.made_plain(plan, out, args)
         return out
     if plan.before is not None:
         payloads = plan.before(plan, payloads, args)
@@ -213,7 +158,7 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     else:
         result = _general(plan, args, kwargs, out, slot)
     if observer is not None:
-        _trace(plan, result, args)
+        traces.made(plan, result, args)
     return result
 
 
@@ -244,6 +189,19 @@ def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             return func.decompose(*args, **kwargs)
     with _switched_on(_VIEWS if amp.is_aside() else _VIEWS | amp.KEY), VirtualMode():
         return func.decompose(*args, **kwargs)
+
+
+def _by_its_author(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation written in Python (torch.library.custom_op): what its kernel for CUDA does passes here again."""
+    kernels = plan.author._backend_fns
+    kernel = kernels.get("cuda") or kernels.get(None)
+    if kernel is None:
+        raise NotImplementedError(f"Could not run '{plan.name}' with arguments from the 'CUDA' backend.")
+    with VirtualMode():
+        if functions.is_on():
+            return kernel(*args, **kwargs)
+        with functions.MODE:
+            return kernel(*args, **kwargs)
 
 
 def _plain(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
@@ -357,54 +315,6 @@ def _after_write(name: str, value: Any) -> None:
                 if (size + 511) & -512 != before:
                     memory.resize(tensor._block, size)
             sync(tensor)
-
-
-def _trace(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
-    """Remember where a virtual result was made, or where it was moved to its device."""
-    if isinstance(result, Tensor):
-        source = args[0] if args else None
-        if plan.name == "aten::_to_copy":
-            if source.__class__ not in VIRTUAL or source._slot is not result._slot:  # type: ignore[attr-defined]
-                origin.note_move(source, result)  # type: ignore[arg-type]
-                return
-        elif plan.kind == VIEW and _inherit(result, source):
-            return
-        if origin.ATTRIBUTE not in result.__dict__:
-            result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
-    else:
-        _trace_many(result)
-
-
-def _trace_plain(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
-    """Remember where a plain tensor was made, or that it was copied back from a virtual device."""
-    if isinstance(result, Tensor):
-        source = args[0] if args else None
-        if source.__class__ in VIRTUAL:
-            if result is not source:
-                origin.note_move(source, result)
-        elif plan.kind == VIEW and result is not source and _inherit(result, source):
-            return
-        elif origin.ATTRIBUTE not in result.__dict__:
-            result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
-    else:
-        _trace_many(result)
-
-
-def _inherit(result: Tensor, source: Any) -> bool:
-    """A view is the same tensor by another name: what is known of the one is known of the other."""
-    known = source.__dict__.get(origin.ATTRIBUTE) if isinstance(source, Tensor) else None
-    if known is None:
-        return False
-    result.__dict__[origin.ATTRIBUTE] = known
-    return True
-
-
-def _trace_many(result: Any) -> None:
-    if isinstance(result, (list, tuple)):
-        trace = origin.Trace(origin.here(2))
-        for item in result:
-            if isinstance(item, Tensor) and origin.ATTRIBUTE not in item.__dict__:
-                item.__dict__[origin.ATTRIBUTE] = trace
 
 
 class VirtualMode(TorchDispatchMode):

@@ -6,7 +6,9 @@ gets (func, args, kwargs) and calls `call` to go on. A handler never decides pla
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import amp, faults, origin, state
 from trimtab.virtual.tensor import VIRTUAL, payload_of, set_data, wrap
+from trimtab.virtual.wording import in_cuda_words
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -76,12 +79,16 @@ class VirtualFunctions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = HANDLERS.get(func)
-        if handler is not None:
-            result = handler(func, args, kwargs or {})
-        elif kwargs or getattr(default_device, "CURRENT_DEVICE", None) is not None:
-            result = call(func, args, kwargs or {})
-        else:
-            result = func(*args)
+        try:
+            if handler is not None:
+                result = handler(func, args, kwargs or {})
+            elif kwargs or getattr(default_device, "CURRENT_DEVICE", None) is not None:
+                result = call(func, args, kwargs or {})
+            else:
+                result = func(*args)
+        except (RuntimeError, TypeError) as error:
+            in_cuda_words(error)
+            raise
         for told in AFTER:
             told(func, args, kwargs or {}, result)
         return result
@@ -167,6 +174,60 @@ def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     return made
 
 
+def indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`tensor[index]`, read or written: C++ makes a list of numbers a tensor on the device it sees, without values."""
+    own, index = args[0], args[1]
+    if own.__class__ in VIRTUAL:
+        if index.__class__ is list and any(part.__class__ is list for part in index) and _is_tuple_of_lists():
+            index = tuple(index)
+        many = index.__class__ is tuple
+        args = (own, tuple(_as_index(part) for part in index) if many else _as_index(index), *args[2:])
+    return func(*args, **kwargs)
+
+
+@cache
+def _is_tuple_of_lists() -> bool:
+    """Whether this torch takes a list of lists for several indices, as older ones do, or for one of two dimensions."""
+    with warnings.catch_warnings(), torch._C.DisableTorchFunction():
+        warnings.simplefilter("ignore")
+        return torch.zeros(1, 1, device="cpu")[[[0], [0]]].dim() == 1
+
+
+def _as_index(part: Any) -> Any:
+    if part.__class__ not in (list, range) or not _are_numbers(part):
+        return part
+    with torch._C.DisableTorchFunction():
+        made = torch.tensor(part, device="cpu")
+    return made if made.dtype is torch.bool else made.long()
+
+
+def _are_numbers(part: Any) -> bool:
+    return all(
+        _are_numbers(item)
+        if item.__class__ is list
+        else hasattr(item, "__index__") and not isinstance(item, Tensor)
+        for item in part
+    )
+
+
+def ctc_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """CUDA reads the lengths on the host, wherever they are; for a tensor class torch would compute with them."""
+    args = (*args[:2], *(_values(value) for value in args[2:4]), *args[4:])
+    for name in ("input_lengths", "target_lengths"):
+        if name in kwargs:
+            kwargs = {**kwargs, name: _values(kwargs[name])}
+    return func(*args, **kwargs)
+
+
+def unravel_index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's own Python makes tensors on the device here, past this mode."""
+    indices = args[0] if args else kwargs["indices"]
+    if indices.__class__ not in VIRTUAL:
+        return func(*args, **kwargs)
+    rest = {name: value for name, value in kwargs.items() if name != "indices"}
+    return tuple(part.to(indices._slot.meta) for part in func(indices.cpu(), *args[1:], **rest))
+
+
 def _build(func: Any, data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Build from data. C++ reads tensors inside a list past the dispatcher, where virtual ones have no values."""
     options = {name: value for name, value in kwargs.items() if name not in ("data", "obj")}
@@ -181,7 +242,7 @@ def _build(func: Any, data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _values(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_values(item) for item in data]
-    return data.payload.tolist() if data.__class__ in VIRTUAL else data
+    return data.tolist() if isinstance(data, Tensor) else data
 
 
 def new_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -296,6 +357,11 @@ HANDLERS.update(
         torch.as_tensor: from_data,
         torch.asarray: from_data,
         torch.Tensor.new_tensor: new_tensor,
+        torch.Tensor.__getitem__: indexed,
+        torch.Tensor.__setitem__: indexed,
+        torch.unravel_index: unravel_index,
+        torch.ctc_loss: ctc_loss,
+        nn.functional.ctc_loss: ctc_loss,
         torch._has_compatible_shallow_copy_type: same_kind,
         torch.Tensor.grad.__set__: assign_grad,  # type: ignore[union-attr]
         torch.Tensor.data.__set__: assign_data,  # type: ignore[attr-defined]

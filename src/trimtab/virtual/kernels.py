@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import faults, state
+from trimtab.virtual import batch_norm, faults, state
 from trimtab.virtual.wording import DEVICE_ASSERT, scalar_name, words
 
 if TYPE_CHECKING:
-    from trimtab.virtual.dispatch import Plan
+    from trimtab.virtual.plans import Plan
 
 _PRODUCTS = {
     "mm": (0, 1),
@@ -78,11 +78,23 @@ def packing(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]
     return payloads
 
 
+def host_only(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+    """CUDA has no kernel for these."""
+    full = f"{plan.name}.{plan.overload}" if plan.overload else plan.name
+    message = f"Could not run '{full}' with arguments from the 'CUDA' backend."
+    _tell("backend-unsupported", message, plan, args, NotImplementedError(message))
+    return payloads
+
+
 BEFORE: dict[str, Callable[[Plan, list[Any], tuple[Any, ...]], list[Any]]] = {
     f"aten::{name}": product for name in _PRODUCTS
 }
 BEFORE["aten::_amp_foreach_non_finite_check_and_unscale_"] = unscale
 BEFORE["aten::_pack_padded_sequence"] = packing
+for _name in words(
+    "histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors to_mkldnn"
+):
+    BEFORE[f"aten::{_name}"] = host_only
 
 
 def _tell(kind: str, message: str, plan: Plan, args: tuple[Any, ...], error: BaseException) -> None:
@@ -111,6 +123,14 @@ def rescue(
         return _in_float32(plan, func, payloads, named)
     if base in _PRODUCTS and func._overloadname in ("dtype", "dtype_out"):
         return _wide_product(func, payloads, named)
+    if (
+        isinstance(error, NotImplementedError)
+        and text.startswith("Could not run ")
+        and "'CPU' backend" in text
+    ):
+        if base in batch_norm.SUBSTITUTES:
+            return batch_norm.SUBSTITUTES[base](*payloads, **named)
+        raise state.NotSimulated(f"{plan.name} has no kernel on the CPU: virtual GPUs lack it.") from error
     if base in _ASSERTING and ("out of range" in text or "out of bounds" in text):
         raise state.accelerator_error(DEVICE_ASSERT + f"(on the CPU: {text})") from error
     if "Expected a value of type 'Tensor'" in text and isinstance(error, RuntimeError):

@@ -54,9 +54,9 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     held: dict[int, torch.Tensor] = {}
     named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     machine = state.machine()
-    if machine is not None and name not in _POINT_TO_POINT:
+    if machine is not None:
         _check(name, named)
-        if machine.observer is not None:
+        if machine.observer is not None and name not in _POINT_TO_POINT:
             machine.observer.collective(_record(name, named))
     payloads = [_payload(value, held) for value in args]
     if name in _FLAT:
@@ -131,7 +131,7 @@ _gpu_only: dict[str, str] = {}
 
 def _check(name: str, named: dict[str, Any]) -> None:
     """NCCL has no kernels for tensors in host memory."""
-    if name == "barrier" or _group(named).group_name not in _gpu_only:
+    if "barrier" in name or _group(named).group_name not in _gpu_only:
         return
     operands = [(key, tensor) for key, value in named.items() for tensor in _tensors(value)]
     plain = [(key, tensor) for key, tensor in operands if tensor.__class__ not in VIRTUAL]

@@ -20,7 +20,7 @@ from trimtab.virtual.tensor import VIRTUAL, device_of
 from trimtab.virtual.wording import iterator_message, method_name, type_name, words
 
 if TYPE_CHECKING:
-    from trimtab.virtual.dispatch import Plan
+    from trimtab.virtual.plans import Plan
 
 Rule = Callable[["Plan", tuple[Any, ...], dict[str, Any], VirtualDevice], VirtualDevice | None]
 Named = list[tuple[str, Tensor]]
@@ -28,7 +28,8 @@ Named = list[tuple[str, Tensor]]
 _CROSSING = words(
     """
     copy_ copy _copy_from _copy_from_and_resize _to_copy set_ is_same_size is_set_to
-    _has_compatible_shallow_copy_type resize_as_
+    _has_compatible_shallow_copy_type resize_as_ _foreach_copy _foreach_copy_ fill fill_
+    slice_scatter select_scatter diagonal_scatter as_strided_scatter
     """
 )
 _INDEXING = words(
@@ -40,26 +41,32 @@ _INDEXING = words(
 _ITERATOR = words(
     """
     mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
-    binary_cross_entropy binary_cross_entropy_backward normal normal_ binary_cross_entropy_with_logits
-    addr bernoulli bernoulli_ dist kl_div polar complex
+    binary_cross_entropy normal_ binary_cross_entropy_with_logits bernoulli dist kl_div
+    soft_margin_loss soft_margin_loss_backward allclose floor_divide floor_divide_ rsub index_fill index_fill_
+    eq_ ne_ lt_ le_ gt_ ge_ copysign_ heaviside_ __irshift__ __ilshift__ binomial
     """
 )
-# Checked operations that refuse even a 0-dim CPU tensor.
-_STRICT = words(
+# Elementwise operations whose CUDA kernels check their arguments first, and so refuse even a 0-dim CPU tensor: those
+# without `device_check: NoCheck` in torch's native_functions.yaml.
+_EXACT = words(
     """
-    embedding index_select gather scatter scatter_ scatter_add scatter_add_ index_add index_add_
-    index_copy index_copy_ take nll_loss_forward nll_loss2d_forward cat
+    clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ gcd gcd_ lcm lcm_ igamma igamma_ igammac igammac_
+    logaddexp logaddexp2 nextafter nextafter_ addr complex polar equal normal huber_loss
+    binary_cross_entropy_backward mse_loss_backward native_dropout_backward gelu_backward logit_backward
+    sigmoid_backward silu_backward tanh_backward threshold_backward
     """
 )
 
 
-# Arguments that CUDA's kernels read on the host.
+# Arguments whose device does not matter: CUDA's kernels read them on the host.
 _HOSTED = {
     "_pack_padded_sequence": ("lengths",),
     "_pack_padded_sequence_backward": ("batch_sizes",),
     "_ctc_loss": ("targets", "input_lengths", "target_lengths"),
     "_ctc_loss_backward": ("targets", "input_lengths", "target_lengths"),
     "tensor_split": ("tensor_indices_or_sections",),
+    "index_fill": ("value",),
+    "index_fill_": ("value",),
 }
 
 
@@ -76,7 +83,11 @@ def rule_for(func: Any, name: str) -> Rule:
         return convolution
     if base in ("masked_fill", "masked_fill_"):
         return masked
-    if torch.Tag.pointwise in func.tags or base in _ITERATOR:
+    if base == "where":
+        return choice
+    if base == "bernoulli_":
+        return probabilities
+    if base in _ITERATOR or (torch.Tag.pointwise in func.tags and base not in _EXACT):
         return iterator
     return checked
 
@@ -131,9 +142,10 @@ def iterator(
 ) -> VirtualDevice | None:
     """Elementwise operations: one device, save for 0-dim CPU tensors that are only read."""
     found = operands(plan, args, kwargs)
+    hosted = _HOSTED.get(plan.name.removeprefix("aten::"), ())
     devices = []
     for name, tensor in found:
-        if is_scalar(tensor) and name not in plan.writes:
+        if name in hosted or (is_scalar(tensor) and name not in plan.writes):
             continue
         device = device_of(tensor)
         if device not in devices:
@@ -147,17 +159,14 @@ def iterator(
 def checked(
     plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
 ) -> VirtualDevice | None:
-    """All other kernels: the arguments are checked one after the other, and the odd one is named."""
+    """All other kernels: the arguments are checked one after the other, 0-dim ones too, and the odd one is named."""
     found = operands(plan, args, kwargs)
     base = plan.name.removeprefix("aten::")
     hosted = _HOSTED.get(base)
     if hosted is not None:
         found = [(name, tensor) for name, tensor in found if name not in hosted]
-    strict = base in _STRICT
     common: torch.device | None = None
     for name, tensor in found:
-        if not strict and is_scalar(tensor):
-            continue
         device = device_of(tensor)
         if common is None:
             common = device
@@ -175,7 +184,7 @@ def checked(
 def indexing(
     plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
 ) -> VirtualDevice | None:
-    """A GPU tensor takes CPU indices; a CPU tensor takes no GPU indices."""
+    """A GPU tensor takes CPU indices; a CPU tensor takes no GPU indices; a 0-dim value may be anywhere."""
     source = args[0]
     own = device_of(source)
     found = operands(plan, args, kwargs)
@@ -189,11 +198,12 @@ def indexing(
             message = f"indices should be either on cpu or on the same device as the indexed tensor ({own})"
             mismatch("index-device", message, plan, found)
             break
-        if not is_scalar(tensor):
-            method, spoken = method_name(plan.name.removeprefix("aten::"), plan.overload, name)
+        if tensor.dim():
+            adds = own.type == "cuda" and True in (*args[3:4], kwargs.get("accumulate"))
             message = (
-                f"Expected all tensors to be on the same device, but got {spoken} is on {device}, different from "
-                f"other tensors on {own} (when checking argument in method {method})"
+                f"expected device {own} but got device {device} for value tensor"
+                if adds
+                else iterator_message([own, device])
             )
             mismatch("device-mismatch", message, plan, found)
             break
@@ -205,7 +215,7 @@ def indexing(
 def masked(
     plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
 ) -> VirtualDevice | None:
-    """masked_fill: the mask is where the tensor is; a 0-dim value may be on the CPU."""
+    """masked_fill: the mask is where the tensor is; the value of a GPU tensor is read on the host."""
     found = operands(plan, args, kwargs)
     source, mask = args[0], args[1]
     if device_of(mask) != device_of(source):
@@ -215,15 +225,30 @@ def masked(
         )
         mismatch("device-mismatch", message, plan, found)
         return winner(found, plan)
-    for name, tensor in found[2:]:
-        if device_of(tensor) != device_of(source) and not (is_scalar(tensor) and slot_of(source) is not None):
-            message = (
-                f"masked_fill: Expected inputs to be on same device, but got {name} on {device_of(tensor)} and "
-                f"self on {device_of(source)}"
-            )
+    if slot_of(source) is None:
+        mismatch("device-mismatch", "masked_fill_: Expected inputs to be on same device", plan, found)
+        return None
+    return slot
+
+
+def choice(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """where: 0-dim tensors are brought along from any device to that of the first GPU tensor."""
+    found = operands(plan, args, kwargs)
+    for name, tensor in found:
+        if slot_of(tensor) is not slot and (tensor.dim() or name in plan.writes):
+            message = iterator_message([slot.device, device_of(tensor)])
             mismatch("device-mismatch", message, plan, found)
             return winner(found, plan)
     return slot
+
+
+def probabilities(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
+) -> VirtualDevice | None:
+    """bernoulli_: a GPU tensor fetches its probabilities from anywhere."""
+    return slot_of(args[0]) or iterator(plan, args, kwargs, slot)
 
 
 def convolution(
@@ -254,14 +279,19 @@ def foreach(
     lists += [(n, v) for n, v in kwargs.items() if isinstance(v, (list, tuple))]
     singles += [(n, v) for n, v in kwargs.items() if isinstance(v, Tensor)]
     fused = plan.name.startswith("aten::_fused")
+    if plan.overload == "Tensor" and plan.name in ("aten::_foreach_add", "aten::_foreach_add_") and singles:
+        first, scalar = lists[0][1][0], singles[0][1]
+        if device_of(first) != device_of(scalar):
+            message = f"scalar tensor expected to be on {device_of(first)} but is on {device_of(scalar)}"
+            mismatch("device-mismatch", message, plan, [(lists[0][0], first), singles[0]])
+            return slot
     length = max((len(v) for _, v in lists), default=0)
     for index in range(length):
         row = [(n, v[index]) for n, v in lists if index < len(v) and isinstance(v[index], Tensor)] + singles
         devices: list[torch.device] = []
         for name, tensor in row:
-            if is_scalar(tensor) and name not in plan.writes and not fused:
-                continue
-            if is_scalar(tensor) and name == "state_steps" and not fused:
+            # A fused optimizer takes its learning rate from the host; its other numbers are on the GPU.
+            if is_scalar(tensor) and name not in plan.writes and (name == "lr" or not fused):
                 continue
             if device_of(tensor) not in devices:
                 devices.append(device_of(tensor))

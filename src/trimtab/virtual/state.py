@@ -71,8 +71,6 @@ class Machine:
         self.initialised = False
         """Whether CUDA would have been initialised in this process (a fork after that is a fault)."""
         self.ready = False
-        """Initialised in this very process: false again in a forked child."""
-        self.ready = False
         """Whether this very process has initialised it (false again in a forked child)."""
         self.pid = os.getpid()
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -102,6 +100,10 @@ class Machine:
 
             initialise(self)
         return self.devices[index]
+
+
+class NotSimulated(NotImplementedError):
+    """Something that a GPU can do and a virtual one cannot: it says nothing about the program."""
 
 
 def invalid_ordinal() -> RuntimeError:

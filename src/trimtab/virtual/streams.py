@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trimtab.virtual.state import machine
+from trimtab.virtual.state import NotSimulated, machine
 
 CUDA_DEVICE_TYPE = 1  # c10::DeviceType::CUDA
 
@@ -151,7 +151,7 @@ class Event(metaclass=_StreamType):
         return (end_event.recorded - self.recorded) * 1000.0
 
     def ipc_handle(self) -> bytes:
-        raise RuntimeError("Virtual GPUs have no event handles to share between processes.")
+        raise NotSimulated("Virtual GPUs have no event handles to share between processes.")
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Event device={self.device}>"

@@ -77,7 +77,12 @@ class VirtualTensor(torch.Tensor):
 
     @property
     def data(self) -> Tensor:
-        return self.detach()
+        # Unlike detach(), it has a version of its own: what is changed through it is no change that autograd sees.
+        detached = self.detach()
+        made = wrap(detached.payload, self._slot, self._block)  # type: ignore[attr-defined]
+        for name, value in detached.__dict__.items():
+            made.__dict__.setdefault(name, value)
+        return made
 
     @data.setter
     def data(self, new: Tensor) -> None:
@@ -166,6 +171,11 @@ class VirtualTensor(torch.Tensor):
         fault = faults.make("device-mismatch", message, "Tensor.numpy", [("self", self)])
         faults.report(fault, TypeError(message))
         return self.payload.numpy(force=True)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise state.NotSimulated(
+            "DLPack of a CUDA tensor is not simulated by virtual GPUs: there is no GPU memory."
+        )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         array = self.numpy()

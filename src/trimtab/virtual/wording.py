@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -14,17 +16,21 @@ def words(text: str) -> frozenset[str]:
 # Kernels generated from a structured definition name themselves differently.
 _STRUCTURED = words(
     """
-    addmm addmm_ mm bmm baddbmm baddbmm_ gather scatter scatter_ scatter_add scatter_add_ nll_loss_forward
-    nll_loss_backward cat index_add index_add_ index_copy _softmax _log_softmax _softmax_backward_data
-    _log_softmax_backward_data addmv addmv_ topk sort linalg_vector_norm index_reduce triangular_solve
-    linalg_cross
+    addmm addmm_ addmv addmv_ baddbmm baddbmm_ bmm mm cat clamp clamp_ clamp_max clamp_max_ clamp_min
+    clamp_min_ elu_backward gather gcd gcd_ gelu_backward hardshrink_backward hardsigmoid_backward igamma
+    igamma_ igammac igammac_ index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ isin lcm
+    lcm_ leaky_relu_backward linalg_cross linalg_lu_solve linalg_vector_norm logaddexp logaddexp2
+    logit_backward nextafter nextafter_ nll_loss_backward nll_loss_forward scatter scatter_ scatter_add
+    scatter_add_ scatter_reduce scatter_reduce_ sigmoid_backward silu_backward softplus_backward
+    softshrink_backward sort tanh_backward threshold_backward topk triangular_solve _linalg_solve_ex
+    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data _addmm_activation
+    max_pool2d_with_indices_backward
     """
 )
 # Operations that only call another kernel: its name and its names for the arguments are what the user sees.
 _CALLED = {
     "embedding": ("index_select", "", {"indices": "index", "weight": "self"}),
-    "index_put": ("_index_put_impl_", "", {}),
-    "index_put_": ("_index_put_impl_", "", {}),
+    "stack": ("cat", "", {}),
 }
 
 
@@ -80,3 +86,18 @@ DEVICE_ASSERT = (
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
+
+_META = (
+    (re.compile(r"\bmeta:(\d+)"), r"cuda:\1"),
+    (re.compile(r"\btorch\.meta\."), "torch.cuda."),
+    (re.compile(r"\[Meta(\w+)Type\b"), r"[torch.cuda.\1Tensor"),
+)
+
+
+def in_cuda_words(error: BaseException) -> None:
+    """What C++ calls meta:1 is the program's cuda:1."""
+    if len(error.args) == 1 and isinstance(error.args[0], str) and "eta" in error.args[0]:
+        text = error.args[0]
+        for pattern, spoken in _META:
+            text = pattern.sub(spoken, text)
+        error.args = (text,)

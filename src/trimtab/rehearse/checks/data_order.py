@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.utils.data import DistributedSampler
 
 from trimtab.diagnose.finding import Finding
@@ -22,6 +23,9 @@ class DataOrder(BaseCheck):
 
     def _wrap(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def iterate(sampler: Any) -> Any:
+            # An evaluation may see its rows in the same order every time.
+            if not torch.is_grad_enabled():
+                return real(sampler)
             if sampler.shuffle and self._last.get(sampler) == sampler.epoch:
                 self._report(sampler)
             self._last[sampler] = sampler.epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,8 @@ class _Wrapped:
     """Where the module inside was called directly, with gradients on, since the last step."""
     collectives: int = 0
     steps: int = 0
+    compared: Counter[str] = field(default_factory=Counter)
+    """Steps for each set of parameters: of a sharded optimizer every rank steps others."""
     unsynced: Place | None = None
     """Where `no_sync()` was opened around a backward pass since the last step; forgotten when one is synchronised."""
     unused: dict[str, Place | None] = field(default_factory=dict)
@@ -155,13 +158,16 @@ class Ddp(BaseCheck):
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for entry in self._wrapped:
             ddp = entry.held()
-            if ddp is None or not _shared(ddp, optimizer):
+            if ddp is None or not (mine := _shared(ddp, optimizer)):
                 continue
             entry.forwards, entry.past_it, entry.collectives = 0, None, agreement.made()
             entry.unsynced = None
             entry.steps += 1
-            if entry.steps < 4 or entry.steps & (entry.steps - 1) == 0:
-                agreement.weights(self.process, entry.number, entry.steps, ddp.module, places.here())
+            which = f"{entry.number}:{_positions(ddp, mine)}"
+            entry.compared[which] += 1
+            step = entry.compared[which]
+            if step < 4 or step & (step - 1) == 0:
+                agreement.weights(self.process, which, step, mine, places.here())
 
     def _report_bypass(self, place: Place) -> None:
         self.process.report(
@@ -245,6 +251,13 @@ class Ddp(BaseCheck):
 
 def _within(name: str, path: str) -> bool:
     return not path or name.startswith(path + ".")
+
+
+def _positions(ddp: DistributedDataParallel, parameters: list[torch.Tensor]) -> str:
+    """Which of the parameters of a DDP module these are, the same words on every rank."""
+    known = {id(parameter): position for position, parameter in enumerate(ddp.module.parameters())}
+    given = sorted(known[id(parameter)] for parameter in parameters)
+    return "all" if len(given) == len(known) else ",".join(map(str, given))
 
 
 def _shared(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

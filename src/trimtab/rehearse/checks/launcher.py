@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ import torch.distributed as dist
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import BaseCheck
+from trimtab.rehearse.session import stands_file
+from trimtab.rehearse.system import processes
 
 _NAMES = {"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
 _PATIENCE_ALONE = 3.0
@@ -62,13 +64,18 @@ class StaleLauncher(BaseCheck):
                 kwargs = {k: v for k, v in kwargs.items() if k not in {"rank", "world_size", "init_method"}}
                 kwargs.update(rank=0, world_size=1, store=dist.HashStore())
                 args = args[:1]
-            real(*args, **kwargs)
-            self._looking = False
+            try:
+                real(*args, **kwargs)
+            finally:
+                self._looking = False
+            self.process.in_group = True
             agreement.joined(self.process)
 
         init_process_group.__wrapped__ = real  # type: ignore[attr-defined]
-        torch.distributed.init_process_group = init_process_group
-        torch.distributed.distributed_c10d.init_process_group = init_process_group
+        # Device meshes have taken the function by name: they make the group when the program has not.
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.distributed") and vars(module).get("init_process_group") is real:
+                module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
     def _nobody_comes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         named = dict(
@@ -93,9 +100,15 @@ class StaleLauncher(BaseCheck):
             pattern = f"rendezvous-{os.environ.get('MASTER_PORT', '0')}-*"
             if len(list(self.process.folder.glob(pattern))) >= world:
                 return False
-            if waited > (_PATIENCE_WITH_OTHERS if _possible_peers() else _PATIENCE_ALONE):
+            if not self._launched() and waited > (
+                _PATIENCE_WITH_OTHERS if _possible_peers() else _PATIENCE_ALONE
+            ):
                 return True
             time.sleep(0.05)
+
+    def _launched(self) -> bool:
+        """Whether a launcher that is part of this rehearsal started this process: the others come when they come."""
+        return "TORCHELASTIC_RUN_ID" in os.environ and stands_file(self.process.folder, os.getppid()).exists()
 
     def _report(self) -> None:
         world, rank = os.environ.get("WORLD_SIZE", "?"), os.environ.get("RANK", "?")
@@ -121,18 +134,4 @@ def _possible_peers() -> bool:
     """Whether there are other processes in this run that could be the missing ranks."""
     if multiprocessing.parent_process() is not None or multiprocessing.active_children():
         return True
-    return any(group == os.getpgrp() and pid != os.getpid() for pid, group in _processes())
-
-
-def _processes() -> list[tuple[int, int]]:
-    """Process ids and their groups, where the system tells."""
-    found: list[tuple[int, int]] = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # "pid (name) state ppid pgrp …"; the name may hold spaces.
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            found.append((int(path.parent.name), int(fields[2])))
-    return found
+    return any(group == os.getpgrp() and pid != os.getpid() for pid, group in processes())

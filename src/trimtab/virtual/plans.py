@@ -1,0 +1,89 @@
+"""What is known of an operation from its schema, read once. Carries out nothing: see dispatch.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._library.custom_ops import OPDEFS
+
+from trimtab.virtual import kernels, rules
+
+FRESH, VIEW, INPLACE, GENERAL = range(4)
+
+# Operations whose result shares the storage of their input without saying so in the schema.
+_SILENT_VIEWS = frozenset(
+    ("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh", "_c10d_functional::wait_tensor")
+)
+
+
+class Plan:
+    """What is known of an operation from its schema."""
+
+    __slots__ = (
+        "author",
+        "before",
+        "collective",
+        "composite",
+        "factory",
+        "foreach",
+        "kind",
+        "name",
+        "names",
+        "overload",
+        "parts",
+        "rule",
+        "seeded",
+        "writes",
+    )
+
+    author: Any
+    """The definition of an operation that was written in Python (torch.library.custom_op)."""
+    parts: bool
+    """Whether it is carried out by its parts."""
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name: str = schema.name
+        self.overload: str = schema.overload_name
+        self.names = [argument.name for argument in schema.arguments]
+        self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.collective = self.name.startswith("c10d::")
+        self.composite = _composite(func)
+        self.author = OPDEFS.get(self.name)
+        self.parts = self.composite or self.author is not None
+        self.factory = "device" in self.names
+        self.seeded = "generator" in self.names
+        self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
+        self.rule = rules.rule_for(func, self.name)
+        self.before = kernels.BEFORE.get(self.name)
+        self.kind = self._kind(func, schema)
+
+    def _kind(self, func: Any, schema: Any) -> int:
+        returns = schema.returns
+        if len(returns) != 1 or str(returns[0].type) != "Tensor":
+            return GENERAL
+        alias = returns[0].alias_info
+        if alias is None:
+            return VIEW if self.name in _SILENT_VIEWS else FRESH
+        if not self.writes:
+            return VIEW
+        first = schema.arguments[0]
+        plain_inplace = self.writes == [first.name] and torch.Tag.inplace_view not in func.tags
+        return INPLACE if plain_inplace else GENERAL
+
+
+def _composite(func: Any) -> bool:
+    """Whether an operation is made of others, with no kernel of its own (`chunk` has one that keeps its views)."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = func.name()
+    return has(name, "CompositeImplicitAutograd") and not (has(name, "CPU") or has(name, "ADInplaceOrView"))
+
+
+PLANS: dict[Any, Plan] = {}
+
+
+def plan_of(func: Any) -> Plan:
+    """The plan of an operation, made on first use."""
+    made = PLANS[func] = Plan(func)
+    return made

@@ -1,0 +1,135 @@
+"""Ends that say nothing about the program: ranks aborted after their end, things that virtual GPUs lack."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimtab.rehearse import run, system
+from trimtab.rehearse.process import settle
+from trimtab.rehearse.session import VARIABLE, Recorder
+from trimtab.rehearse.standstill import Standstill
+
+PROGRAMS = Path(__file__).parent / "programs"
+Rehearse = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize(("end", "verdict"), [("abort", "clean"), ("exit", "fault")])
+def test_a_launched_rank_that_is_aborted_after_its_end_did_not_fail(
+    rehearse: Rehearse, end: str, verdict: str
+) -> None:
+    report = rehearse(str(PROGRAMS / "launches.py"), end)
+    assert "rank 0 of 1" in report["stdout"]
+    assert report["verdict"] == verdict, report["text"]
+
+
+@pytest.mark.slow
+def test_a_launched_rank_that_comes_late_is_waited_for(rehearse: Rehearse) -> None:
+    report = rehearse(str(PROGRAMS / "launches.py"), "wait")
+    assert report["verdict"] == "clean", report["text"]
+
+
+def test_what_is_not_simulated_is_no_fault(rehearse: Rehearse, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import torch\ntorch.cuda.CUDAGraph()\n")
+    report = rehearse(str(script))
+    assert (report["verdict"], report["exit"], report["findings"]) == ("unproven", 3, [])
+    assert any("CUDAGraph is not simulated" in note for note in report["notes"])
+
+
+def test_a_process_killed_after_its_end_had_ended(tmp_path: Path) -> None:
+    died = subprocess.Popen([sys.executable, "-c", "import os; os.abort()"], stderr=subprocess.DEVNULL)
+    died.wait()
+    assert died.returncode == -signal.SIGABRT
+    assert not run._had_ended(tmp_path, died)
+    record = {"t": "end", "pid": died.pid, "how": "done", "status": 0}
+    (tmp_path / f"records-{died.pid}.jsonl").write_text(json.dumps(record) + "\n")
+    assert run._had_ended(tmp_path, died)
+
+
+def test_the_end_waits_for_threads_that_still_run() -> None:
+    started, done = threading.Event(), []
+
+    def work() -> None:
+        started.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # without Python's lock, as gloo's threads
+        done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    settle(most=120)
+    assert done
+    thread.join()
+
+
+def test_whether_a_process_sleeps_and_whose_it_is(tmp_path: Path) -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    idle = subprocess.Popen(["sleep", "600"], env={**os.environ, VARIABLE: str(tmp_path)})
+    try:
+        until = time.monotonic() + 60
+        while not system.sleeps(idle.pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert system.sleeps(idle.pid)
+        assert not system.sleeps(busy.pid)
+        assert system.belongs(tmp_path, idle.pid)
+        assert not system.belongs(tmp_path, busy.pid)
+        assert busy.pid in dict(system.processes())
+    finally:
+        for process in (busy, idle):
+            process.kill()
+            process.wait()
+    assert system.processor_seconds(busy.pid) is None
+
+
+def test_worlds_of_different_sizes_are_looked_at_apart(tmp_path: Path) -> None:
+    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(3)]
+    try:
+        for world, size in (("a", 3), ("b", 2)):
+            for rank in range(size):
+                path = tmp_path / f"collectives-{world}-{rank}.jsonl"
+                path.write_text(json.dumps({"pid": sleepers[rank].pid}) + "\n")
+                os.utime(path, (0, 0))
+        look = Standstill(tmp_path)
+        for now in (10.0, 11.0):
+            assert look._look("a", now) is None
+            assert look._look("b", now) is None
+        # After three seconds they are asked where they stand: these are no ranks, and know no answer.
+        assert look._look("a", 14.0) is None
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+
+
+def test_a_recorder_can_be_used_after_a_fork_in_the_middle_of_a_record(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with recorder._lock:
+            held.set()
+            go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        recorder.write(t="note", text="from the child")
+        os._exit(0)
+    go.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert "from the child" in (tmp_path / f"records-{child}.jsonl").read_text()
