@@ -174,6 +174,7 @@ def test_two_processes_gather_their_rewards(config: Path, tmp_path: Path) -> Non
         scores = [float(word) for rank in ranks for word in rank[len(rank) - 2 + step].split()]
         assert len(scores) == 8
         assert line["reward"] == pytest.approx(sum(scores) / 8, abs=1e-4)
+        assert all(line[f"peak_memory_bytes/cpu, rank {rank}"] > 0 for rank in (0, 1))
 
 
 def test_the_example_runs(trimtab: Trimtab, repository: Path, tmp_path: Path) -> None:

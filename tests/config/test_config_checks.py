@@ -60,6 +60,12 @@ def test_settings_without_effect_are_warnings(words: str, key: str) -> None:
     assert warning.startswith(f"{key} ")
 
 
+def test_all_that_a_recipe_does_not_use_is_named() -> None:
+    words = "recipe=grpo reward=length data.packing=true data.train_on=all"
+    (warning,) = config_warnings(load_config(None, words.split()))
+    assert warning == "data.packing has no effect with recipe: grpo, nor have data.train_on; remove it"
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -134,6 +134,10 @@ def test_a_name_like_nothing_points_to_the_list() -> None:
         ("samples.prompts=[1]", "must be a list of texts", "write a list"),
         ("data.columns=question", "must be a mapping such as {a: b}, not text", "write a mapping"),
         ("data.columns={a: 1}", "data.columns maps texts to texts", "in quotes"),
+        ("data.columns={a: [1]}", "data.columns maps texts to texts", "in quotes"),
+        ("grpo.reward={answer: high}", "maps rewards to their weights", "{answer: 1.0"),
+        ("training.resume={a: b}", "must be true or false or text, not a mapping", "write true or false"),
+        ("seed=4294967296", "must be below 4294967296", "below 4294967296"),
         ("training=5", "must be a section", "write e.g. training.epochs"),
         ("data=[a.json]", "must be text (short for data.source) or a section", "data.source"),
         ("data=", "must be text (short for data.source) or a section", "data.source"),
@@ -167,6 +171,14 @@ def test_the_alias_that_was_written_is_named() -> None:
     problem = only("validation_split_percentage=-5")
     assert (problem.key, problem.value) == ("data.eval_fraction", "-0.05")
     assert problem.note == "from validation_split_percentage = -5"
+
+
+@pytest.mark.parametrize("text", ["samples: {prompts: &a [*a]}", "data:\n  columns: &a {text: *a}"])
+def test_a_value_that_holds_itself(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    (problem,) = problems(path=path)
+    assert problem.reason == "cannot be read: found unconstructable recursive node"
 
 
 @pytest.mark.parametrize("word", ["epochs", "v_proj]", "=3"])

@@ -99,6 +99,8 @@ def test_logins_are_hidden_whole(text: str) -> None:
 def test_hiding_leaves_the_rest() -> None:
     text = '{"url": "http://host:8000/a", "mail": "me@host"} http://[::1]:8000/a b@c'
     assert without_secrets(text) == text
+    code = "return hf_hub_download(**hf_quantizer_configuration_kwargs)"
+    assert without_secrets(code) == code
     assert not has_key("AKIA and hf_ and sk- alone")
 
 

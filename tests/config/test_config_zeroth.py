@@ -59,7 +59,9 @@ def test_settings_without_effect_are_warned_of() -> None:
     def warned(*more: str) -> str:
         return "\n".join(config_warnings(load_config(None, [*TASK, *more])))
 
-    assert "training.max_grad_norm has no effect" in warned("training.max_grad_norm=2")
+    assert "training.max_grad_norm has no effect with recipe: zeroth_order;" in warned(
+        "training.max_grad_norm=2"
+    )
     assert "zeroth.interval has no effect with zeroth.method: fzoo" in warned(
         "zeroth.method=fzoo", "zeroth.interval=9"
     )

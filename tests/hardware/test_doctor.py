@@ -490,9 +490,10 @@ def test_cache_folder(tmp_path: Path) -> None:
         ("at /Users/bob: gone", "at ~: gone"),
         (r"C:\Users\carol\x", r"~\x"),
         ("/mnt/home/alice", "/mnt/home/alice"),
-        ("https://me:pw@host/x", "https://***host/x"),
-        ("s3://b?X-Amz-Signature=abc&n=1", "s3://b?***&n=1"),
-        ("token hf_abcdefghijklmnop here", "token *** here"),
+        ("https://me:pw@host/x", "https://(not shown)@host/x"),
+        ("https://me:p@ss/word@host/x", "https://(not shown)@host/x"),
+        ("s3://b?X-Amz-Signature=abc&n=1", "s3://b?X-Amz-Signature=(not shown)&n=1"),
+        ("token hf_abcdefghijklmnop here", "token (not shown) here"),
         ("two\n lines", "two lines"),
     ],
 )

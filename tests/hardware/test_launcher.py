@@ -289,7 +289,10 @@ print("FOUND" + json.dumps([found.name, found.rank, found.world_size, found.loca
     "command",
     [
         ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
-        ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--mixed_precision=no"],
+        [
+            *("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--mixed_precision=no"),
+            "--main_process_port=0",  # any free one; by itself it takes 29500 and fails where that is taken
+        ],
     ],
     ids=["torchrun", "accelerate"],
 )

@@ -11,10 +11,23 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
-from transformers import TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-from trimtab.hardware import Launcher, detect_launcher
-from trimtab.placement import PlacementPlan, bind_arguments, place, prepare_process, trainer_options
+from trimtab.config.schema import LoraSettings
+from trimtab.hardware import Launcher, detect_launcher, probe
+from trimtab.models.adapters import add_lora
+from trimtab.placement import (
+    PlacementPlan,
+    PlacementRequest,
+    bind_arguments,
+    place,
+    prepare_process,
+    profile_model,
+    resolve,
+    trainer_options,
+    verify,
+)
+from trimtab.virtual import virtual_gpus
 
 
 def plan(**changes: Any) -> PlacementPlan:
@@ -220,3 +233,19 @@ def test_a_map_with_one_device_places_the_whole_model() -> None:
     placed = place(model, plan(strategy="split", device_map={"0": "cpu", "1": "cpu"}))
     assert {p.device.type for p in placed.parameters()} == {"cpu"}
     assert placed(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_a_model_with_adapters_is_split_by_its_own_names() -> None:
+    """The plan is made from the model inside PEFT, and placed through PEFT."""
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 32}
+    bare = LlamaForCausalLM(LlamaConfig(num_hidden_layers=4, num_key_value_heads=2, **shape))
+    model = add_lora(bare, LoraSettings(r=2, targets="attention"))
+    rows = torch.arange(8).reshape(2, 4)
+    expected = model(input_ids=rows).logits
+    with virtual_gpus(2):
+        split = resolve(
+            PlacementRequest(model_parallel=True, precision="fp32"), probe(), profile_model(model)
+        )
+        assert place(model, split) is model
+        assert verify(model, split)
+        torch.testing.assert_close(model(input_ids=rows.to("cuda:0")).logits.cpu(), expected)

@@ -98,13 +98,17 @@ def test_a_model_is_split_but_never_sharded() -> None:
     [
         (["zeroth.method=mezo"], 2, False),
         (["zeroth.method=dizo"], 2, True),
-        (["zeroth.method=fzoo"], 9, False),
+        (["zeroth.method=fzoo", "method=full"], 2, False),
+        (["zeroth.method=fzoo", "method=lora"], 9, False),
         (["zeroth.method=fzoo", "zeroth.lanes=4"], 4, False),
         (["zeroth.method=mezo", "zeroth.lanes=1"], 1, False),
     ],
 )
 def test_the_recipe_says_what_its_steps_need(settings: list[str], lanes: int, anchors: bool) -> None:
-    work = workload(load_config(None, ["recipe=zeroth_order", "zeroth.task=sst2", *settings]))
+    config = load_config(None, ["recipe=zeroth_order", "zeroth.task=sst2", *settings])
+    work = workload(config)
     assert (work.training, work.lanes, work.anchors, work.batch_size) == (False, lanes, anchors, 16)
+    if not any(setting.startswith("zeroth.lanes") for setting in settings):
+        assert workload(config, on_cpu=True).lanes == 1
     sft = workload(load_config(None, []))
     assert (sft.training, sft.lanes, sft.anchors) == (True, 1, False)

@@ -163,6 +163,17 @@ def test_frozen_dataclasses(make: Any) -> None:
     assert kind(batch.inputs) == "cpu"
 
 
+def test_a_field_that_nobody_has_set_stays_unset() -> None:
+    @dataclass
+    class Later:
+        inputs: Any
+        labels: Any = field(init=False)
+
+    moved = move(Later(tensor()), "meta")
+    assert kind(moved.inputs) == "meta"
+    assert not hasattr(moved, "labels")
+
+
 def test_a_dataclass_type_is_not_a_dataclass() -> None:
     assert move(Frozen, "meta") is Frozen
 

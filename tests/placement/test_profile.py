@@ -70,6 +70,32 @@ def test_parts_cover_every_parameter_and_buffer(model_type: str) -> None:
     assert (profile.hidden, profile.vocabulary) == (32, 100)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "shape", "widths"),
+    [
+        # One figure a layer, as a list.
+        (
+            "gemma3n_text",
+            {"intermediate_size": [64, 96, 64, 64, 64], "head_dim": 8, "num_key_value_heads": 2},
+            (96, 8 * (4 + 4)),
+        ),
+        # A head of its own width in the layers of full attention.
+        (
+            "gemma4_text",
+            {"intermediate_size": 64, "head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 2},
+            (64, 16 * (4 + 4)),
+        ),
+    ],
+)
+def test_where_layers_differ_the_widest_counts(
+    model_type: str, shape: dict[str, Any], widths: tuple[int, int]
+) -> None:
+    small = {"vocab_size_per_layer_input": 100, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0}
+    profile = profile_model(skeleton(model_type, **(SHAPE | {"num_hidden_layers": 5} | small | shape)))
+    assert (profile.intermediate, profile.attention) == widths
+    assert len(profile.layers) == 5
+
+
 def test_adapters_are_counted_with_their_layers() -> None:
     profile = profile_model(add_lora(llama(), LoraSettings(r=4, targets="attention")))
     assert [part.name for part in profile.layers] == [f"model.layers.{i}" for i in range(3)]

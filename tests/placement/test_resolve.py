@@ -497,6 +497,36 @@ def test_a_split_needs_room_on_a_second_gpu() -> None:
         plan_for(machine(gpu(0), gpu(1, free=0.6)), SMALL, model_parallel=True)
 
 
+@pytest.mark.parametrize("free", [0.6, 0.1])
+def test_a_split_passes_a_full_gpu_over(free: float) -> None:
+    plan = plan_for(machine(gpu(0), gpu(1, free=free), gpu(2)), LARGE)
+    assert (plan.strategy, plan.devices) == ("split", ("cuda:0", "cuda:2"))
+
+
+@pytest.mark.parametrize("request_", [{}, {"model_parallel": False}, {"processes": 1}, {"device": "cuda:0"}])
+def test_a_full_first_gpu_is_refused_with_the_name_of_one_that_has_room(request_: dict[str, object]) -> None:
+    with pytest.raises(PlacementError, match="change: set device=cuda:1, which has room for the whole model"):
+        plan_for(machine(gpu(0, free=0.3), gpu(1)), SMALL, **request_)
+    assert plan_for(machine(gpu(0, free=0.3), gpu(1)), SMALL, device="cuda:1").strategy == "single"
+
+
+def test_the_reason_of_a_map_says_where_the_head_lies() -> None:
+    def untied(gigabytes: float) -> ModelProfile:
+        sizes = {"embed": gigabytes, "layers.0": 1, "layers.1": 1, "norm": 0, "head": gigabytes}
+        parts = [
+            Part(name=n, parameters=int(g * GIB / 2), trainable=0, is_layer=n.startswith("layers."))
+            for n, g in sizes.items()
+        ]
+        return ModelProfile(parts=tuple(parts), hidden=16, intermediate=64, vocabulary=100, attention=48)
+
+    together = plan_for(MACHINES["2 gpus"], untied(4), model_parallel=True)
+    assert together.reasons["device_map"].endswith("; all else on cuda:0")
+    apart = plan_for(MACHINES["2 gpus"], untied(14))
+    assert apart.device_map is not None
+    assert apart.device_map["head"] == "cuda:1"
+    assert "head on cuda:1, for which cuda:0 has no room; all else on cuda:0" in apart.reasons["device_map"]
+
+
 def test_a_model_too_large_for_the_cpu_is_noted_not_refused() -> None:
     plan = plan_for(machine(free=2), SMALL)
     assert not plan.memory["cpu"].fits

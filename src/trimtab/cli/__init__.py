@@ -6,8 +6,11 @@ tell.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +27,7 @@ from trimtab.cli.replay import replay
 from trimtab.cli.report import report
 from trimtab.cli.train import train
 from trimtab.errors import TrimtabError
+from trimtab.redaction import without_secrets
 
 app = typer.Typer(
     name="trimtab",
@@ -56,11 +60,31 @@ app.command("config-schema")(config_schema)
 
 
 def main() -> None:
-    """Run the verb; an error that was foreseen becomes a message and its exit code, never a traceback."""
+    """Run the verb; an error that was foreseen becomes a message and its exit code, never a traceback.
+
+    Any other keeps its traceback. No secret is shown in either.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Where the console's or the file's encoding has no ✓, a question mark stands in its place.
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except TrimtabError as error:
-        from trimtab.config.problems import without_secrets
-
         print(f"error: {without_secrets(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Exception:
+        # Raised again, not printed here: a rehearsal of this very command looks for the error itself.
+        sys.excepthook = _hiding(sys.excepthook)
+        raise
+
+
+def _hiding(hook: Callable[..., Any]) -> Callable[..., None]:
+    """The same hook for uncaught errors; what it prints is searched for secrets first."""
+
+    def hide(*error: Any) -> None:
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed):
+            hook(*error)
+        print(without_secrets(printed.getvalue()), end="", file=sys.stderr)
+
+    return hide

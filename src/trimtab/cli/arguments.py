@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -11,12 +12,17 @@ QUICK_START = "quickstart.yaml"
 
 
 def config_from(arguments: list[str]) -> tuple[Config, str]:
-    """The resolved config and where it came from. Without a file: the built-in quick start."""
+    """The resolved config and where it came from. Without a file: the built-in quick start, which is of `sft`; another
+    recipe stands on the overrides alone."""
     path: Path | None = None
     overrides = list(arguments)
-    if overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
+    # os.path.isfile answers False to a setting that is too long for a file's name; Path.is_file raises.
+    if overrides and ("=" not in overrides[0] or os.path.isfile(overrides[0])):
         path = Path(overrides.pop(0))
     if path is not None:
         return load_config(path, overrides), str(path)
+    recipes = [value for key, _, value in (one.partition("=") for one in overrides) if key == "recipe"]
+    if recipes and recipes[-1] != "sft":
+        return load_config(None, overrides), "the command line"
     with resources.as_file(resources.files("trimtab.config") / QUICK_START) as built_in:
         return load_config(built_in, overrides), "the built-in quick start"

@@ -98,6 +98,8 @@ def plan_lines(config: Config, origin: str, planned: Planned) -> list[str]:
             f"{plan.strategy}, {plan.processes} process{'es' * (plan.processes > 1)}: {why['strategy']}",
         ),
     ]
+    if "device_map" in why:
+        rows.append(("✓", "device map", why["device_map"]))
     rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in with_recipe_defaults(config)[1]]
     for device, share in plan.memory.items():
         figures = f"about {share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {device} (estimate)"

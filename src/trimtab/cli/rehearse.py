@@ -44,13 +44,21 @@ def rehearse(
     Our options stand before the script; everything after its path is the script's own. Exit code: 0 clean, 1 a fault
     was found, 2 the request is wrong, 3 unproven (time ran out, or the process was killed).
     """
+    from trimtab.errors import RequestError
     from trimtab.hardware.catalogue import accelerators
     from trimtab.rehearse.report import render
     from trimtab.rehearse.run import rehearse as run
     from trimtab.rehearse.session import Settings
 
+    for option, file in (("--json", json_file), ("--html", html_file)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise RequestError.of(
+                f"{option} {file}: there is no folder {file.parent}",
+                "the report is written when the rehearsal is over, and would be lost",
+                "make the folder, or name another file",
+            )
     words = list(target or [])
-    settings = Settings(max_steps=max_steps)
+    settings = Settings(max_steps=max_steps, gpus_given=gpus is not None)
     machine = accelerators(gpus or "1")
     first = machine[0]
     major, minor = (first.capability or "9.0").split(".")
@@ -63,11 +71,11 @@ def rehearse(
         result = run(words, settings, ranks=ranks, timeout=timeout)
     finally:
         print("\x1b[0m" if dim else "", end="", flush=True)
+    print(render(result, colour=sys.stdout.isatty()))
     if json_file is not None:
         json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
     if html_file is not None:
         from trimtab.report.page import rehearsal_page
 
         html_file.write_text(rehearsal_page(result), encoding="utf-8")
-    print(render(result, colour=sys.stdout.isatty()))
     raise typer.Exit(result.exit_code)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
+import shlex
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 RECIPES = {"sft": "run_sft", "grpo": "run_grpo", "zeroth_order": "run_zeroth_order"}
 """Recipe to its function in the module of that name; imported only when it is to run."""
+SAVING_SECONDS = 600
 
 
 def train(
@@ -85,15 +88,17 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
     if summary["status"] == "interrupted":
         print(
             f"\nstopped at step {summary['steps']} of {summary['planned_steps']}; a checkpoint is saved. Go on with\n"
-            f"  trimtab train {config.output_dir}/config.yaml training.resume=true"
+            f"  trimtab train {shlex.quote(f'{config.output_dir}/config.yaml')} training.resume=true"
         )
         return
     for sample in summary["samples"]:
         print(f"\nasked   {sample['prompt']}\nbefore  {sample['before']}\nafter   {sample['after']}")
     loss = summary["eval_loss"]
     if loss["after"] is not None and loss["before"] is not None:
-        change = 100 * (loss["after"] - loss["before"]) / loss["before"]
-        print(f"\nheld-out loss {loss['before']:.3f} before, {loss['after']:.3f} after ({change:+.0f} %)")
+        change = (
+            f" ({100 * (loss['after'] - loss['before']) / loss['before']:+.0f} %)" if loss["before"] else ""
+        )
+        print(f"\nheld-out loss {loss['before']:.3f} before, {loss['after']:.3f} after{change}")
     for name, value in summary.get("metrics", {}).items():
         print(f"{name} {value['before']:.3f} before, {value['after']:.3f} after")
     kept = "adapter" if config.method == "lora" else "model"
@@ -101,7 +106,7 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
     print(
         f"{steps} in {summary['train_seconds']:.0f} s on {summary['device']}; kept in "
         f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json\n"
-        f"next: trimtab export {config.output_dir} --to ollama"
+        f"next: trimtab export {shlex.quote(str(config.output_dir))} --to ollama"
     )
 
 
@@ -112,7 +117,9 @@ def _launch(arguments: list[str], config: Config, planned: Planned) -> int:
     for name in planned.hardware.launcher.stale:
         env.pop(name, None)
     # torchrun would give each process one thread; on the CPU that wastes the others.
-    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, planned.hardware.cpu.cores // count)))
+    # How long torchrun waits for processes that save a checkpoint before it kills them; 30 seconds by itself.
+    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     command += ["-m", "trimtab", "train", *arguments]
     if not any(a.startswith("output_dir=") for a in arguments):
@@ -120,7 +127,40 @@ def _launch(arguments: list[str], config: Config, planned: Planned) -> int:
     # Decided here once: the processes would each judge by the memory that is free when they look.
     command.append(f"sharding={str(planned.plan.strategy == 'sharded').lower()}")
     print(f"starting {count} processes with torchrun: {planned.plan.reasons['strategy']}", flush=True)
-    return subprocess.run(command, env=env, check=False).returncode
+    return 1 if _wait_for(command, env) else 0
+
+
+def _wait_for(command: list[str], env: dict[str, str]) -> int:
+    """Run torchrun to its end and pass on what this process is told meanwhile; answers with its exit status.
+
+    Its processes save a checkpoint when they are told to end, and would train on if only this one ended.
+    """
+    import psutil
+
+    # In a group of its own: a terminal tells the whole of ours, and what is told twice ends without a checkpoint.
+    launcher = psutil.Popen(command, env=env, process_group=0)
+    told = 0
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal told
+        told += 1
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if told == 1:
+                launcher.send_signal(number)
+                return
+            # torchrun waits for them by now, and would leave them behind if it were told again.
+            for process in launcher.children():
+                process.send_signal(number) if told == 2 else process.kill()
+
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # What is ignored (nohup, a background job) stays ignored.
+    heard = [n for n in map(signal.Signals.__getitem__, names) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}
+    try:
+        return int(launcher.wait())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def quiet_libraries() -> None:

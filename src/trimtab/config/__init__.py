@@ -1,7 +1,8 @@
 """Ask: what the user wants, as typed settings. Never looks at the hardware."""
 
-from trimtab.config.checks import config_warnings, keeps_best
+from trimtab.config.checks import config_warnings
 from trimtab.config.dump import config_schema, dump_config
+from trimtab.config.facts import keeps_best
 from trimtab.config.load import load_config
 from trimtab.config.problems import ConfigError
 from trimtab.config.schema import Config

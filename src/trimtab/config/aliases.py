@@ -108,7 +108,7 @@ def _share(value: Any) -> Settings:
 
 
 def _percent(value: Any) -> Settings:
-    return _share(value / 100 if _is_number(value) else value)
+    return {"data.eval_fraction": value / 100 if _is_number(value) else value} if value is not None else {}
 
 
 def _max_steps(value: Any) -> Settings:
@@ -168,6 +168,12 @@ def _epoch(key: str, value: Any) -> Settings:
     if value != "epoch":
         raise Refused("must be steps or epoch", f"write epoch, or {key}: N")
     return {key: None}
+
+
+def _sampling(value: Any) -> Settings:
+    if value not in ("random", "group_by_length"):
+        raise Refused("must be random or group_by_length", "write training.group_by_length: true or false")
+    return {"training.group_by_length": value == "group_by_length"}
 
 
 def _flag(key: str, value: Any) -> Callable[[Any], Settings]:
@@ -236,12 +242,7 @@ ALIASES: dict[str, Alias] = {
     "evaluation_strategy": Alias("training.eval_steps", _evaluation),
     "eval_strategy": Alias("training.eval_steps", _evaluation),
     "save_strategy": Alias("training.save_steps", _saving),
-    "train_sampling_strategy": Alias(
-        "training.group_by_length",
-        lambda value: {
-            "training.group_by_length": {"group_by_length": True, "random": False}.get(value, value)
-        },
-    ),
+    "train_sampling_strategy": Alias("training.group_by_length", _sampling),
     "report_to": Alias("monitor.report_to", _trackers),
     "bf16": Alias("precision", _flag("precision", "bf16")),
     "fp16": Alias("precision", _flag("precision", "fp16")),
@@ -267,9 +268,9 @@ SECTION_ALIASES: dict[str, dict[str, str]] = {
 """Names that are clear only inside their section."""
 
 DENIALS: dict[str, Denial] = {
-    # `auto` may choose bf16, so a no to bf16 has to say what then; it never chooses fp16 by itself.
+    # `auto` may choose bf16, or fp16 on older GPUs, so a no to either has to say what then.
     "bf16": Denial("precision", "bf16", instead="fp32"),
-    "fp16": Denial("precision", "fp16"),
+    "fp16": Denial("precision", "fp16", instead="fp32"),
     "fp32": Denial("precision", "fp32"),
     "use_cpu": Denial("device", "cpu", contradicts=False),
     "no_cuda": Denial("device", "cpu", contradicts=False),

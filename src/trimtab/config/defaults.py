@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from trimtab.config.checks import is_given, reward_weights, value_of_setting
+from trimtab.config.facts import is_given, reward_weights, value_of_setting
 from trimtab.config.schema import Config
 
 

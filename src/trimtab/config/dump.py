@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from trimtab.config.checks import is_given, run_checks
+from trimtab.config.checks import run_checks
+from trimtab.config.facts import is_given
 from trimtab.config.keys import SECTIONS, SHORTHANDS
 from trimtab.config.read import Dumper
 from trimtab.config.schema import Config

@@ -34,10 +34,10 @@ KIND_WORDS = {
     "null": "null",
 }
 _LIMITS = {
-    "minimum": "of at least {:g}",
-    "exclusiveMinimum": "above {:g}",
-    "maximum": "of at most {:g}",
-    "exclusiveMaximum": "below {:g}",
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "of at most",
+    "exclusiveMaximum": "below",
 }
 _CLOSE_ENOUGH = 0.72
 _BONUS = 0.1
@@ -87,8 +87,13 @@ def describe(key: str) -> str:
 def _describe(form: Mapping[str, Any]) -> str:
     if "enum" in form:
         return "one of " + ", ".join(str(choice) for choice in form["enum"])
-    limits = [text.format(form[bound]) for bound, text in _LIMITS.items() if bound in form]
+    limits = [f"{text} {plain_number(form[bound])}" for bound, text in _LIMITS.items() if bound in form]
     return " ".join([KIND_WORDS[form["type"]], " and ".join(limits)]).strip()
+
+
+def plain_number(value: int | float) -> str:
+    """A bound as people write it: 0 and not 0.0, 4294967296 and not 4.29497e+09."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def default_of(key: str) -> Any:

@@ -1,7 +1,7 @@
 """The way in: a YAML file, then `key=value` overrides, become one `Config`; every mistake goes into one report.
 
 Reads (`read.py`), gives each setting its own name (here, by `aliases.py`), validates and checks (`validate.py`,
-`checks.py`). There is no other source of settings: no environment variable, no hidden file.
+`checks.py`, rules in `rules_*.py`). There is no other source of settings: no environment variable, no hidden file.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _deny(item: Given, found: dict[str, Setting], wrong: set[str], problems: lis
     if denial is None or item.value is not False or _alias_of(item.path) is None:
         return
     chosen = found.get(denial.key)
-    if chosen is None:
+    # `auto` beside a no leaves the choice open, unless it was said later.
+    if chosen is None or (chosen.value == "auto" and chosen.given.origin.layer <= item.origin.layer):
         if denial.instead:
             found[denial.key] = Setting(denial.key, denial.instead, item)
     elif chosen.value == denial.value and chosen.given.origin.layer < item.origin.layer:

@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.errors import RequestError
+from trimtab.redaction import has_key, has_login, without_secrets
+
+__all__ = [
+    "COMMAND_LINE",
+    "ConfigError",
+    "Origin",
+    "Problem",
+    "has_key",
+    "has_login",
+    "is_secret",
+    "show",
+    "without_secrets",
+]
 
 COMMAND_LINE = "command line"
 _LONGEST_VALUE = 60
 _SECRET_NAME = re.compile(r"token(?!s|iz)|secret|passw|credential|key", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|AKIA|ASIA)[A-Za-z0-9_-]{12,}")
-# Whole keys, as the services make them: `hf_answers_of_last_week.jsonl` is none.
-_WHOLE_KEY = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{30,}|ghp_[A-Za-z0-9]{36}|github_pat_\w{36,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b"
-    r"|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{32,})"
-)
-# After `user:` up to the last @, also over slashes, which passwords may hold and ports do not; else before the path.
-_URL_LOGIN = re.compile(
-    r"""://(?:[^/?#\s'":@]*:(?!\d{1,5}(?:[/?#\s'"]|$))[^\s'"]*|[^/?#\s'"]*)@""",
-)
-_URL_SIGNATURE = re.compile(
-    r"([?&][^=&\s]*(?:token|secret|passw|credential|key|sig)[^=&\s]*=)[^&\s'\"]+", re.I
-)
 
 
 @dataclass(frozen=True)
@@ -94,27 +94,6 @@ def _headline(problems: Sequence[Problem]) -> str:
 def is_secret(name: str) -> bool:
     """Whether a setting's name says that its value should not be shown."""
     return _SECRET_NAME.search(name) is not None
-
-
-def without_secrets(text: str) -> str:
-    """The text, without keys that can be told by their form, logins in addresses, and signatures of addresses."""
-    text = _URL_LOGIN.sub("://(not shown)@", text)
-    return _SECRET_VALUE.sub("(not shown)", _URL_SIGNATURE.sub(r"\1(not shown)", text))
-
-
-def has_login(address: str) -> bool:
-    """Whether an address has a login in it: `https://user:password@host`."""
-    return _URL_LOGIN.search(address) is not None
-
-
-def has_signature(address: str) -> bool:
-    """Whether an address has a key or a signature among its parameters: `https://host/file?X-Amz-Signature=…`."""
-    return _URL_SIGNATURE.search(address) is not None
-
-
-def has_key(text: str) -> bool:
-    """Whether a whole access key or token stands in the text, told by its form."""
-    return _WHOLE_KEY.search(text) is not None
 
 
 def show(value: Any, name: str = "") -> str:

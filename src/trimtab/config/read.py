@@ -176,7 +176,7 @@ def _walk(
             pass  # `lora:` with everything under it commented out
         else:
             try:
-                yield Given(here, loader.construct_document(value_node), origin)
+                yield Given(here, _constructed(loader, value_node), origin)
             except _UNREADABLE as error:
                 problems.append(_value_problem(error, ".".join(here), origin))
 
@@ -189,12 +189,17 @@ def _duplicate_problem(key: str, first_line: int, origin: Origin) -> Problem:
 def _bracketed(path: tuple[str, ...], text: str, origin: Origin) -> list[Given]:
     """A list, mapping or quoted text on the command line; a mapping for a section counts as its settings."""
     loader = _Loader(text)
-    value = loader.construct_document(loader.get_single_node())
+    value = _constructed(loader, loader.get_single_node())
     if loader.duplicates:
         raise ValueError("a key stands twice")
     if isinstance(value, dict) and len(path) == 1 and path[0] in SECTIONS:
         return [Given((*path, *str(key).split(".")), item, origin) for key, item in value.items()]
     return [Given(path, value, origin)]
+
+
+def _constructed(loader: _Loader, node: yaml.Node | None) -> Any:
+    """The value of a node; unlike PyYAML's own way, one that holds itself (`&a [*a]`) cannot be read."""
+    return loader.construct_object(node, deep=True)
 
 
 def _plain_value(text: str) -> Any:

@@ -231,7 +231,7 @@ class ZerothSettings(Section):
     """FZOO: perturbations in one step."""
 
     lanes: Annotated[int, Field(ge=1)] | None = None
-    """Passes that are stacked into one forward; null stacks all of a step. Less takes less memory."""
+    """Passes that are stacked into one forward; null: one on the CPU, on a GPU two, or all of an adapter's."""
 
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     """Of weights in bf16 or fp16: up or down by chance, right in the mean; to the nearest, small steps are lost."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trimtab.config.problems import ConfigError, Problem, has_key, has_login, has_signature
+from trimtab.config.problems import ConfigError, Problem
 from trimtab.config.schema import Config
+from trimtab.redaction import has_key, has_login, has_signature
 
 _STORE = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, and leave only the address here"
 _HUB = "set HF_TOKEN in the environment, and leave only the name here"

@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from trimtab.config.checks import Finding, run_checks
+from trimtab.config.checks import run_checks
+from trimtab.config.facts import value_of_setting
 from trimtab.config.keys import (
     KIND_WORDS,
     SECTIONS,
@@ -23,11 +24,13 @@ from trimtab.config.keys import (
     default_of,
     describe,
     kinds,
+    plain_number,
     setting_of,
     settings,
 )
 from trimtab.config.problems import Problem, show
 from trimtab.config.read import Given
+from trimtab.config.rule import Finding
 from trimtab.config.schema import Config
 from trimtab.config.secrets import secret_in
 
@@ -171,14 +174,18 @@ def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails
         return setting.problem(f"must be {describe(key)}", change)
     if kind in _BOUNDS:
         bound, text = _BOUNDS[kind]
-        return setting.problem(f"must be {text} {context[bound]:g}", _way_out(key))
+        return setting.problem(f"must be {text} {plain_number(context[bound])}", _way_out(key))
     if kind == "int_from_float":
         return setting.problem("must be a whole number", _way_out(key))
     if isinstance(value, list) and "array" in kinds(key):
         return setting.problem(
             "must be a list of texts, each in quotes where it looks like a number", _way_out(key)
         )
-    if setting.key == inside != key or isinstance(value, dict):
+    if "object" in kinds(key) and (setting.key == inside != key or isinstance(value, dict)):
+        if key == "grpo.reward":
+            return setting.problem(
+                "maps rewards to their weights", "write numbers: {answer: 1.0, format: 0.2}"
+            )
         return setting.problem(
             f"{key} maps texts to texts", "write a name, in quotes where it looks like a number"
         )
@@ -207,7 +214,6 @@ def _conflict(
     parts = [own.note if own else "the default"]
     parts += [f"{other.key} {other.given.origin.phrase}" for other in others]
     origins = [setting.given.origin for setting in ([own] if own else others)]
-    section, _, leaf = finding.key.rpartition(".")
-    value = getattr(getattr(config, section) if section else config, leaf)
+    value = value_of_setting(config, finding.key)
     note = "; ".join(part for part in parts if part)
     return Problem(finding.key, show(value), finding.reason, finding.change, next(iter(origins), None), note)

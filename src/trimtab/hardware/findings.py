@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trimtab.redaction import without_secrets
+
 Level = Literal["ok", "absent", "note", "bite"]
 
 MARKS: Mapping[Level, str] = {"ok": "✓", "absent": "-", "note": "!", "bite": "✗"}
@@ -32,12 +34,6 @@ class Finding:
 
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|^AWS_", re.IGNORECASE)
-_SECRET_SHAPE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,})"
-)
-_SECRET_IN_ADDRESS = re.compile(
-    r"(?<=://)[^/@\s]+@|(?<=[?&])[\w-]*(?:token|key|secret|sig)[\w-]*=[^&\s]+", re.I
-)
 _HOME_OF_ANYONE = re.compile(r"(?<![\w.-])(?:/home/|/Users/|[A-Za-z]:\\Users\\)[^/\\\s:'\"]+")
 _LONGEST = 300
 
@@ -49,8 +45,7 @@ def shown_value(name: str, value: str) -> str:
 
 def scrub(text: str) -> str:
     """One line without credentials and user names; a home folder becomes `~`."""
-    text = " ".join(text.split())
-    text = _SECRET_SHAPE.sub("***", _SECRET_IN_ADDRESS.sub("***", text))
+    text = without_secrets(" ".join(text.split()))
     home = str(Path.home())
     if len(home) > 1:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)

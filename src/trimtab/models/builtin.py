@@ -50,8 +50,15 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     print("Preparing the built-in model (once, about half a minute) …", flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    except OSError as error:
+        raise RequestError.of(
+            f"model.name={NAME}: {folder.parent} cannot be written to",
+            f"the built-in model is converted once and kept there ({error.strerror})",
+            "set TRIMTAB_CACHE to a folder of yours",
+        ) from error
     try:
         where, name = str(gguf.parent), gguf.name
         tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)

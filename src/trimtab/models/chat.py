@@ -37,7 +37,14 @@ def chat_template_for(settings: ModelSettings, tokenizer: PreTrainedTokenizerBas
                 "the setting takes a .jinja file or the template text itself",
                 "check the path, or leave the setting out to use the model's own template",
             )
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError.of(
+                f"model.chat_template={chosen}: the file cannot be read",
+                str(error),
+                "save it as UTF-8 text, and check its permissions",
+            ) from error
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,17 +59,36 @@ def load_model(settings: ModelSettings, plan: PlacementPlan) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     source = model_source(settings)
-    with _readable_errors(settings, "model"):
-        model = AutoModelForCausalLM.from_pretrained(
+    with _readable_errors(settings, "weights"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=plan.torch_weight_dtype,
             device_map=plan.load_device_map(),
             attn_implementation=settings.attn_implementation,
             use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
             **_remote(settings),
         )
+    model: PreTrainedModel
+    model, report = loaded
+    _check_whole(settings, report)
     model.config.use_cache = False
     return model
+
+
+def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]]) -> None:
+    """The loader fills what the files lack, or have in another shape, with random numbers, and goes on."""
+    misshapen = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
+    absent = sorted({*report["missing_keys"], *misshapen})
+    if absent:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        raise RequestError.of(
+            f"model.name={settings.name}: its weights lack {', '.join(absent[:3])}{more}, or have them in another "
+            "shape than its config.json says",
+            "those tensors would start from random numbers",
+            "give the folder or hub id of a whole causal language model, with the config.json that belongs to it",
+        )
 
 
 def load_skeleton(settings: ModelSettings) -> PreTrainedModel:
@@ -76,9 +96,10 @@ def load_skeleton(settings: ModelSettings) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    config = load_model_config(settings)
+    with _readable_errors(settings, "architecture"), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            load_model_config(settings), trust_remote_code=settings.trust_remote_code
+            config, trust_remote_code=settings.trust_remote_code
         )
     return model
 
@@ -105,7 +126,7 @@ def _remote(settings: ModelSettings) -> dict[str, Any]:
 
 
 class _readable_errors:
-    """Turns the loader's long OSError and remote-code errors into one message that names the setting."""
+    """Turns the loader's errors about what is in a folder or on the hub into one message that names the setting."""
 
     def __init__(self, settings: ModelSettings, part: str) -> None:
         self.settings, self.part = settings, part
@@ -114,13 +135,26 @@ class _readable_errors:
         return None
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RequestError) or not isinstance(error, (OSError, ValueError)):
+        from safetensors import SafetensorError
+
+        if not isinstance(error, (OSError, ValueError, ImportError, SafetensorError)):
             return
-        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        said = str(error).strip()
+        text = said.splitlines()[0] if said else type(error).__name__
         change = "check the name and the connection, download the model and give its folder, or use `smollm2`"
-        if "trust_remote_code" in str(error):
+        if isinstance(error, SafetensorError):
+            change = "fetch the weights again: a file is cut off, or only a pointer to it is there (`git lfs pull`)"
+        elif "attn_implementation" in said or (
+            isinstance(error, ImportError) and self.settings.attn_implementation
+        ):
+            change = "leave model.attn_implementation out, or set it to sdpa"
+        elif isinstance(error, ImportError):
+            change = "install the package that is named here"
+        elif "Unrecognized configuration class" in said:
+            change = "choose a causal language model: a decoder that continues a text, such as Qwen3 or Llama"
+        elif "trust_remote_code" in said:
             change = "read that code, and if you trust it set model.trust_remote_code=true"
-        elif "safetensors" in str(error):
+        elif "safetensors" in said:
             change = "convert the weights to safetensors: Trimtab does not unpickle weight files"
         raise RequestError.of(
             f"model.name={self.settings.name}: its {self.part} could not be loaded", text, change

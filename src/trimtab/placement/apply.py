@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trimtab.hardware import Launcher, detect_launcher
 from trimtab.hardware.launcher import RANK_VARIABLES
 from trimtab.placement.plan import PlacementPlan
+from trimtab.placement.profile import bare_model
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +111,9 @@ def place(model: Model, plan: PlacementPlan) -> Model:
         return model.to(plan.load_device)
     from accelerate import dispatch_model
 
-    return dispatch_model(model, device_map=dict(plan.device_map), main_device=plan.device)  # type: ignore[no-any-return]
+    # The map knows the model's own names, not those of PEFT around it.
+    dispatch_model(bare_model(model), device_map=dict(plan.device_map), main_device=plan.device)
+    return model
 
 
 def move(batch: Batch, device: str | torch.device | PlacementPlan) -> Batch:
@@ -149,7 +152,8 @@ def _move(item: Any, device: Any, seen: dict[int, Any]) -> Any:
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         # Not `replace`: it would run __post_init__ again and leave out fields that __init__ does not take.
         twin = copy.copy(item)
-        for field in dataclasses.fields(item):
+        # A field without a default that nobody has set is not there.
+        for field in (f for f in dataclasses.fields(item) if hasattr(item, f.name)):
             object.__setattr__(twin, field.name, _move(getattr(item, field.name), device, seen))
         return twin
     return item

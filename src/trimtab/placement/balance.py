@@ -58,19 +58,18 @@ def _spread(
     def share(device: str, start: int, end: int) -> MemoryShare:
         """A device that holds the layers from `start` up to `end`, and what else is there."""
         fixed = [*(others if device == primary else ()), *(tail if device == devices[-1] else ())]
-        return profile.share(
-            [*fixed, *layers[start:end]],
-            weights,
-            compute,
-            work,
-            capacity=capacities[device],
-            overhead=CUDA_CONTEXT_BYTES,
-        )
+        held = [*fixed, *layers[start:end]]
+        # A GPU that holds nothing is never opened: one that others have filled is passed over.
+        overhead = CUDA_CONTEXT_BYTES if held else 0
+        capacity = capacities[device]
+        return profile.share(held, weights, compute, work, capacity=capacity, overhead=overhead)
 
     def cost(device: str, start: int, end: int) -> tuple[int, float]:
         """Bytes too many, before all; then how uneven: the sum of needed²/capacity is least at equal fill."""
         held = share(device, start, end)
-        return max(0, held.needed - held.capacity), held.needed**2 / max(held.capacity, 1)
+        # An empty GPU is charged for its opening too: else a small model would rather stay on one than be split.
+        even = max(held.needed, CUDA_CONTEXT_BYTES)
+        return max(0, held.needed - held.capacity), even**2 / max(held.capacity, 1)
 
     # best[end]: the least cost at which the devices so far hold the first `end` layers.
     best: dict[int, tuple[int, float]] = {0: (0, 0.0)}

@@ -151,24 +151,32 @@ def profile_model(model: nn.Module) -> ModelProfile:
     base = bare_model(model)
     config: Any = getattr(base, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    hidden = int(getattr(text, "hidden_size", 0) or 0)
+    hidden = _width(text, "hidden_size")
     stack = _decoder_stack(base)
     return ModelProfile(
         parts=_parts(base, stack) if stack else (_whole(base),),
         hidden=hidden,
-        intermediate=int(getattr(text, "intermediate_size", 0) or 4 * hidden),
-        vocabulary=int(getattr(text, "vocab_size", 0) or 0),
+        intermediate=_width(text, "intermediate_size") or 4 * hidden,
+        vocabulary=_width(text, "vocab_size"),
         attention=_attention_width(text, hidden),
         key_value=_attention_width(text, hidden, queries=False),
     )
 
 
+def _width(config: Any, name: str) -> int:
+    """A figure of the config, 0 where it has none. Where layers differ (Gemma 3n and 4), the largest of them."""
+    if getattr(config, "is_heterogeneous", False):
+        return max(_width(layer, name) for layer in config.per_layer_config)
+    value = getattr(config, name, None) or 0
+    return int(max(value) if isinstance(value, (list, tuple)) else value)
+
+
 def _attention_width(config: Any, hidden: int, *, queries: bool = True) -> int:
-    heads = int(getattr(config, "num_attention_heads", 0) or 0)
+    heads = _width(config, "num_attention_heads")
     if not heads:
         return (3 if queries else 2) * hidden
-    width = int(getattr(config, "head_dim", 0) or hidden // heads)
-    return width * (heads * queries + 2 * int(getattr(config, "num_key_value_heads", 0) or heads))
+    width = _width(config, "head_dim") or hidden // heads
+    return width * (heads * queries + 2 * (_width(config, "num_key_value_heads") or heads))
 
 
 def _parts(model: nn.Module, stack: str) -> tuple[Part, ...]:

@@ -64,7 +64,8 @@ def resolve(
     memory: Mapping[str, MemoryShare]
     if choice.strategy == "split":
         device_map, memory = sizing.split(device)
-        reasons["device_map"] = f"layers in order, each GPU about equally full; all else on {device}"
+        rest = _rest(device_map, profile, device)
+        reasons["device_map"] = f"layers in order, each GPU about equally full; {rest}"
     else:
         used = [device]
         if choice.processes > 1 and not launched and device.startswith("cuda"):
@@ -364,6 +365,16 @@ def _weights_reason(weights: Precision, precision: Precision, full_tuning: bool)
     if weights == "fp32":
         return "fp32 throughout"
     return f"frozen weights in {weights}, trainable ones in fp32"
+
+
+def _rest(device_map: Mapping[str, str], profile: ModelProfile | None, primary: str) -> str:
+    """Where what is no layer lies."""
+    layers = {part.name for part in profile.layers} if profile else set()
+    apart = {name: on for name, on in device_map.items() if name not in layers and on != primary}
+    if not apart:
+        return f"all else on {primary}"
+    moved = ", ".join(f"{name} on {on}" for name, on in apart.items())
+    return f"{moved}, for which {primary} has no room; all else on {primary}"
 
 
 def _named(gpu: Accelerator) -> str:

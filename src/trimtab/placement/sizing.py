@@ -97,7 +97,7 @@ class Sizing:
             raise PlacementError.of(
                 f"the model does not fit even when split over {len(gpus)} GPUs",
                 f"{_figures(device, share)}; embeddings lie on {primary}, a tied head beside them",
-                f"{SMALLER}; or use sharding=true, or more or larger GPUs",
+                f"{self._smaller}; or use sharding=true, or more or larger GPUs",
             )
         if len(set(device_map.values())) < 2:
             raise PlacementError.of(
@@ -109,8 +109,14 @@ class Sizing:
 
     @property
     def _smaller(self) -> str:
+        roomy = None if self.hardware.launcher.multi_process else self._roomy()
+        elsewhere = f"set device={roomy}, which has room for the whole model; " if roomy else ""
         beside = "lower grpo.vllm_memory or set grpo.vllm_mode=server; " if self.work.reserved_share else ""
-        return beside + SMALLER
+        return elsewhere + beside + SMALLER
+
+    def _roomy(self) -> str | None:
+        """A GPU on which the whole model fits, as where another program has filled the first one."""
+        return next((gpu.name for gpu in self.hardware.gpus if self.fits(gpu.name)), None)
 
     def misfit(self, device: str) -> str:
         return "one GPU is too small: " + _figures(device, self.share(device))

@@ -1,0 +1,42 @@
+"""What settings say together: questions that rules, defaults and recipes ask of a config. Judges nothing."""
+
+from __future__ import annotations
+
+from trimtab.config.schema import Config
+
+
+def value_of_setting(config: Config, key: str) -> object:
+    """A setting's value by its dotted key."""
+    section, _, leaf = key.rpartition(".")
+    return getattr(getattr(config, section) if section else config, leaf)
+
+
+def is_given(config: Config, key: str) -> bool:
+    """Whether somebody set it, as against its default."""
+    section, _, leaf = key.rpartition(".")
+    return leaf in (getattr(config, section) if section else config).model_fields_set
+
+
+def evaluates(config: Config) -> bool:
+    """Whether the run has rows to evaluate on."""
+    return config.data.eval_source is not None or config.data.eval_fraction > 0
+
+
+def keeps_best(config: Config) -> bool:
+    """Whether the run ends with its best checkpoint: asked for, and there is an evaluation at every save."""
+    return config.training.keep_best and evaluates(config) and saves_fall_on_evaluations(config)
+
+
+def saves_fall_on_evaluations(config: Config) -> bool:
+    """Whether each checkpoint has a held-out loss of its own, without which none can be called the best."""
+    eval_steps, save_steps = config.training.eval_steps, config.training.save_steps
+    return save_steps is None or (eval_steps is not None and save_steps % eval_steps == 0)
+
+
+def reward_weights(config: Config) -> dict[str, float]:
+    """The rewards of `recipe: grpo` by name, each with its weight."""
+    reward = config.grpo.reward
+    if isinstance(reward, dict):
+        return reward
+    names = [reward] if isinstance(reward, str) else reward or []
+    return dict.fromkeys(names, 1.0)

@@ -1,0 +1,34 @@
+"""What a rule between settings is, and what it finds. The rules themselves are in `rules_*.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trimtab.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A setting that cannot stand next to the others, or (`warning`) that does nothing there."""
+
+    key: str
+    reason: str
+    change: str
+    warning: bool = False
+
+
+Rule = Callable[[Config], Finding | None]
+
+
+class Rules(list[tuple[tuple[str, ...], Rule]]):
+    """Rules, each with the settings that it reads; it is left out where one of them is wrong already."""
+
+    def reading(self, *keys: str) -> Callable[[Rule], Rule]:
+        """Decorates a rule that reads these settings."""
+
+        def add(rule: Rule) -> Rule:
+            self.append((keys, rule))
+            return rule
+
+        return add
