@@ -59,6 +59,15 @@ def test_messages_lose_their_answer_and_keep_the_rest(prepare: Any) -> None:
     assert sharegpt.train[0]["prompt"] == [{"role": "user", "content": "Hello"}]
 
 
+def test_what_is_said_of_a_system_message_is_so(prepare: Any) -> None:
+    rule = "grpo.system=Be brief."
+    assert "after the system message 'Be brief.'" in prepare([{"question": "a"}], rule).report.asked
+    messages = prepare([{"messages": [{"role": "user", "content": "a"}]}], rule)
+    assert messages.train[0]["prompt"] == [{"role": "user", "content": "a"}]
+    assert messages.report.asked.endswith("as they are: grpo.system is for prompts that are text")
+    assert prepare([{"question": "a"}]).report.asked.endswith("as messages through the chat template")
+
+
 def test_a_template_over_columns(prepare: Any) -> None:
     rows = [{"a": 3, "b": 4}, {"a": 1, "b": None}]
     data = prepare(rows, "grpo.prompt={a} + {b} =", "grpo.chat=false")
@@ -96,9 +105,52 @@ def test_names_that_the_trainer_uses_are_left_out_and_told(prepare: Any) -> None
     assert any("completion, completions" in note for note in data.report.notes)
 
 
+def test_a_column_prompt_that_is_not_the_prompt_is_told_too(prepare: Any) -> None:
+    rows = [{"prompt": "kept nowhere", "ask": "Hello"}]
+    for setting in ("data.columns={prompt: ask}", "grpo.prompt={ask}"):
+        report = prepare(rows, setting).report
+        assert report.columns == ["ask"]
+        assert "uses itself: prompt" in report.notes[0]
+    assert prepare(rows).report.notes == []
+
+
+def test_text_that_happens_to_be_json_is_a_prompt_and_messages_as_json_text_are_messages(
+    prepare: Any,
+) -> None:
+    stored = json.dumps([{"role": "user", "content": "Hello"}])
+    data = prepare([{"prompt": "[3, 1, 2]"}, {"prompt": '{"a": 1}'}, {"prompt": stored}])
+    assert [prompt[0]["content"] for prompt in data.train["prompt"]] == ["[3, 1, 2]", '{"a": 1}', "Hello"]
+
+
+def test_rows_without_a_prompt_are_dropped_by_what_they_lack(prepare: Any) -> None:
+    rows = [{"prompt": "ask"}, {"prompt": " \t"}, {"prompt": None}, {"question": "ask"}, {"prompt": {"a": 1}}]
+    assert prepare(rows).report.dropped == {
+        "`prompt` is empty": 2,
+        "no column `prompt`": 1,
+        "`prompt` is not text": 1,
+    }
+
+
+def test_a_number_that_arrow_cannot_hold_is_an_error_that_names_the_column(prepare: Any) -> None:
+    with pytest.raises(RequestError, match=r"more than 64 bits \(n\)"):
+        prepare([{"question": "a", "n": 10**30, "m": 1}])
+
+
+def test_held_out_rows_of_their_own_count_towards_the_longest_prompt(prepare: Any, tmp_path: Path) -> None:
+    (tmp_path / "held.jsonl").write_text('{"question": "a much longer question than the others"}')
+    alone = prepare([{"question": "a"}]).report.tokens.max
+    assert (
+        prepare([{"question": "a"}], f"data.eval_source={tmp_path / 'held.jsonl'}").report.tokens.max > alone
+    )
+
+
 def test_held_out_prompts_are_not_trained_on(prepare: Any) -> None:
     data = prepare([{"question": f"q{n}"} for n in range(20)], "data.eval_fraction=0.25")
     assert (len(data.train), len(data.eval)) == (15, 5)
+    assert not set(data.train["question"]) & set(data.eval["question"])
+    twice = [{"question": f"q{n % 10}", "number": n} for n in range(20)]
+    data = prepare(twice, "data.eval_fraction=0.3")
+    assert (len(data.train), len(data.eval)) == (14, 6)
     assert not set(data.train["question"]) & set(data.eval["question"])
 
 

@@ -120,6 +120,25 @@ def test_csv_with_semicolons_and_tsv(tmp_path: Path) -> None:
     assert values(put(tmp_path, "a.tsv", "a\tb\n1,5\tx\n")) == expected
 
 
+def test_tsv_whose_quotes_are_part_of_the_text(tmp_path: Path) -> None:
+    rows = values(
+        put(tmp_path, "a.tsv", 'text\tlabel\r\n"Yes, he said.\t0\r\nplain\t1\r\n"No", she said.\t0\r\n')
+    )
+    assert rows == [
+        {"text": '"Yes, he said.', "label": "0"},
+        {"text": "plain", "label": "1"},
+        {"text": '"No", she said.', "label": "0"},
+    ]
+
+
+def test_tsv_whose_fields_are_quoted(tmp_path: Path) -> None:
+    assert values(put(tmp_path, "a.tsv", 'text\tlabel\n"Say ""hi"""\t0\n"one\ntwo"\t1\n')) == [
+        {"text": 'Say "hi"', "label": "0"},
+        {"text": "one\ntwo", "label": "1"},
+    ]
+    assert values(put(tmp_path, "b.tsv", 'text\n"one\ntwo"\n')) == [{"text": "one\ntwo"}]
+
+
 def test_csv_with_too_many_fields_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"line 3: 3 fields under 2 columns \(a, b\)"):
         read_file(put(tmp_path, "a.csv", "a,b\n1,2\n1,2,3\n"))

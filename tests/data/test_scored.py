@@ -138,3 +138,20 @@ def test_a_task_from_the_sample_from_a_folder_and_from_any_file(tmp_path: Path) 
         "zeroth.task=sst2", f"data={named}", "data.columns={sentence: review}", "data.eval_fraction=0"
     )
     assert renamed.train[0].prompt == "film 0 It was"
+
+
+def test_a_renamed_column_that_is_not_there_is_not_there(tmp_path: Path) -> None:
+    """Neither null nor, where the file has a column of the task's name too, that one in its place."""
+    source = rows(tmp_path, *({"review": f"film {n}", "label": n % 2} for n in range(3)))
+    with pytest.raises(RequestError, match=r"no column `sentence`[\s\S]*the row has review, label\n"):
+        prepared("zeroth.task=sst2", f"data={source}", "data.columns={sentence: text}")
+    mixed = rows(
+        tmp_path,
+        {"review": "film", "sentence": "another text", "label": 1},
+        {"sentence": "another text", "label": 0},
+    )
+    data = prepared(
+        "zeroth.task=sst2", f"data={mixed}", "data.columns={sentence: review}", "data.eval_fraction=0"
+    )
+    assert [q.prompt for q in data.train] == ["film It was"]
+    assert data.report.dropped == {"no column `sentence`": 1}

@@ -56,6 +56,10 @@ def settings(tiny_model: Path, rows: Path, tmp_path: Path) -> list[str]:
     ]
 
 
+# A learning rate that ruins the model, so that its best step is an early one.
+RUINOUS = ("training.learning_rate=3.0", "zeroth.interval=50", "seed=3")
+
+
 def tune(settings: list[str], *more: str) -> tuple[dict[str, Any], Path]:
     config = load_config(None, [*settings, *more])
     assert config.output_dir is not None
@@ -142,6 +146,24 @@ def test_lanes_change_nothing(settings: list[str], tmp_path: Path) -> None:
     assert losses(stacked) == pytest.approx(losses(apart), abs=1e-5)
 
 
+def interrupted(monkeypatch: pytest.MonkeyPatch, after: int, settings: list[str]) -> Path:
+    """The folder of a run that SIGINT stopped after so many steps."""
+    from trimtab.recipes import zeroth_order
+
+    class Interrupted(zeroth_order.ZerothOrder):
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().step(*args, **kwargs)
+            if self.step_number == after:
+                os.kill(os.getpid(), signal.SIGINT)
+            return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zeroth_order, "ZerothOrder", Interrupted)
+        summary, run = tune(settings)
+    assert (summary["status"], summary["steps"]) == ("interrupted", after)
+    return run
+
+
 @pytest.mark.parametrize("method", ["dizo", "fzoo"])
 def test_a_resumed_run_equals_an_uninterrupted_one(
     settings: list[str], tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
@@ -150,20 +172,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     ours = [*settings, f"zeroth.method={method}", "training.eval_steps=4", "training.keep_best=false"]
     _, whole = tune(ours, f"output_dir={tmp_path / 'whole'}")
     broken = [*ours, f"output_dir={tmp_path / 'broken'}"]
-
-    from trimtab.recipes import zeroth_order
-
-    class Interrupted(zeroth_order.ZerothOrder):
-        def step(self, *args: Any, **kwargs: Any) -> Any:
-            result = super().step(*args, **kwargs)
-            if self.step_number == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-            return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(zeroth_order, "ZerothOrder", Interrupted)
-        summary, run = tune(broken)
-    assert (summary["status"], summary["steps"]) == ("interrupted", 3)
+    run = interrupted(monkeypatch, 3, broken)
     assert not (run / "adapter").exists()
     # What a crash leaves after the checkpoint is not part of the run.
     with (run / "trajectory.bin").open("ab") as file:
@@ -176,6 +185,37 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert resumed["forwards"] == json.loads((whole / "summary.json").read_text())["forwards"]
     after_header = [(r / "trajectory.bin").read_bytes().partition(b"\n")[2] for r in (whole, run)]
     assert after_header[0] == after_header[1]
+
+
+def test_a_run_stopped_at_its_best_step_keeps_that_step_when_resumed(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation that the stop left out is made up for."""
+    ours = [*settings, *RUINOUS, "training.eval_steps=1"]
+    expected, whole = tune(ours, f"output_dir={tmp_path / 'whole'}")
+    broken = [*ours, f"output_dir={tmp_path / 'broken'}"]
+    assert expected["kept_step"] < 5
+    interrupted(monkeypatch, expected["kept_step"], broken)
+    summary, run = tune(broken, "training.resume=true")
+    assert (summary["kept_step"], summary["evaluations"]) == (expected["kept_step"], expected["evaluations"])
+    assert same_weights(whole, run)
+
+
+def test_a_finished_run_goes_on_where_its_schedule_has_no_end(settings: list[str], tmp_path: Path) -> None:
+    ours = [*settings, "training.eval_steps=2", "training.keep_best=false"]
+    _, whole = tune(ours, f"output_dir={tmp_path / 'whole'}")
+    tune(ours, "training.max_steps=2")
+    _, run = tune(ours, "training.resume=true")
+    assert losses(run) == losses(whole)
+    assert same_weights(whole, run)
+
+
+def test_a_refused_resume_leaves_the_earlier_run_as_it_is(settings: list[str]) -> None:
+    _, run = tune(settings, "training.max_steps=2", "training.lr_scheduler=linear")
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(RequestError, match=r"another run \(eps, total_steps differ\)"):
+        tune(settings, "training.lr_scheduler=linear", "training.resume=true", "zeroth.eps=0.5")
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 @pytest.mark.parametrize(
@@ -201,14 +241,15 @@ def test_a_replay_gives_the_kept_weights(settings: list[str], more: list[str], t
     assert replay_run(run, check=True, steps=3).differing
 
 
-def test_the_best_weights_are_kept_and_replayed(settings: list[str]) -> None:
-    """A learning rate that ruins the model: the kept step is an early one, and the replay stops there."""
-    summary, run = tune(
-        settings, "training.learning_rate=3.0", "training.eval_steps=1", "zeroth.interval=50", "seed=3"
-    )
+@pytest.mark.parametrize("save_steps", [1, 3])
+def test_the_best_weights_are_kept_and_replayed(settings: list[str], save_steps: int) -> None:
+    """The kept step is the best of those that were saved, an early one, and the replay stops there."""
+    summary, run = tune(settings, *RUINOUS, "training.eval_steps=1", f"training.save_steps={save_steps}")
     evals = {line["step"]: line["eval_loss"] for line in metrics(run, "eval") if line["step"]}
-    assert summary["kept_step"] == min(evals, key=evals.__getitem__) < 5
-    assert summary["eval_loss"]["after"] == min(evals.values())
+    saved = {step: loss for step, loss in evals.items() if step % save_steps == 0 or step == 5}
+    assert summary["kept_step"] == min(saved, key=saved.__getitem__)
+    assert min(evals, key=evals.__getitem__) < 3
+    assert summary["eval_loss"]["after"] == min(saved.values())
     assert replay_run(run, check=True).differing == ()
 
 
@@ -224,7 +265,7 @@ def test_old_checkpoints_go_and_the_best_stays(settings: list[str]) -> None:
     assert left == {"checkpoint-5", f"checkpoint-{summary['kept_step']}"}
 
 
-def test_nan_stops_the_run_and_no_weight_has_moved(
+def test_nan_stops_the_run_before_its_step_is_made(
     settings: list[str], tiny_model: Path, tmp_path: Path
 ) -> None:
     from trimtab.zeroth.optimizer import NotFinite
@@ -240,7 +281,9 @@ def test_nan_stops_the_run_and_no_weight_has_moved(
         tune(settings, f"model={broken}", "data.eval_fraction=0")
     run = tmp_path / "run"
     assert metrics(run, "nonfinite")[0]["step"] == 1
+    assert metrics(run) == []
     assert not (run / "adapter").exists()
+    assert not (run / "checkpoints").exists()
 
 
 def test_answers_are_learned_too(settings: list[str], tmp_path: Path) -> None:
@@ -274,6 +317,21 @@ def test_tasks_by_name_run_on_the_shipped_sample(settings: list[str], task: str)
         "squad": set(),
     }
     assert set(summary["metrics"]) == wanted[task]
+
+
+def test_an_answer_that_leaves_no_room_for_its_prompt_is_named(settings: list[str]) -> None:
+    long = 'zeroth.labels={0: " terrible and long and dull", 1: " great"}'
+    with pytest.raises(RequestError, match=r"line \d+: its longest answer has \d+ tokens[\s\S]*max_length=8"):
+        tune(settings, long, "data.max_length=8")
+
+
+def test_a_replay_needs_a_folder_that_it_can_write_to(settings: list[str], tmp_path: Path) -> None:
+    _, run = tune(settings, "training.max_steps=1")
+    (tmp_path / "file").write_text("mine")
+    for place, why in (("file", "File exists"), ("file/inside", "Not a directory"), (".", "is not empty")):
+        with pytest.raises(RequestError, match=rf"--out .*: .*{why}"):
+            replay_run(run, out=tmp_path / place)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_checkpoint_of_another_model_is_refused(settings: list[str]) -> None:

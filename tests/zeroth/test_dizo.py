@@ -49,6 +49,7 @@ def paper_round(
 ) -> tuple[dict[str, float], list[tuple[float, float]]]:
     """The search over gamma as published: norms, gamma from the norm, z clipped to tau / eps_p times the norm.
 
+    But for one thing: z is drawn in units of the norm, where the authors' program draws it in units of the weights.
     Weights are set to theta0 + gamma / norm * (theta - theta0) for every loss, and put back.
     """
     s = settings

@@ -315,6 +315,22 @@ def test_only_the_rows_looked_up_are_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(got[1], minus(torch.tensor([7, 5, 5])))
 
 
+class Indexed(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+
+class Multiplied(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.one_hot(ids, self.num_embeddings).float() @ self.weight
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, Indexed, Multiplied])
+def test_a_table_is_perturbed_however_it_is_read(kind: type[nn.Embedding]) -> None:
+    ids = torch.tensor([[1, 2], [3, 19]])
+    check_lanes(nn.Sequential(kind(20, 8)), lambda model, lanes: model(ids.repeat(lanes, 1)))
+
+
 class Allocations(TorchDispatchMode):
     """The size of every storage that an operation gives back and that was not there before."""
 

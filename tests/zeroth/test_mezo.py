@@ -209,6 +209,15 @@ def test_requests_that_cannot_be_met() -> None:
     for wrong in ({"eps": 0}, {"method": "adam"}, {"lanes": 0}, {"queries": 1}, {"schedule": "linear"}):
         with pytest.raises(RequestError):
             ZerothSettings(**wrong)
+    # What fp32 does not hold would be 0 or infinity in a step.
+    for name, value in (
+        ("eps", 1e-50),
+        ("eps", 1e39),
+        ("learning_rate", 1e39),
+        ("weight_decay", float("nan")),
+    ):
+        with pytest.raises(RequestError, match=f"{name} must be"):
+            ZerothSettings(**{name: value})
     optimizer = ZerothOrder(nn.Linear(2, 2), ZerothSettings(), lambda m, b, n: m(b))
     with pytest.raises(ValueError, match=r"\[lanes, examples\]"):
         optimizer.step([torch.ones(4, 2)])

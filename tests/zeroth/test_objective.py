@@ -195,6 +195,18 @@ def test_losses_are_cross_entropy_over_candidates_or_the_answers_own() -> None:
     assert torch.isnan(example_losses(scores, torch.tensor([1, -1]))).tolist() == [[False, True]]
 
 
+def test_an_examples_loss_does_not_depend_on_its_batch(model: Any) -> None:
+    one, two = Example([5, 6, 7], [[8, 9]], 0), Example([5, 6], [[3], [4]], 1)
+    apart = [candidate_losses(model, [each]) for each in (one, two)]
+    torch.testing.assert_close(candidate_losses(model, [one, two]), torch.cat(apart, 1))
+    assert apart[0].item() > 0.1  # that of its only candidate, not of a choice without an alternative
+
+
+def candidate_losses(model: Any, examples: list[Example]) -> Tensor:
+    batch = build_batch(examples, pad_id=0, max_length=16)
+    return example_losses(candidate_scores(model, batch), batch.label)
+
+
 def test_gradients_flow_for_first_order_use(model: Any) -> None:
     batch = build_batch([WORDS[0], *PHRASES[:2]], 0, 64)
     model.zero_grad()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.errors import RequestError
@@ -17,8 +17,10 @@ from trimtab.zeroth.tokens import encode_example, starts_with
 class ToyBPE:
     """Characters, joined greedily from the left into the pieces that it knows."""
 
-    def __init__(self, pieces: Sequence[str], bos: int | None = None, eos: int | None = None) -> None:
-        self.pieces = sorted(pieces, key=len, reverse=True)
+    def __init__(
+        self, pieces: Sequence[str], bos: int | None = None, eos: int | None = None, closes: bool = True
+    ) -> None:
+        self.pieces, self.closes = sorted(pieces, key=len, reverse=True), closes
         self.bos_token_id, self.eos_token_id, self.eos_token = bos, eos, "</s>"
 
     def __call__(self, texts: list[str]) -> dict[str, list[list[int]]]:
@@ -30,7 +32,7 @@ class ToyBPE:
             piece = next((p for p in self.pieces if text.startswith(p)), text[0])
             ids.append(1000 + self.pieces.index(piece) if piece in self.pieces else ord(piece))
             text = text[len(piece) :]
-        return ids + ([] if self.eos_token_id is None else [self.eos_token_id])
+        return ids + ([] if self.eos_token_id is None or not self.closes else [self.eos_token_id])
 
 
 def test_the_rest_after_the_prompt_is_the_candidate() -> None:
@@ -72,6 +74,16 @@ def test_an_end_token_of_the_tokenizers_own_is_not_scored() -> None:
     example = encode_example(ToyBPE([], bos=1, eos=2), "Q", ["a", "b"])
     assert example.prompt == [1, ord("Q")]
     assert example.candidates == [[ord("a")], [ord("b")]]
+    # A token of the text's own is scored, also where it is that one.
+    ended = encode_example(ToyBPE(["</s>"]), "Q", ["a</s>", "b</s>"])
+    assert ended.candidates == [[ord("a"), 1000], [ord("b"), 1000]]
+
+
+def test_one_token_for_both_ends_is_taken_for_the_front_where_it_stands() -> None:
+    """As OPT has it: the end token is put before a text, and none behind it."""
+    example = encode_example(ToyBPE([], bos=2, eos=2, closes=False), "", ["ab", "c"])
+    assert example.prompt == [2]
+    assert example.candidates == [[ord("a"), ord("b")], [ord("c")]]
 
 
 def test_which_first_token_a_shortened_prompt_keeps() -> None:
@@ -90,6 +102,7 @@ def tokenizer(tiny_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
+@settings(deadline=None)  # a loaded machine is no finding
 @given(
     prompt=st.text(min_size=1, max_size=12),
     options=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=4),

@@ -13,7 +13,7 @@ from torch import nn
 from zeroth_helpers import batch, same_weights, tiny, with_lora
 
 from trimtab.errors import RequestError
-from trimtab.zeroth import NotFinite, ZerothOrder, ZerothSettings, read_trajectory, replay
+from trimtab.zeroth import NotFinite, ZerothOrder, ZerothSettings, parameters, read_trajectory, replay
 
 COMMON: dict[str, Any] = {
     "learning_rate": 0.02,
@@ -64,6 +64,33 @@ def test_a_replay_of_an_adapter(tmp_path: Path) -> None:
     model = with_lora(tiny("qwen3", layers=1))
     base = copy.deepcopy(model)
     run(model, tmp_path / "t.bin", method="dizo")
+    replay(base, read_trajectory(tmp_path / "t.bin"))
+    assert same_weights(model, base)
+
+
+def test_a_replay_projects_what_the_run_projected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever names for a role the program knows that replays it."""
+    model = tiny("llama", layers=1)
+    base = copy.deepcopy(model)
+    run(model, tmp_path / "t.bin", method="dizo")
+    monkeypatch.setitem(parameters._ROLE_OF, "v_proj", "output")
+    replay(base, read_trajectory(tmp_path / "t.bin"))
+    assert same_weights(model, base)
+
+
+def test_a_replay_takes_weights_in_any_layout(tmp_path: Path) -> None:
+    def transposed() -> nn.Module:
+        model = nn.Linear(3, 4)
+        model.weight.data = torch.arange(12.0).view(3, 4).t()
+        model.bias.data.fill_(1)
+        return model
+
+    model, base = transposed(), transposed()
+    optimizer = ZerothOrder(
+        model, ZerothSettings(**COMMON), lambda m, b, lanes: m(b.repeat(lanes, 1)).sum(1).view(lanes, -1)
+    )
+    optimizer.record(tmp_path / "t.bin")
+    optimizer.step([torch.ones(2, 3)])
     replay(base, read_trajectory(tmp_path / "t.bin"))
     assert same_weights(model, base)
 
@@ -141,8 +168,12 @@ def test_a_file_of_another_run_is_refused(tmp_path: Path) -> None:
     state = run(model, path, steps=3).state_dict()
     other = ZerothOrder(model, ZerothSettings(**COMMON | {"eps": 0.5}))
     other.load_state_dict(state)
-    with pytest.raises(RequestError, match=r"another run \(settings differ\)"):
+    with pytest.raises(RequestError, match=r"another run \(eps differ\)"):
         other.record(path)
+    # How passes run, and where a constant schedule ends, decide nothing.
+    free = ZerothOrder(model, ZerothSettings(**COMMON, lanes=2, compile=True, total_steps=99))
+    free.load_state_dict(state)
+    free.record(path)
     same = ZerothOrder(model, ZerothSettings(**COMMON))
     same.load_state_dict(state | {"step_number": 9})
     with pytest.raises(RequestError, match="ends before step 9"):
@@ -162,6 +193,10 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     header = json.loads(path.read_bytes().split(b"\n")[0])
     path.write_bytes(json.dumps(header | {"version": 2}).encode() + b"\n")
     with pytest.raises(RequestError, match="version 2"):
+        read_trajectory(path)
+    later = header | {"settings": header["settings"] | {"momentum": 0.9}}
+    path.write_bytes(json.dumps(later).encode() + b"\n")
+    with pytest.raises(RequestError, match="not known here: momentum"):
         read_trajectory(path)
 
 

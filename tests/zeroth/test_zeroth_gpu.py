@@ -128,3 +128,19 @@ def test_nothing_is_left_in_the_model() -> None:
     assert [(name, type(module)) for name, module in model.named_modules()] == kinds
     assert all(module.training for module in model.modules())
     assert all(module._compiled_call_impl is None for module in model.modules())
+
+
+def test_shapes_beyond_the_most_graphs_take_the_plain_way_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trimtab.zeroth import graph
+
+    monkeypatch.setattr(graph, "MOST_GRAPHS", 1)
+    optimizer = ZerothOrder(tiny("qwen3").cuda(), ZerothSettings())
+    optimizer.step([batch(0, 3)])
+    assert optimizer._captured is not None
+    plain = ZerothOrder(tiny("qwen3").cuda(), ZerothSettings())
+    plain._captured = None
+    plain.step([batch(0, 3)])
+    with pytest.warns(UserWarning, match="more than 1 shapes of batches"):
+        found = optimizer.step([batch(1, 5)]).losses
+    torch.testing.assert_close(found, plain.step([batch(1, 5)]).losses, rtol=1e-4, atol=1e-4)
+    assert optimizer._captured is not None  # the first shape still takes its graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,21 @@ def go(optimizer: ZerothOrder, parts: int) -> list[Any]:
     return seen
 
 
-def run(rank: int, world: int, port: int, folder: str, settings: ZerothSettings, parts: int) -> None:
+def meet(rank: int, world: int, folder: str) -> None:
+    """By a file: a port that was free a moment ago may be somebody else's by now."""
     torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=200),
+    )
+
+
+def run(rank: int, world: int, folder: str, settings: ZerothSettings, parts: int) -> None:
+    warnings.filterwarnings("error", message=".* took no part ")
+    meet(rank, world, folder)
     tuned = model()
     optimizer = ZerothOrder(tuned, settings, loss)
     optimizer.record(f"{folder}/rank{rank}.bin")
@@ -88,19 +100,12 @@ def spoiled(rank: int, how: str) -> Any:
     return loss_fn
 
 
-def fail(rank: int, world: int, port: int, folder: str, settings: ZerothSettings) -> None:
+def fail(rank: int, world: int, folder: str, settings: ZerothSettings) -> None:
     """Two steps, of which the second goes wrong on rank 1, in every way; what each rank raised is kept in a file.
 
     The ranks stay for the next way, so that none learns of a failure by a closed connection. The last way is to die.
     """
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
+    meet(rank, world, folder)
     for how in ("raises", "out of memory", "not finite", "alone", "dies"):
         tuned, told = model(), "nothing"
         optimizer = ZerothOrder(tuned, settings, spoiled(rank, how))
@@ -116,3 +121,5 @@ def fail(rank: int, world: int, port: int, folder: str, settings: ZerothSettings
             if how != "alone":
                 assert all(map(torch.equal, before, tuned.parameters())), "the step was not made"
         Path(folder, f"{how}, rank {rank}").write_text(told)
+    # The group has lost a member: gloo's threads could not be ended in order with the interpreter.
+    os._exit(0)

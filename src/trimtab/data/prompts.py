@@ -94,12 +94,17 @@ def prepare_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> Promp
     notes, split = list(loaded.notes), "data.eval_fraction=0"
     if data.eval_source is not None:
         others = load_rows(data.eval_source, data, "data.eval_source")
-        _, held, _ = _asked_rows(others.rows, config, tokenizer, tally, "data.eval_source")
+        _, held, more = _asked_rows(others.rows, config, tokenizer, tally, "data.eval_source")
+        sizes += more
         split = f"data.eval_source={data.eval_source}"
     elif data.eval_fraction > 0:
-        train, held, split = hold_out(train, _key, data.eval_fraction, config.seed)
+        # By the prompt alone: one that comes twice, under another number or answer, is on one side.
+        train, held, split = hold_out(
+            train, lambda row: json.dumps(row["prompt"]), data.eval_fraction, config.seed
+        )
     columns = sorted({name for row in train for name in row} - {"prompt"})
-    left = sorted({str(name) for row in loaded.rows for name in row.values} & set(TAKEN))
+    taken = {*TAKEN, *({"prompt"} if _prompt_column(loaded.rows[0], config) != "prompt" else ())}
+    left = sorted({str(name) for row in loaded.rows for name in row.values} & taken)
     if left:
         notes.append(f"columns not passed to rewards, whose names the trainer uses itself: {', '.join(left)}")
     report = PromptReport(
@@ -190,16 +195,22 @@ def _prompt(row: Row, column: str, config: Config, tally: Tally) -> Prompt:
         except BadRow as bad:
             raise BadRow(f"{bad} of grpo.prompt") from None
     else:
-        value = parse_list(row.values.get(column))
-        if isinstance(value, list):
-            messages = read_turns(value, column, tally)
+        value = row.values.get(column)
+        # Messages may be stored as JSON text; any other text that happens to be JSON is a prompt as it stands.
+        listed = parse_list(value)
+        if isinstance(value, list) or (isinstance(listed, list) and _are_messages(listed)):
+            messages = read_turns(listed, column, tally)
             while messages and messages[-1]["role"] == "assistant":
                 messages.pop()
             if not messages:
                 raise BadRow(f"`{column}` holds no message to answer")
             return messages
-        if value is None or not isinstance(value, str | int | float) or str(value).strip() == "":
-            raise BadRow(f"`{column}` is empty" if value in (None, "") else f"`{column}` is not text")
+        if column not in row.values:
+            raise BadRow(f"no column `{column}`")
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise BadRow(f"`{column}` is empty")
+        if not isinstance(value, str | int | float):
+            raise BadRow(f"`{column}` is not text")
         text = str(value)
         if column == "instruction" and str(row.values.get("input") or "").strip():
             text += "\n" + str(row.values["input"])
@@ -209,13 +220,19 @@ def _prompt(row: Row, column: str, config: Config, tally: Tally) -> Prompt:
     return [*system, {"role": "user", "content": text}]
 
 
+def _are_messages(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(turn, Mapping) for turn in value)
+
+
 def _how(prompt: Prompt, column: str, config: Config) -> str:
     source = f"column `{column}`" if column else f"template {config.grpo.prompt!r}"
     if isinstance(prompt, str):
         return f"{source}, text that is continued as it stands (grpo.chat=false)"
-    if len([m for m in prompt if m["role"] != "system"]) == 1 and config.grpo.system:
-        return f"{source}, a user's message after the system message {config.grpo.system!r}"
-    return f"{source}, as messages through the chat template"
+    system = config.grpo.system
+    if system and prompt[0] == {"role": "system", "content": system}:
+        return f"{source}, a user's message after the system message {system!r}"
+    as_it_is = " as they are: grpo.system is for prompts that are text" if system else ""
+    return f"{source}, as messages through the chat template{as_it_is}"
 
 
 def _key(row: Mapping[str, Any]) -> str:
@@ -226,10 +243,22 @@ def _dataset(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> datas
     table = {name: [row.get(name) for row in rows] for name in ["prompt", *columns]}
     try:
         return datasets.Dataset.from_dict(table)
+    except OverflowError:
+        large = [name for name in columns if any(_is_too_large(row.get(name)) for row in rows)]
+        which = ", ".join(large) or "inside its lists"
+        raise RequestError.of(
+            f"data.source: a column holds a whole number of more than 64 bits ({which})",
+            "rows are kept as Arrow tables, which have no such number",
+            "write the column as text in every row, or leave it out",
+        ) from None
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        mixed = [name for name in columns if len({type(row.get(name)) for row in rows} - {type(None)}) > 1]
+        mixed = [name for name in table if len({type(row.get(name)) for row in rows} - {type(None)}) > 1]
         raise RequestError.of(
             f"data.source: a column holds values of different kinds ({', '.join(mixed) or 'inside its lists'})",
             str(error).splitlines()[0],
             "write the column as text in every row, or leave it out",
         ) from None
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and not -(2**63) <= value < 2**63

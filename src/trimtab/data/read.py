@@ -9,6 +9,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ _ROW_KEYS = {"messages", "conversations", "instruction", "prompt", "text"}
 
 # Python's csv module refuses fields over 128 KiB unless told otherwise; long documents are longer.
 _LONGEST_FIELD = 2**31 - 1
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 class Row(NamedTuple):
@@ -139,11 +142,23 @@ def _read_csv(text: str, shown: str, delimiter: str | None) -> list[Row]:
         delimiter = max(
             ",;\t", key=header.count
         )  # the first of them wins a tie, so a lone column stays a comma
+    plain = delimiter == "\t" and _plain_quotes(text)
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
-        return _csv_rows(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), shown)
+        lines = io.StringIO(text, newline="")
+        quoting: Any = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+        return _csv_rows(csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True), shown)
     finally:
         csv.field_size_limit(before)
+
+
+def _plain_quotes(text: str) -> bool:
+    """Whether quotes in a tab-separated text are part of its fields, as in GLUE's own files: a field opens with one
+    that is not closed where the field ends, and every line has as many fields as the header all the same."""
+    lines = [line.rstrip("\r").split("\t") for line in text.split("\n") if line.strip()]
+    opened = (field for line in lines for field in line if field.startswith('"'))
+    widths = {len(line) for line in lines}
+    return any(not _QUOTED.fullmatch(field) for field in opened) and len(widths) == 1 and widths != {1}
 
 
 def _csv_rows(reader: Any, shown: str) -> list[Row]:

@@ -180,13 +180,15 @@ def _template(settings: ZerothSettings) -> Ask:
 
 
 def _renamed(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:
-    """`data.columns` gives a task's column the name that the file has for it."""
+    """`data.columns` gives a task's column the name that the file has for it. A row without that has neither."""
     if not columns:
         return rows
-    return [
-        row._replace(values=row.values | {ours: row.values.get(theirs) for ours, theirs in columns.items()})
-        for row in rows
-    ]
+    renamed = []
+    for row in rows:
+        values = {name: value for name, value in row.values.items() if name not in columns}
+        values |= {ours: row.values[theirs] for ours, theirs in columns.items() if theirs in row.values}
+        renamed.append(row._replace(values=values))
+    return renamed
 
 
 def _shown(settings: ZerothSettings) -> str:

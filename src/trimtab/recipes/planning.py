@@ -41,14 +41,16 @@ def placement_request(config: Config) -> PlacementRequest:
     )
 
 
-def workload(config: Config) -> Workload:
+def workload(config: Config, *, on_cpu: bool = False) -> Workload:
     """What one step of the recipe pushes through the model."""
     config, _ = with_recipe_defaults(config)
     zeroth = config.zeroth if config.recipe == "zeroth_order" else None
     lanes = 1
     if zeroth is not None:
         passes = zeroth.queries + 1 if zeroth.method == "fzoo" else 2
-        lanes = min(zeroth.lanes or passes, passes)
+        # As the optimizer chooses by itself.
+        by_default = 1 if on_cpu else passes if config.method == "lora" else 2
+        lanes = min(zeroth.lanes or by_default, passes)
     grpo = config.grpo if config.recipe == "grpo" else None
     length = config.data.max_length
     if grpo is not None:
@@ -87,5 +89,7 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
         targets = tuple(adapter_targets(model, config.lora.targets))
         model = add_lora(model, config.lora)
     profile = profile_model(model)
-    plan = resolve(request, hardware, profile, workload(config), full_tuning=config.method == "full")
+    on_cpu = request.device == "cpu" or (request.device == "auto" and not hardware.accelerators)
+    work = workload(config, on_cpu=on_cpu)
+    plan = resolve(request, hardware, profile, work, full_tuning=config.method == "full")
     return Planned(hardware, profile, architecture, targets, plan)

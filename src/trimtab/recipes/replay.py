@@ -57,10 +57,8 @@ def replay_run(
             "a run keeps them there when it has finished",
             "leave out --check, or give the folder of a finished run",
         )
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise RequestError.of(
-            f"--out {out}: the folder is not empty", "its files would mix with others", "name a new folder"
-        )
+    if out is not None:
+        _make_folder(out)
     if model is not None:
         base.model.name = model
     trajectory = _cut(trajectory, steps if steps is not None else _kept_step(file.parent), file)
@@ -86,6 +84,20 @@ def replay_run(
             n for n in names if n not in ours or n not in theirs or not _same(ours[n], theirs[n])
         )
         return Replayed(made, out, len(names), differing)
+
+
+def _make_folder(out: Path) -> None:
+    """An empty folder to write to, before the work that it is for."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError.of(
+            f"--out {out}: {error.strerror}", "the weights are written into a folder", "name another folder"
+        ) from error
+    if any(out.iterdir()):
+        raise RequestError.of(
+            f"--out {out}: the folder is not empty", "its files would mix with others", "name a new folder"
+        )
 
 
 def _base(trajectory: Trajectory, file: Path) -> Config:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from trimtab.bench.metrics import BY_LABEL, multirc, pearson, spearman
+from trimtab.bench.metrics import BY_LABEL, answer_scores, multirc, pearson, spearman
 from trimtab.data.tasks import Question, Task
 from trimtab.zeroth.batches import Collate, by_length
 from trimtab.zeroth.objective import Example, candidate_scores, example_losses
-from trimtab.zeroth.peers import together
+from trimtab.zeroth.peers import on_several_ranks, together
 
 
 class Judged(NamedTuple):
@@ -38,7 +38,7 @@ def evaluate(
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Judged]:
     """Every example judged, in order. `tell` hears how many batches are done."""
-    rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, processes = (dist.get_rank(), dist.get_world_size()) if on_several_ranks() else (0, 1)
     own = by_length(examples, batch_size)[rank::processes]
     found: list[Judged] = []
     with together("evaluating"):
@@ -60,7 +60,7 @@ def evaluate(
 
 
 def measures(judged: Sequence[Judged], questions: Sequence[Question], task: Task | None) -> dict[str, float]:
-    """Mean loss, accuracy where there is a choice, and the task's metrics that a choice decides.
+    """Mean loss, accuracy where one choice is right, and the task's metrics that a choice decides.
 
     What has to be measured on text that the model writes (SQuAD) is for `trimtab bench glue`.
     """
@@ -68,6 +68,11 @@ def measures(judged: Sequence[Judged], questions: Sequence[Question], task: Task
     if all(len(question.options) == 1 for question in questions):
         return found
     choices, gold = [j.choice for j in judged], [q.gold for q in questions]
+    if task is not None and task.accepted is not None:
+        # Several candidates can be right (ReCoRD), so the place of one of them measures nothing.
+        words = [q.options[choice].strip() for q, choice in zip(questions, choices, strict=True)]
+        f1, em = answer_scores(words, [q.references for q in questions])
+        return found | {"f1": f1, "em": em}
     found["accuracy"] = BY_LABEL["accuracy"](choices, gold)
     if task is None:
         return found

@@ -6,6 +6,7 @@ Weights and anchors are safetensors. The state file is written last, so a checkp
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -36,10 +37,16 @@ class Progress:
     """Each with its step; the first is that of the untouched model."""
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Take in an evaluation of the weights as they are; the untouched model is never the best."""
+        """Take in an evaluation of the weights as they are."""
         self.evaluations.append({"step": self.step, **figures})
-        if self.step and (self.best_loss is None or figures["loss"] < self.best_loss):
-            self.best_step, self.best_loss = self.step, figures["loss"]
+
+    def saved(self) -> None:
+        """The weights as they are have a checkpoint: the best, if none before had a lower loss."""
+        loss = self.evaluation_at(self.step).get("loss")
+        if not self.step or loss is None or not math.isfinite(loss):
+            return
+        if self.best_loss is None or loss < self.best_loss:
+            self.best_step, self.best_loss = self.step, loss
 
     def evaluation_at(self, step: int) -> dict[str, float]:
         return next((e for e in self.evaluations if e["step"] == step), {})
@@ -95,11 +102,14 @@ def tuned(model: nn.Module) -> dict[str, Tensor]:
     return {n: p.detach().cpu().contiguous() for n, p in model.named_parameters() if p.requires_grad}
 
 
-def forget_old(run: RunFolder, keep: int | None, best_step: int | None) -> None:
-    """Remove the oldest checkpoints over `keep`; the best one stays in any case."""
+def forget_old(run: RunFolder, step: int, keep: int | None, best_step: int | None) -> None:
+    """Remove the oldest checkpoints over `keep`; the best one stays in any case.
+
+    Those after `step` are of a run that went on from an earlier one of its checkpoints: they do not count.
+    """
     if keep is None:
         return
-    found = sorted(run.checkpoints.glob("checkpoint-*"), key=lambda c: int(c.name.split("-")[-1]))
-    for folder in found[:-keep]:
-        if best_step is None or folder.name != f"checkpoint-{best_step}":
-            shutil.rmtree(folder)
+    found = sorted(int(c.name.split("-")[-1]) for c in run.checkpoints.glob("checkpoint-*"))
+    for old in [at for at in found if at <= step][:-keep]:
+        if old != best_step:
+            shutil.rmtree(run.checkpoints / f"checkpoint-{old}")

@@ -97,9 +97,10 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
         LoopMonitor(config.monitor, run.path, plan.device, ranks.rank, ranks.count) as monitor,
     ):
         with together("opening the run's folder"):
+            # First what may refuse to go on: then nothing of the earlier run has been overwritten.
+            optimizer.record(run.path / TRAJECTORY, **about(config, plan))
             if ranks.main:
                 run.write_request(config, plan, data.report.as_dict())
-            optimizer.record(run.path / TRAJECTORY, **about(config, plan))
 
         def judge() -> None:
             """Measure the weights as they are, and remember the figures with their step."""
@@ -111,11 +112,12 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
             progress.add(figures)
 
         def save() -> None:
+            progress.saved()
             with together("saving a checkpoint"):
                 if ranks.main:
                     save_checkpoint(run, model, optimizer.state_dict(), progress)
                     best = progress.best_step if keeps_best(config) else None
-                    forget_old(run, training.save_total_limit, best)
+                    forget_old(run, progress.step, training.save_total_limit, best)
             monitor.saved(progress.step)
 
         stop, stopped, started = GracefulStop(monitor.say), False, time.perf_counter()
@@ -124,8 +126,9 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
         stop.on_train_begin(None, None, None)
         try:
             monitor.begin(progress.step, total)
-            if held_out and not progress.evaluations:
-                judge()
+            if held_out and progress.step % eval_every == 0 and not progress.evaluation_at(progress.step):
+                judge()  # the untouched model, or the step at which the run was stopped
+                progress.saved()
             while progress.step < total and not stopped:
                 result = optimizer.step(batches())
                 optimizer.project(batches)  # where one is due
@@ -222,14 +225,22 @@ def encode_all(
 ) -> tuple[list[Example], list[Question]]:
     """Questions as token ids; with `gold_alone` the right answer is the only candidate. What is too long is said."""
     examples, kept, long = [], [], 0
+    least = 1 if starts_with(tokenizer) is None else 2
     for question in questions:
         options = [question.options[question.gold]] if gold_alone else question.options
         gold = 0 if gold_alone else question.gold
         example = encode_example(tokenizer, question.prompt, options, gold, question.where)
-        if len(example.prompt) + max(map(len, example.candidates)) > config.data.max_length:
+        answer = max(map(len, example.candidates))
+        if len(example.prompt) + answer > config.data.max_length:
             long += 1
             if config.data.too_long == "drop":
                 continue
+            if config.data.max_length - answer < least:
+                raise RequestError.of(
+                    f"{question.where}: its longest answer has {answer:,} tokens",
+                    f"data.max_length={config.data.max_length} leaves no room for the prompt before it",
+                    "raise data.max_length, or set data.too_long=drop",
+                )
         examples.append(example)
         kept.append(question)
     if long:

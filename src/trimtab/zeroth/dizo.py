@@ -2,7 +2,9 @@
 
 The paper rescales a tensor to theta0 + (gamma / ||theta - theta0||) * (theta - theta0), with gamma found by a search
 with losses alone and kept within (1 - tau, 1 + tau) times the norm. The ratio alpha = gamma / norm is all that the
-weights see: the norm cancels out of every line of the search, so it is done for alpha, from 1, and no norm is computed.
+weights see. Here gamma's noise is drawn in units of the norm, so the norm cancels out of every line of the search: it
+is done for alpha, from 1, and no norm is computed. The authors' program draws the noise in units of the weights: a
+tensor that has moved by much less than eps / tau then has nearly all draws cut to the clip, and hardly any step.
 """
 
 from __future__ import annotations

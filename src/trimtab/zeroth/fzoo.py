@@ -20,7 +20,8 @@ def slopes(settings: ZerothSettings, losses: Sequence[float]) -> tuple[float, ..
     base, others = losses[0], losses[1:]
     count = len(others)
     mean = _total(others) / count
-    spread = math.sqrt(_total([(loss - mean) ** 2 for loss in others]) / count)
+    # A product: `** 2` is the C library's pow, which rounds otherwise from one library to the next.
+    spread = math.sqrt(_total([(loss - mean) * (loss - mean) for loss in others]) / count)
     return None if spread == 0 else tuple((loss - base) / (count * spread) for loss in others)
 
 

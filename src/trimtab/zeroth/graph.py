@@ -41,7 +41,8 @@ PAD_TO = 32
 # is larger (a vocabulary) is done in runs of rows.
 _SCRATCH_SHARE = 64
 _SCRATCH_FLOOR = 1 << 21
-_MOST_GRAPHS = 24
+MOST_GRAPHS = 24
+"""Each keeps its inputs and losses, and takes a moment to capture."""
 
 
 @dataclass
@@ -107,8 +108,11 @@ class CapturedPasses:
         for _, module in _owners(model, self._by_id):
             kind_of(module)
 
-    def losses(self, change: Change | None, lanes: Sequence[int], batch: ScoreBatch) -> Tensor:
-        """[lanes, examples], on the GPU; overwritten by the next replay. Without a change: the model as it is."""
+    def losses(self, change: Change | None, lanes: Sequence[int], batch: ScoreBatch) -> Tensor | None:
+        """[lanes, examples], on the GPU; overwritten by the next replay. Without a change: the model as it is.
+
+        None where the batch has a new shape and there are MOST_GRAPHS others: it takes the plain way.
+        """
         shape = _shape_of(batch)
         key = (_mode(change), len(lanes), shape)
         # Buffers that outlive a pass are no inference tensors, whatever the caller is in.
@@ -119,8 +123,8 @@ class CapturedPasses:
                 self.forget()
                 self._addresses = addresses
             if key not in self._graphs:
-                if len(self._graphs) >= _MOST_GRAPHS:
-                    raise NotCapturable(f"more than {_MOST_GRAPHS} shapes of batches")
+                if len(self._graphs) >= MOST_GRAPHS:
+                    return None
                 self._graphs[key] = self._capture(change, len(lanes), shape, batch)
             captured = self._graphs[key]
             captured.staged.copy_(_packed(batch, shape))
@@ -216,7 +220,7 @@ class CapturedPasses:
                     parent._modules[name] = made
             if self.compiled:
                 # Every shape has code of its own: code for any shape is slow, and costs minutes to make.
-                undo.enter_context(torch._dynamo.config.patch(recompile_limit=4 * _MOST_GRAPHS))
+                undo.enter_context(torch._dynamo.config.patch(recompile_limit=4 * MOST_GRAPHS))
                 for layer in _repeated_layers(self.model):
                     before = layer._compiled_call_impl
                     undo.callback(setattr, layer, "_compiled_call_impl", before)
@@ -297,9 +301,13 @@ def _check_model(model: nn.Module, device: torch.device) -> None:
     if missing:
         raise NotCapturable(f"{type(inner).__name__}'s forward takes no {' and no '.join(missing)}")
     text = inner.config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    # Without a list of kinds, a window is that of all layers; the mask of a captured pass has none.
+    windowed = getattr(text, "sliding_window", None) is not None
+    kinds = set(getattr(text, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
     if kinds != {"full_attention"}:
         raise NotCapturable(f"{type(inner).__name__} has layers of the kinds {', '.join(sorted(kinds))}")
+    if getattr(text, "alibi", False):
+        raise NotCapturable("its attention is biased by distances, which it counts in a mask of rows")
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise NotCapturable("the model is dispatched over devices")
     if any(name in text.to_dict() for name in ("num_experts", "num_local_experts")):

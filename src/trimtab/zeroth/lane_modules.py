@@ -249,10 +249,10 @@ def _norm_eps(module: nn.Module) -> Any:
 def _norm_kind(module: Any) -> str:
     """Which formula a norm follows, found by trying: the module's own forward is the judge."""
     weight = module.weight
-    if isinstance(module, nn.LayerNorm):
-        if module.normalized_shape == tuple(weight.shape) and weight.dim() == 1:
-            return "norm"
+    if isinstance(module, nn.LayerNorm) and (weight is None or weight.dim() != 1):
         raise NotCapturable("a LayerNorm over several dimensions, or without a scale")
+    if type(module).forward is nn.LayerNorm.forward:
+        return "norm"
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, weight.shape[0], generator=generator).to(weight.device, weight.dtype)
     with torch.no_grad():

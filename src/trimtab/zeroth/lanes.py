@@ -86,8 +86,10 @@ class LaneModules:
 
             def forward(*args: Any, **kwargs: Any) -> Any:
                 self.called.add(unit.name)
-                with _LookUp(self, unit, weight, state):
-                    return own(*args, **kwargs)
+                with _LookUp(self, unit, weight, state) as look_up:
+                    made = own(*args, **kwargs)
+                # A forward that reads its table in another way has read it as it is, not as the lanes have it.
+                return made if look_up.done else self._lane_by_lane(unit, own, state, args, kwargs)
         elif type(unit.module).forward is nn.Linear.forward:
 
             def forward(*args: Any, **kwargs: Any) -> Any:
@@ -222,9 +224,11 @@ class _LookUp(TorchFunctionMode):
     def __init__(self, modules: LaneModules, unit: _Unit, tuned: Tuned, state: _Pass) -> None:
         super().__init__()
         self._modules, self._unit, self._tuned, self._state = modules, unit, tuned, state
+        self.done = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.embedding and len(args) > 1 and args[1] is self._tuned.parameter:
+            self.done = True
             return self._modules.look_up(self._unit, self._tuned, self._state, args[0])
         return func(*args, **(kwargs or {}))
 

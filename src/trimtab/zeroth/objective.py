@@ -32,7 +32,7 @@ class Example:
 class ScoreBatch:
     """Left-padded rows on the CPU, and which of their next-token probabilities make up each candidate's score.
 
-    With one candidate for each example (K == 1) the candidate is the answer, and the loss is its negative score.
+    An example's only candidate is the answer, and the loss is its negative score.
     """
 
     input_ids: Tensor
@@ -170,14 +170,16 @@ def scores_from_logits(logits: Tensor, batch: ScoreBatch, lanes: int = 1) -> Ten
 def example_losses(scores: Tensor, label: Tensor) -> Tensor:
     """[lanes, E]: cross-entropy over the candidates, or the negative score where there is only the answer.
 
-    NaN where the gold candidate is not known.
+    NaN where the gold candidate is not known. An example's loss is its own, whatever else is in its batch.
     """
     if scores.shape[-1] == 1:
         return -scores[..., 0]
     label = label.to(scores.device)
     gold = label.clamp(min=0).expand(scores.shape[:-1])[..., None]
     losses = torch.logsumexp(scores, -1) - scores.gather(-1, gold)[..., 0]
-    return losses.masked_fill(label < 0, torch.nan)
+    losses = losses.masked_fill(label < 0, torch.nan)
+    alone = (scores != -torch.inf).sum(-1) == 1
+    return torch.where(alone, -scores.amax(-1), losses)
 
 
 def _logsumexp(logits: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from trimtab.errors import RequestError, TrimtabError
 from trimtab.zeroth.lanes import LaneModules, evaluating, lanes_by_default
 from trimtab.zeroth.losses import mean_losses
 from trimtab.zeroth.parameters import Tuned, projected_parameters, tuned_parameters
+from trimtab.zeroth.peers import on_several_ranks
 from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
 from trimtab.zeroth.steps import Round, apply_round, step_lanes, step_shrink, step_slopes, step_update
 from trimtab.zeroth.sweep import Change, Directions, Ratios, Sweep, fp32, on_real_gpu
@@ -90,16 +91,13 @@ class ZerothOrder:
         self.projected: list[Tuned] = []
         if settings.method == "dizo":
             self.projected = projected_parameters(self.tuned, settings.projection_roles)
-        for each in self.tuned:
-            if not each.parameter.is_contiguous():
-                each.parameter.data = each.parameter.data.contiguous()
+        self._sweep = Sweep(self.tuned, settings.rounding == "stochastic")
         self.anchors = {t.index: t.parameter.detach().clone() for t in self.projected}
         self.step_number = 0
         self.forwards = 0
         self.skipped = 0
         self._rounds = 0
         self._loss_fn = loss_fn or _candidate_losses
-        self._sweep = Sweep(self.tuned, settings.rounding == "stochastic")
         self._modules = LaneModules(model, self.tuned, self._sweep)
         self._trajectory: TrajectoryWriter | None = None
         lanes, self._lanes_reason = settings.lanes, "asked for"
@@ -272,13 +270,18 @@ class ZerothOrder:
         """On a real GPU the pass is a CUDA graph, where the model lets itself be captured; else None."""
         if self._captured is None:
             return None
-        from trimtab.zeroth.graph import NotCapturable
+        from trimtab.zeroth.graph import MOST_GRAPHS, NotCapturable
 
         try:
-            losses: Tensor = self._captured.losses(change, lanes, batch).clone()
-            return losses
+            losses: Tensor | None = self._captured.losses(change, lanes, batch)
+            if losses is not None:
+                return losses.clone()
+            text = f"more than {MOST_GRAPHS} shapes of batches: the others are not captured, and take longer"
+            warnings.warn(text, stacklevel=2)  # Python shows it once
+            return None
         except NotCapturable as error:
             self._captured, self._passes_reason = None, f"uncaptured: {error}"
+            warnings.warn(f"passes are no longer captured, and steps take longer: {error}", stacklevel=2)
             return None
 
     def _capture(self) -> Any:
@@ -305,6 +308,8 @@ class ZerothOrder:
     def _warn_of_uncalled(self) -> None:
         if self.step_number or self._captured is not None:
             return
+        if on_several_ranks() and not self._modules.called:
+            return  # this rank had no micro-batch
         uncalled = [unit.name for unit in self._modules.units if unit.name not in self._modules.called]
         if uncalled:
             warnings.warn(

@@ -13,6 +13,8 @@ Schedule = Literal["constant", "linear", "cosine", "given"]
 Rounding = Literal["stochastic", "nearest"]
 METHODS: tuple[Method, ...] = ("mezo", "dizo", "fzoo")
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "cosine", "given")
+# The normal numbers of fp32, in which steps are computed.
+_LEAST, _MOST = 2.0**-126, 3.4e38
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class ZerothSettings:
     """dizo: each costs two forwards, on a fresh batch."""
     projection_roles: tuple[str, ...] = ("query", "value")
     lanes: int | None = None
-    """How many perturbed copies share a forward; None: all of them, where that changes no bit or is on a GPU."""
+    """How many perturbed copies share a forward; None: one on the CPU, on a GPU a pair or (of an adapter) all."""
     compile: bool = False
     """On a GPU: compile the model's layers before they are captured. Takes a minute, makes steps up to 2x faster."""
     rounding: Rounding = "stochastic"
@@ -52,13 +54,13 @@ class ZerothSettings:
     def __post_init__(self) -> None:
         checks = [
             ("method", self.method in METHODS, f"one of {', '.join(METHODS)}"),
-            ("learning_rate", _finite(self.learning_rate) and self.learning_rate >= 0, "0 or more"),
-            ("eps", _finite(self.eps) and self.eps > 0, "above 0"),
-            ("weight_decay", _finite(self.weight_decay) and self.weight_decay >= 0, "0 or more"),
+            ("learning_rate", 0 <= self.learning_rate <= _MOST, "0 or more, within the range of fp32"),
+            ("eps", _LEAST <= self.eps <= _MOST, "above 0, within the range of fp32"),
+            ("weight_decay", 0 <= self.weight_decay <= _MOST, "0 or more, within the range of fp32"),
             ("queries", self.queries >= 2, "2 or more: the step is divided by the spread of the losses"),
             ("interval", self.interval >= 1, "1 or more"),
-            ("projection_eps", self.projection_eps > 0, "above 0"),
-            ("projection_step", self.projection_step > 0, "above 0"),
+            ("projection_eps", _LEAST <= self.projection_eps <= _MOST, "above 0, within the range of fp32"),
+            ("projection_step", 0 < self.projection_step <= _MOST, "above 0, within the range of fp32"),
             ("projection_clip", 0 < self.projection_clip < 1, "between 0 and 1"),
             ("projection_iterations", self.projection_iterations >= 1, "1 or more"),
             ("projection_roles", bool(self.projection_roles), "at least one role"),
@@ -99,7 +101,3 @@ def scheduled_rate(settings: ZerothSettings, step: int) -> float:
             peak * (1 - done) if settings.schedule == "linear" else peak * (1 + math.cos(math.pi * done)) / 2
         )
     return peak
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(value)

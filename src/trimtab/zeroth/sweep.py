@@ -87,6 +87,9 @@ class Sweep:
 
     def __init__(self, tuned: Sequence[Tuned], stochastic: bool = True) -> None:
         """`stochastic`: how what is written to a weight in bf16 or fp16 is rounded; otherwise to the nearest."""
+        for each in tuned:  # elements are counted in row-major order, so they have to lie in it
+            if not each.parameter.is_contiguous():
+                each.parameter.data = each.parameter.data.contiguous()
         self.stochastic = stochastic
         self._largest = max(t.parameter.numel() for t in tuned)
         # On real GPUs: the launches that update everything, valid while the tensors lie where they lay.

@@ -19,7 +19,7 @@ def encode_example(
     """Token ids of `prompt + option` for each option, parted where the options begin. `where` names the row."""
     texts = [prompt, *(prompt + option for option in options)]
     start, *wholes = [list(ids) for ids in tokenizer(texts)["input_ids"]]
-    if _is_closed(tokenizer, prompt, start):
+    if _closes(tokenizer, texts, [start, *wholes]):
         # Nothing is closed before it has been scored.
         start, *wholes = [ids[:-1] for ids in (start, *wholes)]
     shared = _common_start([start, *wholes])
@@ -55,7 +55,8 @@ def _common_start(lists: Sequence[list[int]]) -> list[int]:
     return lists[0][:length]
 
 
-def _is_closed(tokenizer: Any, text: str, ids: list[int]) -> bool:
-    """Whether the tokenizer itself put its end token behind the text."""
-    end = getattr(tokenizer, "eos_token_id", None)
-    return bool(ids) and ids[-1] == end and not text.endswith(str(getattr(tokenizer, "eos_token", "")))
+def _closes(tokenizer: Any, texts: Sequence[str], lists: Sequence[list[int]]) -> bool:
+    """Whether the tokenizer itself puts its end token behind every text. (OPT's puts that one in front.)"""
+    end, written = getattr(tokenizer, "eos_token_id", None), str(getattr(tokenizer, "eos_token", ""))
+    closed = all(ids and ids[-1] == end for ids in lists)
+    return closed and not all(text.endswith(written) for text in texts)

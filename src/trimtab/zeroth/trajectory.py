@@ -24,7 +24,6 @@ from trimtab.errors import RequestError
 from trimtab.zeroth.parameters import (
     Tuned,
     fingerprint,
-    projected_parameters,
     tuned_parameters,
     weights_mark,
 )
@@ -35,7 +34,7 @@ from trimtab.zeroth.sweep import Sweep, fp32
 FORMAT = "trimtab-trajectory"
 VERSION = 1
 _LONGEST_HEADER = 1 << 24
-# What a resumed run must share with its file. Its weights have moved on since, and how its passes run may change.
+# What a resumed run must share with its file, beside the settings. Its weights have moved on since.
 _IDENTITY = ("tensors", "fingerprint", "projected")
 
 
@@ -112,8 +111,8 @@ class TrajectoryWriter:
             )
         old, offset = _read_header(path)
         different = [key for key in _IDENTITY if old.get(key) != json.loads(json.dumps(header[key]))]
-        if _settings(old, lanes=None, compile=False) != _settings(header, lanes=None, compile=False):
-            different.append("settings")
+        before, now = _deciding(_settings(old)), _deciding(settings)
+        different += [name for name in now if before[name] != now[name]]
         if different:
             raise RequestError.of(
                 f"{path} was written by another run ({', '.join(different)} differ)",
@@ -168,9 +167,9 @@ def replay(
     tuned = tuned_parameters(model)
     _check(trajectory.header, tuned)
     sweep = Sweep(tuned, settings.rounding == "stochastic")
-    projected: list[Tuned] = []
-    if settings.method == "dizo":
-        projected = projected_parameters(tuned, settings.projection_roles)
+    # By the run's own list: another version may know other names for a role.
+    names = set(trajectory.header["projected"])
+    projected = [t for t in tuned if t.name in names]
     anchors = {t.index: t.parameter.detach().clone() for t in projected}
     for record in trajectory.records:
         directions = step_update(settings, record.step, record.losses, record.learning_rate)
@@ -226,11 +225,25 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, len(line)
 
 
-def _settings(header: Mapping[str, Any], **changes: Any) -> ZerothSettings:
+def _settings(header: Mapping[str, Any]) -> ZerothSettings:
     # A file from before there was a choice was rounded to the nearest.
-    values = {"rounding": "nearest"} | dict(header["settings"]) | changes
+    values: dict[str, Any] = {"rounding": "nearest"} | dict(header["settings"])
+    if unknown := sorted(values.keys() - {field.name for field in dataclasses.fields(ZerothSettings)}):
+        raise RequestError.of(
+            f"the trajectory has a setting that is not known here: {', '.join(unknown)}",
+            "a newer program wrote it, whose steps this one cannot make",
+            "use that program",
+        )
     values["projection_roles"] = tuple(values["projection_roles"])
     return ZerothSettings(**values)
+
+
+def _deciding(settings: ZerothSettings) -> dict[str, Any]:
+    """The settings that decide the weights: not how passes run, nor where a schedule ends that has no end."""
+    free = {"lanes", "compile"}
+    if settings.schedule not in ("linear", "cosine"):
+        free.add("total_steps")
+    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
 
 
 def _step_size(settings: ZerothSettings) -> int:

@@ -1,0 +1,63 @@
+"""Which checkpoint of a zeroth-order run is the best, and which ones are removed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.zeroth_checkpoint import Progress, forget_old
+
+
+def went(*steps: tuple[int, float, bool]) -> Progress:
+    """A run's steps, each with its held-out loss and whether it was saved."""
+    progress = Progress()
+    for progress.step, loss, saved in steps:
+        progress.add({"loss": loss})
+        if saved:
+            progress.saved()
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("steps", "best"),
+    [
+        ([(0, 0.1, True), (1, 0.9, True), (2, 0.8, True), (3, 0.85, True)], 2),
+        # Of a step without a checkpoint there are no weights to keep.
+        ([(1, 0.9, True), (2, 0.1, False), (3, 0.8, True)], 3),
+        ([(1, math.nan, True), (2, 0.8, True), (3, math.inf, True)], 2),
+        ([(1, math.nan, True)], None),
+        ([(0, 0.5, True)], None),
+    ],
+)
+def test_the_best_is_the_lowest_loss_that_was_saved(
+    steps: list[tuple[int, float, bool]], best: int | None
+) -> None:
+    assert went(*steps).best_step == best
+
+
+def test_a_step_that_was_saved_but_never_measured_is_not_the_best() -> None:
+    progress = went((1, 0.9, True))
+    progress.step = 2
+    progress.saved()
+    assert (progress.best_step, progress.best_loss) == (1, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("step", "keep", "best", "left"),
+    [
+        (40, 2, None, {30, 40}),
+        (40, 1, 10, {10, 40}),
+        (40, None, None, {10, 20, 30, 40}),
+        # Resumed from the checkpoint of step 10: what lies ahead does not push out what was just saved.
+        (20, 1, None, {20, 30, 40}),
+    ],
+)
+def test_the_oldest_go(step: int, keep: int | None, best: int | None, left: set[int], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for each in (10, 20, 30, 40):
+        (run.checkpoints / f"checkpoint-{each}").mkdir(parents=True)
+    forget_old(run, step, keep, best)
+    assert {int(c.name.split("-")[-1]) for c in run.checkpoints.iterdir()} == left
