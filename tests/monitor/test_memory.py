@@ -24,6 +24,25 @@ def test_gpu_use_of_a_cpu_is_not_known() -> None:
     assert gpu_busy_share("cpu") is None
 
 
+def test_a_gpu_that_does_not_tell_its_use_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError_NotSupported(Exception):  # as the driver's library names what it says of a slice (MIG)
+        pass
+
+    def fails(error: Exception) -> None:
+        raise error
+
+    for error in (
+        NVMLError_NotSupported(),
+        RuntimeError("cuda driver can't be loaded"),
+        ModuleNotFoundError(),
+    ):
+        monkeypatch.setattr(torch.cuda, "utilization", lambda _, error=error: fails(error))
+        assert gpu_busy_share("cuda:0") is None
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: fails(KeyError("ours")))
+    with pytest.raises(KeyError):
+        gpu_busy_share("cuda:0")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a CUDA device")
 def test_cuda_memory_is_the_allocators() -> None:

@@ -209,6 +209,26 @@ def test_a_failure_after_the_result_was_kept_leaves_the_result(tmp_path: Path) -
     assert summary_of(tmp_path) == {"status": "finished"}
 
 
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name in ("file", "file/run", "nowhere"):
+        with pytest.raises(RequestError, match="output_dir="):
+            open_run_folder(load_config(None, [f"output_dir={tmp_path / name}"]))
+
+
+def test_what_a_link_points_to_is_not_removed_with_a_run_that_is_replaced(tmp_path: Path) -> None:
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    for folder in (run, disk):
+        folder.mkdir()
+        (folder / "config.yaml").write_text("kept")
+    (run / "stacks-rank1.txt").write_text("of the earlier run")
+    (run / "checkpoints").symlink_to(disk)
+    open_run_folder(load_config(None, [f"output_dir={run}", "overwrite=true"]))
+    assert list(run.iterdir()) == []
+    assert (disk / "config.yaml").read_text() == "kept"
+
+
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     fail(RunFolder(tmp_path / "never"), ValueError("early"), 1, 2)
     assert not (tmp_path / "never").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def raises(completions, answer):
 
 def too_few(completions):
     return [1.0]
+
+def never(completions):
+    return [None] * len(completions)
 
 def not_a_number(completions):
     return [float("nan")] * len(completions)
@@ -153,6 +157,7 @@ def test_the_same_seed_gives_the_same_rewards_and_bits(settings: list[str], tmp_
 
 def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], tmp_path: Path) -> None:
     """Stopped by SIGINT after step 1 and resumed, the run makes the same completions and ends at the same weights."""
+    settings = [*settings, "data.eval_fraction=0.1", "training.keep_best=false"]
     _, whole = train(settings, f"output_dir={tmp_path / 'whole'}")
     broken = [*settings, f"output_dir={tmp_path / 'broken'}"]
 
@@ -168,10 +173,76 @@ def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], tmp_path
         patch.setattr(grpo, "GracefulStop", Interrupt)
         summary, _ = train(broken)
     assert (summary["status"], summary["steps"]) == ("interrupted", 1)
-    resumed, run = train(broken, "training.resume=true")
+    run = tmp_path / "broken"
+    assert [line["step"] for line in lines(run, "eval")] == [0], "told to stop, it does not evaluate first"
+    assert [line["step"] for line in lines(run, "save")] == [1]
+    # Other prompts than those of the first start, and a copy that somebody set aside.
+    shutil.copytree(run / "checkpoints" / "checkpoint-1", run / "checkpoints" / "checkpoint-1-good")
+    resumed, run = train(broken, "training.resume=true", 'samples.prompts=["What is 1 + 1?"]')
+    assert [sample["prompt"] for sample in resumed["samples"]] == ["What is 1 + 1?"]
     assert resumed["status"] == "finished"
     assert values(run, "reward") == values(whole, "reward")
     assert weights_equal(whole, run)
+
+
+def test_several_steps_on_one_set_of_completions_survive_a_stop_and_a_resume(
+    settings: list[str], tmp_path: Path
+) -> None:
+    settings = [*settings, "grpo.num_iterations=2", "training.max_steps=6"]
+    _, whole = train(settings, f"output_dir={tmp_path / 'whole'}", "training.save_steps=3")
+
+    from trimtab.recipes import grpo
+
+    class Interrupt(grpo.GracefulStop):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.stopped = self.stopped or state.global_step == 3
+            super().on_step_end(args, state, control, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "GracefulStop", Interrupt)
+        summary, _ = train(settings)
+    assert (summary["status"], summary["steps"]) == ("interrupted", 4), "not amid the steps on one set"
+    _, run = train(settings, "training.resume=true")
+    assert weights_equal(whole, run)
+
+    # A checkpoint amid them, as after a power cut: a set is made anew, and the next one comes when it would have.
+    checkpoint = whole / "checkpoints" / "checkpoint-3"
+    _, cut = train(settings, f"output_dir={tmp_path / 'cut'}", f"training.resume={checkpoint}")
+
+    def made(run: Path) -> list[int]:
+        return [line["step"] for line in lines(run) if "reward" in line]
+
+    assert made(whole) == [1, 3, 5]
+    assert made(cut) == [4, 5]
+    asked = [[line["samples"][0]["prompt"] for line in lines(r, "completions")][-2:] for r in (whole, cut)]
+    assert asked[0] == asked[1]
+
+
+def test_told_to_stop_in_the_last_step_the_run_is_whole(settings: list[str]) -> None:
+    from trimtab.recipes import grpo
+
+    class Interrupt(grpo.GracefulStop):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == state.max_steps:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().on_step_end(args, state, control, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "GracefulStop", Interrupt)
+        summary, run = train(settings, "training.max_steps=1")
+    assert summary["status"] == "finished"
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_reward_that_does_not_apply_is_none_wherever_it_is_told(
+    settings: list[str], rewards_module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewards = f"reward=[{rewards_module}:vowels,{rewards_module}:never]"
+    summary, run = train(settings, rewards, "training.max_steps=1", "monitor.progress=plain")
+    assert summary["completions"][0]["rewards"]["never"] is None
+    assert lines(run, "completions")[0]["samples"][0]["rewards"]["never"] is None
+    assert "NaN" not in (run / "summary.json").read_text()
+    assert "never none)" in capsys.readouterr().err
 
 
 def test_full_tuning_against_a_reference(settings: list[str]) -> None:

@@ -94,6 +94,20 @@ def test_columns_that_rewards_lack_and_data_that_cannot_be_read(tiny_model: Path
     assert "vLLM generates on CUDA" in told(made, "vllm")
 
 
+def test_rows_that_a_reward_could_not_judge_are_counted_before_training(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    rows, held = tmp_path / "rows.jsonl", tmp_path / "held.jsonl"
+    sums = [{"question": f"{n} + 1?", "answer": None if n == 3 else str(n + 1)} for n in range(6)]
+    rows.write_text("\n".join(map(json.dumps, sums)))
+    assert "answer reads answer, in which 1 of 6 prompts to train on" in told(
+        report(tiny_model, f"data={rows}"), "rewards"
+    )
+    held.write_text(json.dumps({"question": "9 + 1?", "gold": "10"}))
+    made = report(tiny_model, f"data.eval_source={held}", "training.eval_batch_size=4")
+    assert "1 of 1 held-out prompts have nothing" in told(made, "rewards")
+
+
 def test_vllm_that_is_not_installed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trimtab.recipes.grpo_check.find_spec", lambda name: None)
     plan = dataclasses.replace(PLAN, device="cuda:0")
@@ -206,7 +220,7 @@ def test_a_login_for_a_vllm_server_comes_from_netrc(
             },
             "runs with --logprobs-mode raw_logprobs",
         ),
-        ({**SOUND, "/server_info": (200, ["other"])}, "runs with --logprobs-mode None"),
+        ({**SOUND, "/server_info": (200, ["other"])}, "does not tell its --logprobs-mode"),
     ],
 )
 def test_a_vllm_server_that_does_not(
@@ -262,6 +276,10 @@ def test_settings_of_vllm_are_trls(tiny_model: Path, tmp_path: Path, mode: str) 
     made = arguments("use_vllm=true", f"vllm_mode={mode}", "grpo.vllm_memory=0.4")
     assert (made.use_vllm, made.vllm_mode, made.vllm_gpu_memory_utilization) == (True, mode, 0.4)
     assert made.vllm_max_model_length == 100
+    # vLLM refuses more than the model's context, also where no prompt is so long.
+    assert (
+        arguments("use_vllm=true", f"vllm_mode={mode}", "data.max_length=2000").vllm_max_model_length == 512
+    )
     assert made.vllm_server_base_url == ("http://localhost:8000" if mode == "server" else None)
     there = arguments("use_vllm=true", f"vllm_mode={mode}", "vllm_server_base_url=http://gpu-2:8001/")
     assert there.vllm_server_base_url == ("http://gpu-2:8001" if mode == "server" else None)

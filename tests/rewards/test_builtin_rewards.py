@@ -43,6 +43,13 @@ def test_answer(completion: str, gold: str, score: float) -> None:
     assert scores("answer", completion, answer=[gold]) == [score]
 
 
+@pytest.mark.parametrize("gold", [None, "", " ", "So it is\n####"])
+def test_a_row_without_a_right_answer_is_an_error_not_a_score(gold: str | None) -> None:
+    for said in ("", "#### ", "None"):
+        with pytest.raises(ValueError, match="no right answer"):
+            scores("answer", said, answer=[gold])
+
+
 def test_answer_reads_messages_and_a_named_column() -> None:
     reward, columns = builtin_reward("answer", GrpoSettings(answer_column="gold"))
     assert columns == ("gold",)
@@ -73,11 +80,21 @@ def test_length_falls_after_the_target() -> None:
 
 
 def test_json_is_an_object_or_a_list() -> None:
-    texts = ('{"a": 1}', "```json\n[1, 2]\n```", "3", "{'a': 1}", "", "[" * 100_000)
-    assert scores("json", *texts) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    texts = (
+        '{"a": 1}',
+        "```json\n[1, 2]\n```",
+        "3",
+        "{'a': 1}",
+        "",
+        "[" * 100_000,
+        '{"a": NaN}',
+        "[-Infinity]",
+    )
+    assert scores("json", *texts) == [1.0, 1.0, *[0.0] * 6]
 
 
 def test_the_last_block_is_the_code() -> None:
     assert code_of("First\n```python\na = 1\n```\nor\n```python\na = 2\n```") == "a = 2"
     assert code_of("```python\nunfinished = 1") == "unfinished = 1"
+    assert code_of("```python\r\na = 1\r\nb = 2\r\n```") == "a = 1\r\nb = 2"
     assert code_of(" a = 1 ") == "a = 1"

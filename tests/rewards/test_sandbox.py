@@ -310,6 +310,27 @@ def make_writable(): return ctypes.CDLL(None).mount(None, b"/", None, 0x1020, No
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
 
 
+def test_neither_side_starts_a_process_and_root_does_not_either() -> None:
+    code = """
+import os, subprocess
+def forks():
+    run, spawn = lambda: subprocess.Popen(["/bin/true"]).pid, lambda: os.posix_spawn("/bin/true", ["true"], {})
+    for start in (os.fork, run, spawn):
+        try:
+            pid = start()
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                return repr(error)
+        else:
+            if pid == 0:
+                os._exit(0)
+            return "started a process"
+    return "none"
+"""
+    test = "assert forks() == 'none', forks()"
+    assert run_tests(code, [test, code + test], LIMITS)[0] == 1.0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="process namespaces are Linux's")
 def test_nothing_outlives_its_test() -> None:
     if not network_is_cut():

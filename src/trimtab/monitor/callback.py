@@ -27,10 +27,11 @@ from transformers.trainer_utils import has_length
 
 from trimtab.config.schema import MonitorSettings
 from trimtab.monitor.health import GradientCheck, NonFiniteError, Standing, check_logged
-from trimtab.monitor.memory import MemoryMeter, gpu_busy_share
+from trimtab.monitor.memory import gpu_busy_share
 from trimtab.monitor.metrics import MetricsFile, phase_of
 from trimtab.monitor.pace import Pace
 from trimtab.monitor.progress import Figures, Quiet, make_progress
+from trimtab.monitor.readings import Readings
 from trimtab.monitor.watchdog import Watchdog
 from trimtab.monitor.wording import count_of, duration, size
 
@@ -55,9 +56,7 @@ class MonitorCallback(TrainerCallback):
         self.device = device
         self._console = console
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
-        self._memory = MemoryMeter(device)
-        self._meters = {name: MemoryMeter(name) for name in devices} if len(devices) > 1 else {}
-        self._reward: float | None = None
+        self._readings = Readings(device, devices)
         self._progress: Quiet | None = None
         self._watchdog: Watchdog | None = None
         self._gradients: GradientCheck | None = None
@@ -66,12 +65,7 @@ class MonitorCallback(TrainerCallback):
         self._announced = False
         self._timed = False
         self._warned = False
-        self._loss: float | None = None
-        self._first_loss: float | None = None
         self._good_loss: tuple[float, int] | None = None
-        self._learning_rate: float | None = None
-        self._grad_norm: float | None = None
-        self._memory_now: int | None = None
         self._evaluated_batches = 0
         self._last_save_line = -math.inf
 
@@ -88,11 +82,14 @@ class MonitorCallback(TrainerCallback):
         (self._progress or make_progress("none", console=self._console)).say(text)
 
     def completions(self, step: int, samples: list[dict[str, Any]]) -> None:
-        """Completions of a step with their rewards: shown, and kept in metrics.jsonl."""
+        """Completions of a step with their rewards (None: did not apply): shown, and kept in metrics.jsonl."""
         self._metrics.write(step, "completions", {"samples": samples})
         progress = self._progress or make_progress("none", console=self._console)
         for sample in samples:
-            scores = ", ".join(f"{name} {value:.3g}" for name, value in sample["rewards"].items())
+            scores = ", ".join(
+                f"{name} {'none' if value is None else f'{value:.3g}'}"
+                for name, value in sample["rewards"].items()
+            )
             asked, said = (repr(sample[key][-80:]) for key in ("prompt", "completion"))
             progress.note(f"step {step}: {asked} → {said} ({scores})")
 
@@ -118,7 +115,8 @@ class MonitorCallback(TrainerCallback):
         atexit.register(self.close)
         self._training = True
         self._announced = self._timed = self._warned = False
-        self._first_loss = self._loss = self._good_loss = self._grad_norm = None
+        self._good_loss = None
+        self._readings.begin()
         self._pace = Pace(state.global_step, state.max_steps)
         if self._gradients is not None:
             self._gradients.close()
@@ -189,7 +187,10 @@ class MonitorCallback(TrainerCallback):
         phase = phase_of(values)
         progress = self._attend(args, state, f"after logging step {state.global_step}")
         if phase == "train" and self._pace is not None:
-            self._take_in(values, state, self._pace)
+            # TRL counts in num_tokens; transformers does when include_num_input_tokens_seen is set.
+            tokens = values.get("num_tokens") or state.num_input_tokens_seen or None
+            counted = None if tokens is None else int(tokens)
+            self._readings.take_in(values, counted, self._pace, processes=args.world_size)
         if state.is_world_process_zero:
             self._metrics.write(state.global_step, phase, values)
         if phase == "train" and self._pace is not None:
@@ -265,9 +266,10 @@ class MonitorCallback(TrainerCallback):
         progress.end()
         made = count_of(pace.step - pace.begin_step, "step")
         parts = [f"trained {made} in {duration(pace.elapsed)}"]
-        if self._first_loss is not None and self._loss is not None:
-            parts.append(f"loss {self._first_loss:.4g} → {self._loss:.4g}")
-        parts.append(f"peak memory on {self.device} {size(self._memory.read().peak)}")
+        read = self._readings
+        if read.first_loss is not None and read.loss is not None:
+            parts.append(f"loss {read.first_loss:.4g} → {read.loss:.4g}")
+        parts.append(f"peak memory on {self.device} {size(read.peak_memory)}")
         progress.note("; ".join(parts))
         self.close()
 
@@ -310,20 +312,7 @@ class MonitorCallback(TrainerCallback):
         return self._pace
 
     def _figures(self) -> Figures:
-        pace = self._running_pace()
-        return Figures(
-            step=pace.step,
-            total=pace.total,
-            elapsed=pace.elapsed,
-            left=pace.left,
-            loss=self._loss,
-            learning_rate=self._learning_rate,
-            grad_norm=self._grad_norm,
-            tokens_per_second=pace.tokens_per_second,
-            steps_per_second=pace.steps_per_second,
-            memory=self._memory_now,
-            more=() if self._reward is None else (f"reward {self._reward:.3g}",),
-        )
+        return self._readings.figures(self._running_pace())
 
     def _announce(self, progress: Quiet) -> None:
         if not self._announced:
@@ -345,40 +334,16 @@ class MonitorCallback(TrainerCallback):
         self._timed = True
         progress.note(text)
 
-    def _take_in(self, values: dict[str, Any], state: TrainerState, pace: Pace) -> None:
-        """Take the figures over from a log of the trainer, and add our own to it."""
-        self._loss = values.get("loss", self._loss)
-        self._learning_rate = values.get("learning_rate", self._learning_rate)
-        self._grad_norm = values.get("grad_norm", self._grad_norm)
-        self._reward = values.get("reward", self._reward)
-        if self._first_loss is None:
-            self._first_loss = self._loss
-        # TRL counts in num_tokens; transformers does when include_num_input_tokens_seen is set.
-        tokens = values.get("num_tokens") or state.num_input_tokens_seen or None
-        pace.touch()
-        pace.logged(None if tokens is None else int(tokens))
-        memory = self._memory.read()
-        self._memory_now = memory.now
-        own: dict[str, float | None] = {
-            "steps_per_second": pace.steps_per_second,
-            "tokens_per_second": pace.tokens_per_second,
-            "memory_bytes": memory.now,
-            "peak_memory_bytes": memory.peak,
-            "elapsed_seconds": round(pace.elapsed, 3),
-        }
-        for name, meter in self._meters.items():
-            there = meter.read()
-            own |= {f"memory_bytes/{name}": there.now, f"peak_memory_bytes/{name}": there.peak}
-            own[f"busy/{name}"] = gpu_busy_share(name)
-        values.update((key, value) for key, value in own.items() if value is not None)
-
     def _judge(
         self, values: dict[str, Any], args: TrainingArguments, state: TrainerState, progress: Quiet
     ) -> None:
         loss, norm = values.get("loss"), values.get("grad_norm")
         try:
             check_logged(
-                loss, norm, self._standing(state.global_step, self._learning_rate), scaler=bool(args.fp16)
+                loss,
+                norm,
+                self._standing(state.global_step, self._readings.learning_rate),
+                scaler=bool(args.fp16),
             )
         except NonFiniteError as error:
             if self.settings.stop_on_nonfinite:

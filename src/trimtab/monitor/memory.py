@@ -55,10 +55,15 @@ def _peak_of_process(info: object) -> int:
 
 
 def gpu_busy_share(device: str) -> float | None:
-    """How busy the GPU is (0 to 1), or None where that is not known: no CUDA device, or no `nvidia-ml-py`."""
+    """How busy the GPU is (0 to 1), or None where that is not known: no CUDA device, no `nvidia-ml-py`, no answer."""
     if torch.device(device).type != "cuda":
         return None
     try:
         return torch.cuda.utilization(torch.device(device)) / 100
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, RuntimeError):  # torch's own words where the driver's library does not load
         return None
+    except Exception as error:
+        # The library cannot tell for a slice of a GPU (MIG); its errors are of no other kind than Exception.
+        if type(error).__name__.startswith(("NVMLError", "AmdSmi")):
+            return None
+        raise

@@ -4,7 +4,8 @@ Every line has `step`, `time` (Unix seconds) and `phase`; the measured values st
 
     {"step": 12, "time": 1767225600.25, "phase": "train", "loss": 1.31, "learning_rate": 0.0002, ...}
 
-Phases: `train` and `eval` (what the trainer logged), `save`, `resume`, `nonfinite`, `summary`.
+Phases: `train` and `eval` (what the trainer logged), `completions` (a few, with their rewards), `save`, `resume`,
+`nonfinite`, `summary`.
 NaN and infinities have no JSON number, so they are the strings "nan", "inf" and "-inf".
 
 The file only grows, with one exception. A run that goes on from the checkpoint of step N makes the steps after N

@@ -128,7 +128,7 @@ class Plain(Quiet):
 
     def evaluating(self, done: int, total: int | None) -> None:
         if time.monotonic() - self._last_time >= _SILENCE_SECONDS:
-            self.note(f"evaluation: {done}/{total} batches" if total else f"evaluation: {done} batches")
+            self.note(f"evaluation: {done}/{total}" if total else f"evaluation: {done} batches")
 
 
 class Bar(Quiet):

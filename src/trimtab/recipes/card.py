@@ -31,8 +31,12 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
     ]
     if config.model.name == builtin.NAME:
         lines += [
-            "The base weights are a dequantised copy of a 4-bit (Q4_1) file, not the original checkpoint: use this "
-            "adapter with that copy (`model.name: smollm2` in Trimtab).",
+            "The base weights are a dequantised copy of a 4-bit (Q4_1) file, not the original checkpoint"
+            + (
+                ": use this adapter with that copy (`model.name: smollm2` in Trimtab)."
+                if config.method == "lora"
+                else "."
+            ),
             "",
         ]
     lines += ["| | |", "|---|---|", f"| data | {config.data.source} |"]
@@ -42,7 +46,7 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
     training = config.training
     lines += [
         f"| steps | {summary['steps']:,} of batch {training.batch_size} × {training.gradient_accumulation_steps} "
-        f"× {plan.processes} processes |",
+        f"× {plan.processes} process{'es' * (plan.processes > 1)} |",
         f"| learning rate | {training.learning_rate:g}, {training.lr_scheduler} |",
         f"| placement | {plan.strategy} on {', '.join(plan.devices)}, {plan.precision} |",
     ]

@@ -30,7 +30,7 @@ from trimtab.placement import (
     trainer_options,
     verify,
 )
-from trimtab.recipes.grpo_check import Checked, dry_generation, preflight
+from trimtab.recipes.grpo_check import Checked, dry_generation, model_context, preflight
 from trimtab.recipes.grpo_trainer import PlacedGRPOTrainer
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
@@ -69,7 +69,8 @@ def run_grpo(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = pri
     bind_arguments(arguments, plan)
     main = arguments.process_index == 0
     monitor = MonitorCallback(config.monitor, run.path, plan.device, devices=plan.devices)
-    stop = GracefulStop(monitor.say)
+    # Completions are not in a checkpoint: it is taken when all steps on them are done.
+    stop = GracefulStop(monitor.say, every=config.grpo.num_iterations)
     trainer = PlacedGRPOTrainer(
         model=model,
         args=arguments,
@@ -94,7 +95,7 @@ def run_grpo(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = pri
         raise _out_of_memory(config, plan) from error
     names = [function.__name__ for function in rewards.functions]
     summary["rewards"] = dict(zip(names, rewards.weights, strict=True))
-    if not stop.stopped:
+    if not stop.ended_early:
         best = trainer.state.best_metric if arguments.load_best_model_at_end else None
         summary |= outcome(trainer.state.log_history, best)
         summary["completions"] = trainer.latest_completions()
@@ -102,6 +103,9 @@ def run_grpo(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = pri
         keep(trainer, config, plan, run, summary)
     if main:
         run.write_json("summary.json", summary)
+    if stop.ended_early:
+        # The first process that leaves with an error has the launcher end the others, written or not.
+        trainer.accelerator.wait_for_everyone()
     return summary
 
 
@@ -183,13 +187,15 @@ def _generation(config: Config) -> dict[str, Any]:
     if not grpo.use_vllm:
         # Models are loaded for training, without a cache; generation without one computes every prefix again.
         return {"generation_kwargs": {"use_cache": True}}
+    longest = prompt_limit(config) + grpo.max_completion_length
     return {
         "use_vllm": True,
         "vllm_mode": grpo.vllm_mode,
         "vllm_server_base_url": grpo.vllm_server_base_url.rstrip("/") if grpo.vllm_mode == "server" else None,
         "vllm_gpu_memory_utilization": grpo.vllm_memory,
-        # By itself it makes room for the model's whole context, which may be more than its share holds.
-        "vllm_max_model_length": prompt_limit(config) + grpo.max_completion_length,
+        # By itself it makes room for the model's whole context, which may be more than its share holds; what is
+        # over that context it refuses, though no prompt may be so long.
+        "vllm_max_model_length": min(longest, model_context(config) or longest),
         "trust_remote_code": config.model.trust_remote_code,
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 from trimtab.config import Config
@@ -17,6 +18,7 @@ from trimtab.config.problems import without_secrets
 from trimtab.data.prompts import PromptData, prepare_prompts, prompt_limit
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model_config, load_tokenizer
+from trimtab.monitor.wording import count_of
 from trimtab.placement import PlacementPlan
 from trimtab.recipes.vllm_server import server_fault
 from trimtab.rewards import Rewards, load_rewards
@@ -72,7 +74,7 @@ def preflight(config: Config, plan: PlacementPlan) -> Preflight:
     rewards: Rewards | None = None
     try:
         data = prepare_prompts(config, tokenizer)
-        checks.append(Checked("data", True, f"{len(data.train):,} prompts, {data.report.asked}"))
+        checks.append(Checked("data", True, f"{count_of(len(data.train), 'prompt')}, {data.report.asked}"))
     except RequestError as error:
         checks.append(Checked("data", False, _indented(error)))
     checks.append(_batch(config, plan, data))
@@ -159,7 +161,7 @@ def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Chec
     total = training.batch_size * training.gradient_accumulation_steps * plan.processes
     sum_shown = (
         f"training.batch_size {training.batch_size} × accumulation {training.gradient_accumulation_steps} × "
-        f"{plan.processes} processes = {total} completions a step"
+        f"{plan.processes} process{'es' * (plan.processes > 1)} = {total} completions a step"
     )
     if total % number:
         return Checked(
@@ -174,8 +176,8 @@ def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Chec
         return Checked(
             "batch",
             False,
-            f"{sum_shown} = {prompts} prompts, and there are {len(data.train)}: not one step would be made; lower "
-            "training.batch_size, or give more rows",
+            f"{sum_shown} = {count_of(prompts, 'prompt')}, and there are {len(data.train)}: not one step would be "
+            "made; lower training.batch_size, or give more rows",
         )
     held = data.eval if data is not None else None
     size = (training.eval_batch_size or training.batch_size) * plan.processes
@@ -186,12 +188,17 @@ def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Chec
             f"evaluation takes {size} completions at a time, which grpo.num_generations {number} does not divide; "
             f"set training.eval_batch_size to a multiple of {number}",
         )
-    return Checked("batch", True, f"{sum_shown} = {prompts} prompts × {number} generations")
+    return Checked("batch", True, f"{sum_shown} = {count_of(prompts, 'prompt')} × {number} generations")
+
+
+def model_context(config: Config) -> int | None:
+    """The most tokens that the model takes, where its config tells."""
+    text = load_model_config(config.model).get_text_config()
+    return getattr(text, "max_position_embeddings", None)
 
 
 def _lengths(config: Config, data: PromptData | None) -> Checked:
-    text = load_model_config(config.model).get_text_config()
-    context = getattr(text, "max_position_embeddings", None)
+    context = model_context(config)
     longest = data.report.tokens.max if data is not None else prompt_limit(config)
     completion = config.grpo.max_completion_length
     told = f"prompts up to {longest} + completions up to {completion} = {longest + completion} tokens"
@@ -226,6 +233,9 @@ def _rewards(rewards: Rewards, data: PromptData) -> list[Checked]:
             "set grpo.answer_column or grpo.tests_column, or give the function such a parameter a default"
         )
         return [Checked("rewards", False, f"{line}; {change}") for line in missing]
+    gaps = _gaps(rewards, data)
+    if gaps:
+        return [Checked("rewards", False, line) for line in gaps]
     # Two completions of one row, so that a reward which gives one number for all is found out.
     texts = [_likely(row), ""]
     try:
@@ -233,6 +243,21 @@ def _rewards(rewards: Rewards, data: PromptData) -> list[Checked]:
     except TrimtabError as error:
         return [Checked("rewards", False, _indented(error))]
     return [Checked("rewards", True, f"on {texts[0][-40:]!r} and an empty completion: {scores}")]
+
+
+def _gaps(rewards: Rewards, data: PromptData) -> list[str]:
+    """Rows that a built-in reward cannot judge; it would stop the run when it came to the first of them."""
+    lines = []
+    parts = {"prompts to train on": data.train, "held-out prompts": data.eval}
+    for (name, columns), (what, rows) in product(rewards.columns.items(), parts.items()):
+        for column in columns if rows is not None else ():
+            empty = sum(value is None or value == [] or not str(value).strip() for value in rows[column])
+            if empty:
+                lines.append(
+                    f"{name} reads {column}, in which {empty:,} of {len(rows):,} {what} have nothing; "
+                    "fill it in, or remove those rows"
+                )
+    return lines
 
 
 def _likely(row: dict[str, Any]) -> str:

@@ -1,12 +1,13 @@
 """TRL's GRPOTrainer for a model that the plan has placed, split or whole.
 
-It changes two things at the edges and nothing in between: a split model answers on its input's device, and the
-reference of an adapter is the model with the adapter off. Rewards, masks, log-probabilities and advantages then all
-live on the trainer's device, which the first batch proves.
+It changes two things at the edges: a split model answers on its input's device, and the reference of an adapter is the
+model with the adapter off; and one in between: a resumed run takes prompts and completions in step. Rewards, masks,
+log-probabilities and advantages then all live on the trainer's device, which the first batch proves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -66,6 +67,10 @@ class PlacedGRPOTrainer(GRPOTrainer):
         return scored
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self._step == 0:
+            # TRL counts from 0 after a resume too. From a checkpoint amid the steps on one set of completions it would
+            # take every later set half a turn late, with the prompts of the one before.
+            self._step = self.state.global_step % self.num_iterations * self.args.gradient_accumulation_steps
         loss: torch.Tensor = super().training_step(*args, **kwargs)
         self._proved = True
         return loss
@@ -84,7 +89,11 @@ class PlacedGRPOTrainer(GRPOTrainer):
             {
                 "prompt": plain_prompt(prompt),
                 "completion": text_of(completion),
-                "rewards": {name: values[index] for name, values in logs["rewards"].items()},
+                # TRL has NaN where a reward did not apply.
+                "rewards": {
+                    name: None if math.isnan(values[index]) else values[index]
+                    for name, values in logs["rewards"].items()
+                },
                 "advantage": advantage,
             }
             for index, (prompt, completion, advantage) in enumerate(islice(rows, self._show))

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM end a run at the next whole step, with a checkpoint; a second one ends it at once."""
+"""Ctrl-C and SIGTERM end a run at the next whole step, with a checkpoint; a second one ends it at once.
+
+Of several processes one that is told is enough: they agree at the end of each step, so that all stop at the same one.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,22 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from transformers import TrainerCallback
 
 
 class GracefulStop(TrainerCallback):
-    """Saves and stops after the current step when the process is told to end."""
+    """Saves and stops after the current step when the process is told to end. After the last step, the run is whole."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], every: int = 1) -> None:
+        """`every`: how many steps belong together; a run stops after the last of them."""
         self.stopped = False
+        """Whether this process was told to end."""
+        self.ended_early = False
+        """Whether the run ended before its last step for that, in all its processes alike."""
         self._say = say
+        self._every = every
         self._before: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -25,10 +35,22 @@ class GracefulStop(TrainerCallback):
                 self._before[number] = signal.signal(number, self._note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.stopped:
+        told = self.stopped
+        if args.world_size > 1:
+            anyone = torch.tensor(float(told), device=args.device)
+            dist.all_reduce(anyone, dist.ReduceOp.MAX)
+            told = bool(anyone.item())
+        if told and state.global_step < state.max_steps and state.global_step % self._every == 0:
+            self.ended_early = True
             control.should_save = True
             control.should_evaluate = False
             control.should_training_stop = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The trainer takes the end of the training for that of an epoch: it would evaluate, and save once more.
+        if self.ended_early:
+            control.should_save = False
+            control.should_evaluate = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.restore()
@@ -44,4 +66,5 @@ class GracefulStop(TrainerCallback):
             self.restore()
             raise KeyboardInterrupt
         self.stopped = True
-        self._say(f"{signal.Signals(number).name}: saving after this step; once more to stop at once")
+        then = "this step" if self._every == 1 else f"this round of {self._every} steps"
+        self._say(f"{signal.Signals(number).name}: saving after {then}; once more to stop at once")

@@ -65,8 +65,14 @@ class RunFolder:
 
     def newest_checkpoint(self) -> Path | None:
         """The last checkpoint that was written whole (the trainer's state is its last file)."""
-        found = [c for c in self.checkpoints.glob("checkpoint-*") if (c / "trainer_state.json").is_file()]
-        return max(found, key=lambda c: int(c.name.split("-")[-1])) if found else None
+        found = {
+            int(number): folder
+            for folder in self.checkpoints.glob("checkpoint-*")
+            # A copy that somebody set aside (checkpoint-40-good) is theirs.
+            if (number := folder.name.removeprefix("checkpoint-")).isdecimal()
+            and (folder / "trainer_state.json").is_file()
+        }
+        return found[max(found)] if found else None
 
     def write_request(self, config: Config, plan: PlacementPlan, data: dict[str, Any]) -> None:
         """What the run was asked for, where it runs, and the report on its data."""
@@ -104,6 +110,20 @@ def default_folder(config: Config) -> str:
 
 def open_run_folder(config: Config) -> RunFolder:
     """Make the run's folder, or go on in it. An earlier run is replaced only with `overwrite: true`."""
+    try:
+        run = _opened(config)
+        writable = os.access(run.path, os.W_OK) or not run.path.exists()
+        why = "" if writable else "you may not write to it"
+    except OSError as error:
+        why = str(error)
+    if why:
+        raise RequestError.of(
+            f"output_dir={config.output_dir}: the folder cannot be used", why, "choose another output_dir"
+        )
+    return run
+
+
+def _opened(config: Config) -> RunFolder:
     assert config.output_dir is not None
     run = RunFolder(Path(config.output_dir).expanduser())
     if run.path.exists() and not run.path.is_dir():
@@ -113,6 +133,7 @@ def open_run_folder(config: Config) -> RunFolder:
             "choose another output_dir",
         )
     held = [name for name in (*OURS, *OUR_FOLDERS) if (run.path / name).exists()]
+    held += sorted(path.name for path in run.path.glob("stacks-rank*.txt"))
     if config.training.resume:
         return run
     # A run that failed before it began has left nothing but the reason.
@@ -127,7 +148,9 @@ def open_run_folder(config: Config) -> RunFolder:
         )
     for name in held:
         target = run.path / name
-        shutil.rmtree(target) if target.is_dir() else target.unlink()
+        # Of a link the link goes; what it points to is kept elsewhere, and not ours to remove.
+        linked = target.is_symlink()
+        shutil.rmtree(target) if target.is_dir() and not linked else target.unlink()
     run.path.mkdir(parents=True, exist_ok=True)
     return run
 

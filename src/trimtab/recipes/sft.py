@@ -82,12 +82,15 @@ def run_sft(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = prin
         summary = train(trainer, config, plan, run, data, checkpoint, monitor, stop)
     except torch.OutOfMemoryError as error:
         raise _out_of_memory(config, plan) from error
-    if not stop.stopped:
+    if not stop.ended_early:
         summary["eval_loss"] = {"before": _first_eval_loss(trainer), "after": _final_eval_loss(trainer)}
         summary["samples"] = samples(trainer, config, plan, answers_before)
         keep(trainer, config, plan, run, summary)
     if main:
         run.write_json("summary.json", summary)
+    if stop.ended_early:
+        # The first process that leaves with an error has the launcher end the others, written or not.
+        trainer.accelerator.wait_for_everyone()
     return summary
 
 

@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from trimtab.monitor import MonitorCallback
     from trimtab.recipes.interrupt import GracefulStop
 
+BASELINE = "baseline.json"
+
 
 def first_answers(
     trainer: Any, config: Config, plan: PlacementPlan, run: RunFolder, *, resumed: bool
 ) -> list[str]:
-    """Answers before the first step; a resumed run reads those of its first start."""
-    if resumed and (run.path / "baseline.json").is_file():
-        kept: list[str] = run.read_json("baseline.json")["answers"]
-        return kept
+    """Answers before the first step; a resumed run reads those of its first start, if it asks the same."""
+    prompts = config.samples.prompts
+    if resumed and (run.path / BASELINE).is_file():
+        kept = run.read_json(BASELINE)
+        if kept.get("prompts") == prompts:
+            return list(kept["answers"])
+    # The checkpoint is not loaded yet: also of a resumed run these are answers of the untouched model.
     answers = sample_answers(trainer, config, plan)
     if trainer.args.process_index == 0:
-        run.write_json("baseline.json", {"answers": answers})
+        run.write_json(BASELINE, {"prompts": prompts, "answers": answers})
     return answers
 
 
@@ -52,7 +57,7 @@ def train(
         stop.restore()
         monitor.close()
     return {
-        "status": "interrupted" if stop.stopped else "finished",
+        "status": "interrupted" if stop.ended_early else "finished",
         "recipe": config.recipe,
         "steps": trainer.state.global_step,
         "planned_steps": trainer.state.max_steps,

@@ -32,6 +32,9 @@ def server_fault(address: str) -> str | None:
         why = "without which TRL cannot give it the trained weights"
         return f"{told} has no development routes, {why}; start it as: {FLAGS}"
     mode = _logprobs_mode(info)
+    if mode is None:
+        why = f"so it cannot be told whether it is {LOGPROBS}, which TRL needs"
+        return f"{told} does not tell its --logprobs-mode at /server_info, {why}; start it as: {FLAGS}"
     if mode != LOGPROBS:
         why = "so TRL's correction for the difference between vLLM and the model would be biased"
         return f"{told} runs with --logprobs-mode {mode}, {why}; start it as: {FLAGS}"

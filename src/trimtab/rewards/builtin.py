@@ -17,7 +17,7 @@ from trimtab.rewards.sandbox import Limits, share_passed
 
 Reward = Callable[..., Any]
 _MARK = "####"
-_FENCE = re.compile(r"```[a-zA-Z0-9_+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```[a-zA-Z0-9_+-]*[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def builtin_reward(name: str, settings: GrpoSettings) -> tuple[Reward, tuple[str, ...]]:
@@ -74,8 +74,10 @@ def _answer(column: str) -> Reward:
             # Without the mark the whole text is the answer: `18` is right, `It is 18` is not.
             given, right = (
                 text if (marked := final_answer(text)) is None else marked
-                for text in (text_of(completion), str(gold))
+                for text in (text_of(completion), "" if gold is None else str(gold))
             )
+            if not right.strip():
+                raise ValueError(f"the row has no right answer: nothing in its column `{column}`")
             scores.append(float(same_answer(given, right)))
         return scores
 
@@ -105,11 +107,15 @@ def _json(completions: Sequence[Any]) -> list[float]:
 
 def _is_json(text: str) -> bool:
     try:
-        value = json_format.loads(text)
+        value = json_format.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return False
     # A bare number or word is valid JSON, and not what anybody means by it.
     return isinstance(value, dict | list)
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is Python's, not JSON's")
 
 
 def code_of(text: str) -> str:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import RequestError, TrimtabError
 from trimtab.rewards.builtin import Reward, text_of
 
 SHOWN = 400
+LARGEST = 1e18
+"""Rewards are compared by their spread, in fp32; what that cannot hold would come out as NaN."""
 
 
 class RewardError(TrimtabError):
@@ -28,48 +31,76 @@ class CheckedReward:
         """`may_skip`: whether None ("does not apply") is an answer, which takes another reward beside this one."""
         self.name, self.function, self.may_skip = name, function, may_skip
         self.__name__ = name.rpartition(":")[2]
-        parameters = inspect.signature(function).parameters.values()
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except ValueError as error:  # some functions written in C do not tell
+            raise RequestError.of(
+                f"grpo.reward={name}: {error}",
+                "a reward gets the arguments that it names, and this one names none",
+                "write a Python function around it: def score(completions, **columns) -> list[float]",
+            ) from None
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         self.takes = {p.name for p in named}
         self.needs = {p.name for p in named if p.default is inspect.Parameter.empty}
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[Any]:
+    def __call__(self, /, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[Any]:
         given = {"prompts": prompts, "completions": completions, **columns}
-        passed = given if self.takes_all else {key: given[key] for key in given if key in self.takes}
-        sample = Sample(prompts, completions, columns)
+        sample, count = Sample(list(prompts), list(completions), columns), len(completions)
         try:
-            scores: Any = self.function(**passed)
-            if inspect.iscoroutine(scores):
-                scores = asyncio.run(scores)
-        except Exception as error:
+            scores = self._scores(given)
+        except (Exception, SystemExit) as error:  # an exit would end the run as if all were well
             # Which completion of the batch it was: the first that fails by itself too.
-            index = self._culprit(given, len(completions))
-            told = f"{type(error).__name__}: {error}"
+            index = self._culprit(given, count)
+            told = f"{type(error).__name__}: {error}{self._place(error)}"
+            # Built-in rewards take whatever a model writes; what they raise for is the row.
+            change = (
+                "handle such completions in the function; a model writes anything"
+                if ":" in self.name
+                else "repair the row, or remove it"
+            )
             raise RewardError(
-                f"reward {self.name} raised {told}\n{sample.shown(index)}\n"
-                "  change: handle such completions in the function; a model writes anything"
+                f"reward {self.name} raised {told}\n{sample.shown(index)}\n  change: {change}"
             ) from error
-        try:
-            scores = list(scores)
-        except TypeError:
-            raise self._wrong(f"gave a {type(scores).__name__}, not a list", sample, 0) from None
-        if len(scores) != len(completions):
-            told = f"gave {len(scores)} values for {len(completions)} completions"
-            raise self._wrong(told, sample, min(len(scores), len(completions) - 1))
+        if not isinstance(scores, list):
+            raise self._wrong(f"gave a {type(scores).__name__}, not a list", sample, 0)
+        if len(scores) != count:
+            told = f"gave {len(scores)} values for {count} completions"
+            raise self._wrong(told, sample, min(len(scores), count - 1))
         for index, score in enumerate(scores):
             problem = self._problem(score)
             if problem:
                 raise self._wrong(f"gave {problem} for completion {index}", sample, index)
         return [None if score is None else float(score) for score in scores]
 
+    def _scores(self, given: Mapping[str, Any]) -> Any:
+        """What the function gives: as a list, where it can be gone through."""
+        scores: Any = self.function(
+            **(given if self.takes_all else {key: given[key] for key in given if key in self.takes})
+        )
+        if inspect.iscoroutine(scores):
+            scores = asyncio.run(scores)
+        if isinstance(scores, str | bytes | Mapping):  # whose characters or keys might pass for numbers
+            return scores
+        try:
+            one_by_one = iter(scores)
+        except TypeError:
+            return scores
+        return list(one_by_one)
+
     def _problem(self, score: Any) -> str | None:
         if score is None:
             return None if self.may_skip else "None (there is no other reward that could count)"
         try:
-            value = float(score)
+            value = None if isinstance(score, str | bytes) else float(score)
         except (TypeError, ValueError):
+            value = None
+        except OverflowError:
+            value = math.inf
+        if value is None:
             return f"{score!r}, which is no number"
+        if math.isfinite(value) and abs(value) > LARGEST:
+            return f"{value:g}, whose square the trainer's fp32 does not hold,"
         return None if math.isfinite(value) else str(value)
 
     def _culprit(self, given: Mapping[str, Any], count: int) -> int:
@@ -78,12 +109,17 @@ class CheckedReward:
                 key: [value[index]] if isinstance(value, list) and len(value) == count else value
                 for key, value in given.items()
             }
-            passed = one if self.takes_all else {key: one[key] for key in one if key in self.takes}
             try:
-                self.function(**passed)
-            except Exception:
+                self._scores(one)
+            except (Exception, SystemExit):
                 return index
         return 0
+
+    def _place(self, error: BaseException) -> str:
+        """The line of the function's own file from which it came, where there is one."""
+        file = getattr(getattr(self.function, "__code__", None), "co_filename", None)
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        return f" ({file}, line {frames[-1].lineno})" if frames else ""
 
     def _wrong(self, told: str, sample: Sample, index: int) -> RewardError:
         return RewardError(

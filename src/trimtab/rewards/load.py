@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -60,16 +61,27 @@ def _imported(name: str) -> Reward:
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()
     if here not in sys.path:
-        # As `python -m` has it: a module beside the config is the usual place for a reward.
-        sys.path.insert(0, here)
+        sys.path.insert(0, here)  # as `python -m` has it
     visible = os.environ.get(VISIBLE)
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        itself = f"{module_name}.".startswith(f"{error.name}.")
+        file = f"{module_name.replace('.', '/')}.py"
+        missing = f"put {file} into the folder that you start from ({here}), or install its package"
         raise RequestError.of(
             f"grpo.reward={name}: the module could not be imported",
             str(error),
-            f"put {module_name.replace('.', '/')}.py into the folder that you start from, or install its package",
+            missing if itself else f"install {error.name}, which {module_name} imports",
+        ) from error
+    except (Exception, SystemExit) as error:  # an exit would end the program as if all were well
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        # A SyntaxError has the place in its own text, and is raised by the machinery of imports.
+        where = "" if last.filename.startswith("<frozen") else f" ({last.filename}, line {last.lineno})"
+        raise RequestError.of(
+            f"grpo.reward={name}: the module could not be imported",
+            f"{type(error).__name__}: {error}{where}",
+            "repair the module, or name another as module:function",
         ) from error
     if os.environ.get(VISIBLE) != visible:
         raise RequestError.of(

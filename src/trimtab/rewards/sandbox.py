@@ -5,10 +5,10 @@ the code does where it runs makes a pass: leaving early, printing, changing buil
 memory. There is none, nor the text of a test; all it can give is answers to what a test asks, as plain data.
 
 What remains: a test believes the completion's answers (see docs/grpo.md), and the processes cannot outlive their time,
-use more memory than they were given, write large files, or start processes (unless they are root). Where the kernel
-gives a user namespaces, the code can reach no network, end no process but its own, and write to no file outside its
-empty folder. It sees none of our variables, but can read what its user can read. It is a fence against accidents and
-cheating, not against an attack on the machine.
+use more memory than they were given, write large files, or start processes (as root: on Linux, x86-64 and arm64). Where
+the kernel gives a user namespaces, the code can reach no network, end no process but its own, and write to no file
+outside its empty folder. It sees none of our variables, but can read what its user can read. It is a fence against
+accidents and cheating, not against an attack on the machine.
 """
 
 from __future__ import annotations

@@ -1,0 +1,98 @@
+"""The latest figures of a run: what its trainer logged, beside what is measured here. Shows and writes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from trimtab.monitor.memory import MemoryMeter, gpu_busy_share
+from trimtab.monitor.pace import Pace
+from trimtab.monitor.progress import Figures
+
+
+class Readings:
+    """What was read last; a figure that was never logged is None."""
+
+    def __init__(self, device: str, devices: Sequence[str] = ()) -> None:
+        """`devices` are all that the process uses, where a model is split over several."""
+        self.device = device
+        self.loss: float | None = None
+        self.first_loss: float | None = None
+        self.learning_rate: float | None = None
+        self._grad_norm: float | None = None
+        self._reward: float | None = None
+        self._memory = MemoryMeter(device)
+        self._memory_now: int | None = None
+        self._meters = {name: MemoryMeter(name) for name in devices} if len(devices) > 1 else {}
+
+    @property
+    def peak_memory(self) -> int:
+        return self._memory.read().peak
+
+    def begin(self) -> None:
+        """A training begins: what an earlier one logged is past."""
+        self.loss = self.first_loss = self._grad_norm = self._reward = None
+
+    def take_in(self, values: dict[str, Any], tokens: int | None, pace: Pace, *, processes: int = 1) -> None:
+        """Take the figures over from a log of the trainer, and add our own to it. `tokens` counts from the start.
+
+        Of several `processes` every one has to call it: each reads the device that it uses, and all get all.
+        """
+        self.loss = values.get("loss", self.loss)
+        self.learning_rate = values.get("learning_rate", self.learning_rate)
+        self._grad_norm = values.get("grad_norm", self._grad_norm)
+        self._reward = values.get("reward", self._reward)
+        if self.first_loss is None:
+            self.first_loss = self.loss
+        pace.touch()
+        pace.logged(tokens)
+        memory = self._memory.read()
+        self._memory_now = memory.now
+        own: dict[str, float | None] = {
+            "steps_per_second": pace.steps_per_second,
+            "tokens_per_second": pace.tokens_per_second,
+            "memory_bytes": memory.now,
+            "peak_memory_bytes": memory.peak,
+            "elapsed_seconds": round(pace.elapsed, 3),
+        }
+        if not self._meters:
+            own["busy"] = gpu_busy_share(self.device)
+        own |= self._of_each_device(processes)
+        values.update((key, value) for key, value in own.items() if value is not None)
+
+    def _of_each_device(self, processes: int) -> dict[str, float | None]:
+        """Memory and busy share by device, where there are several."""
+        here = self._meters if processes == 1 else {self.device: self._memory}
+        mine = [(name, meter.read(), gpu_busy_share(name)) for name, meter in here.items()]
+        everywhere = [mine]
+        if processes > 1:
+            everywhere = [[] for _ in range(processes)]
+            dist.all_gather_object(everywhere, mine)
+        count = Counter(name for part in everywhere for name, _, _ in part)
+        found: dict[str, float | None] = {}
+        for rank, part in enumerate(everywhere):
+            for device, memory, busy in part:
+                # On the CPU, and on several machines, processes use devices of one name.
+                name = device if count[device] == 1 else f"{device}, rank {rank}"
+                found |= {f"memory_bytes/{name}": memory.now, f"peak_memory_bytes/{name}": memory.peak}
+                found[f"busy/{name}"] = busy
+        return found
+
+    def figures(self, pace: Pace) -> Figures:
+        """For the display."""
+        return Figures(
+            step=pace.step,
+            total=pace.total,
+            elapsed=pace.elapsed,
+            left=pace.left,
+            loss=self.loss,
+            learning_rate=self.learning_rate,
+            grad_norm=self._grad_norm,
+            tokens_per_second=pace.tokens_per_second,
+            steps_per_second=pace.steps_per_second,
+            memory=self._memory_now,
+            more=() if self._reward is None else (f"reward {self._reward:.3g}",),
+        )
