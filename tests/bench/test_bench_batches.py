@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +50,8 @@ def test_a_mixture_gives_the_same_example_in_every_form(tokenizer: Any, wanted: 
         },
         {"input_ids": [0, 0, *ids], "attention_mask": [0, 0, *[1] * len(ids)], "label": 1},
         {"prompt": "what is this It was", "candidates": [OPTIONS[0], wanted.candidates[1]], "label": 1},
+        {"prompt": "what is this It was", "label": "1"},
+        {"input_ids": list(np.array(ids)), "label": np.int64(1)},
     ]
     assert as_examples(mixture, tokenizer, task=sst2) == [wanted] * len(mixture)
 
@@ -70,7 +73,8 @@ def test_columns_of_tensors_lists_and_texts(tokenizer: Any, wanted: Example) -> 
 
 def test_a_single_row_counts_as_a_batch_of_one(tokenizer: Any, wanted: Example) -> None:
     assert as_examples(ROW, tokenizer, task=TASKS["sst2"]) == [wanted]
-    assert as_examples({"input_ids": wanted.prompt, "label": 1}, tokenizer, options=OPTIONS) == [wanted]
+    for ids in (wanted.prompt, torch.tensor(wanted.prompt), np.array(wanted.prompt)):
+        assert as_examples({"input_ids": ids, "label": 1}, tokenizer, options=OPTIONS) == [wanted]
 
 
 def test_token_wise_labels_make_a_teacher_forced_answer(tokenizer: Any) -> None:
@@ -108,17 +112,24 @@ def test_a_missing_column_of_a_task_names_the_row_too(tokenizer: Any) -> None:
         as_examples([ROW, {"text": "x", "label": 1}], tokenizer, task=TASKS["sst2"])
     assert "the batch, row 2: no column `sentence`" in str(caught.value)
     assert "the row has text, label" in str(caught.value)
+    with pytest.raises(RequestError, match=r"x\.jsonl, line 3: label -1"):
+        as_examples([Row({**ROW, "label": -1}, "x.jsonl", 3, "line")], tokenizer, task=TASKS["sst2"])
 
 
 def test_other_faults_of_a_batch_are_said(tokenizer: Any) -> None:
     for batch, said in [
         ({"input_ids": [[1], [2]], "label": [0]}, "input_ids: 2, label: 1"),
-        ([{"input_ids": [1.5], "candidates": [[1]], "label": 0}], "not whole numbers"),
-        ([{"input_ids": [[1]], "candidates": [[1]], "label": 0}], "not whole numbers"),
+        ([{"input_ids": [1.5], "candidates": [[1]], "label": 0}], "no list of whole numbers"),
+        ([{"input_ids": [[1]], "candidates": [[1]], "label": 0}], "no list of whole numbers"),
+        ([{"input_ids": torch.tensor(1), "candidates": [[1]], "label": 0}], "no list of whole numbers"),
+        ([{"input_ids": [1], "candidates": [[1], [2]], "label": 0.7}], "row 1: label '0.7'"),
+        ([{"input_ids": [1], "candidates": [[1], [2]], "label": "good"}], "row 1: label 'good'"),
+        ([{"input_ids": [1], "candidates": [[1], [2]], "label": torch.tensor([0, 1])}], "row 1: label"),
         ([{"input_ids": [1], "candidates": [[1], []], "label": 0}], "without a token"),
         ([{"input_ids": [1], "candidates": [[1], [2]], "label": -1}], "hidden"),
         ([{"input_ids": [1, 2], "attention_mask": [1], "candidates": [[1]]}], "attention_mask has 1"),
         ([7], "a int"),
+        (7, "the batch: a int"),
     ]:
         with pytest.raises(RequestError, match=said):
             as_examples(batch, tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,58 @@ def test_a_second_run_skips_what_is_finished_and_repairs_what_failed(
     assert calls == 3
     assert "sst2, zero-shot, seed 0: there already, kept" in said
     with pytest.raises(RequestError, match=r"steps 2 \(now 3\)"):
-        run(tiny_model, tmp_path / "o", methods=("mezo-lora",), steps=3)
+        run(tiny_model, tmp_path / "o", tasks=("cola", "sst2"), methods=("mezo-lora",), steps=3)
+    assert calls == 3  # told before CoLA's cell was run
+
+
+def test_a_finished_cell_outlives_its_rows(tiny_model: Path, tmp_path: Path) -> None:
+    home = tmp_path / "data" / "sst2"
+    home.mkdir(parents=True)
+    for split in ("train", "validation"):
+        (home / f"{split}.jsonl").write_text('{"sentence": "fine", "label": 1}\n', encoding="utf-8")
+    asked: dict[str, Any] = {"data": str(tmp_path / "data")}
+    first = run(tiny_model, tmp_path / "o", **asked)
+    kept = (tmp_path / "o" / "cells" / "sst2--zero-shot--0.json").read_text()
+    (home / "train.jsonl").unlink()
+    said: list[str] = []
+    again = run(tiny_model, tmp_path / "o", methods=("zero-shot", "mezo"), said=said, **asked)
+    assert again.failed  # nobody can tell whether the rows are the same
+    assert "sst2, zero-shot, seed 0: there already, kept, but not checked" in said[0]
+    assert "no train file" in said[0]
+    assert (tmp_path / "o" / "cells" / "sst2--zero-shot--0.json").read_text() == kept
+    assert again.results.summary("sst2", "zero-shot") == first.results.summary("sst2", "zero-shot")
+    assert [c["method"] for c in again.results.failures()] == ["mezo"]
+
+
+def test_dizo_that_would_never_project_is_not_passed_off_as_dizo(tiny_model: Path, tmp_path: Path) -> None:
+    outcome = run(tiny_model, tmp_path / "o", methods=("mezo", "dizo"), steps=2, interval=3)
+    assert [c["method"] for c in outcome.results.failures()] == ["dizo"]
+    assert "--interval 3: the run has 2 steps" in outcome.results.failures()[0]["reason"]
+
+
+def test_prompts_that_lose_their_left_end_for_a_free_answer_are_counted(
+    tiny_model: Path, tmp_path: Path, loaded: tuple[Any, Any]
+) -> None:
+    one = TASKS["squad"]
+    questions = [one.question(r) for r in load_task(one, "sample", eval_rows=8).splits["validation"]]
+    layout = Layout(loaded[1], 8, 512)
+    longest = max(len(layout.encode(q).prompt) for q in questions)
+    # Room for the prompt and its own answer, but not for as long an answer as the model may write.
+    outcome = run(tiny_model, tmp_path / "o", tasks=("squad",), max_length=longest + 20)
+    assert outcome.results.cells["squad", "zero-shot", 0]["truncated"] >= 1
+
+
+def test_peak_memory_leaves_out_what_earlier_cells_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = PlacementPlan(
+        device="cuda:0", precision="bf16", scaler=False, weight_precision="bf16", strategy="single"
+    )
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 350)
+    peak = cell_module._Peak(plan)
+    peak.take()
+    assert peak.bytes == 250
+    assert cell_module._Peak(CPU).bytes is None
 
 
 def test_an_interruption_keeps_what_is_done(
@@ -187,12 +239,16 @@ def test_an_interruption_keeps_what_is_done(
     def interrupted(self: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(methods_module.ZerothTuner, "step", interrupted)
-    outcome = run(tiny_model, tmp_path / "o", methods=("zero-shot", "mezo", "dizo"))
+    with monkeypatch.context() as patch:
+        patch.setattr(methods_module.ZerothTuner, "step", interrupted)
+        outcome = run(tiny_model, tmp_path / "o", methods=("zero-shot", "mezo", "dizo"))
     assert outcome.interrupted
     assert outcome.failed
     assert [(m, c["status"]) for (_, m, _), c in outcome.results.cells.items()] == [("zero-shot", "finished")]
     assert len(json.loads((tmp_path / "o" / "results.json").read_text())["cells"]) == 1
+    assert "> not whole: the benchmark was interrupted" in (tmp_path / "o" / "results.md").read_text()
+    assert not run(tiny_model, tmp_path / "o", methods=("zero-shot", "mezo")).failed
+    assert "not whole" not in (tmp_path / "o" / "results.md").read_text()
 
 
 def test_seeds_draw_other_rows_and_zero_shot_runs_once(tiny_model: Path, tmp_path: Path) -> None:
@@ -248,7 +304,7 @@ def test_stsb_is_the_expected_value_of_the_scores(
     model, tokenizer = loaded
     one = TASKS["stsb"]
     rows = load_task(one, "sample").splits["validation"]
-    # Probabilities a half each on two neighbours of the truth: the expected value is the truth.
+    # All probability on the two neighbours of the truth, as near as each is: the expected value is the truth.
     scores = []
     for row in rows:
         truth = float(row.values["label"])
@@ -312,7 +368,8 @@ def test_unknown_names_are_refused_before_anything_runs(tiny_model: Path, tmp_pa
         ({"tasks": ("sst3",)}, "did you mean sst2"),
         ({"methods": ("dzio",)}, "did you mean dizo"),
         ({"data": str(tmp_path / "none")}, "no such folder"),
-        ({"tasks": ()}, "nothing to measure"),
+        ({"tasks": ()}, "--datasets: an empty list"),
+        ({"methods": ()}, "--methods: an empty list"),
     ]:
         with pytest.raises(RequestError, match=said):
             run(tiny_model, tmp_path / "o", **more)
@@ -375,6 +432,35 @@ def test_a_failed_task_ends_the_command_with_1(tiny_model: Path, tmp_path: Path)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
     assert "no train file" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--epochs", "inf"], "--epochs inf"),
+        (["--epochs", "0"], "nothing would be tuned"),
+        (["--lr", "inf"], "--lr inf"),
+        (["--eps", "nan"], "--eps nan"),
+        (["--eps", "inf"], "--eps inf"),
+        (["--eps", "0"], "give more than 0"),
+        (["--seeds", "²"], "--seeds ²"),
+        (["--seeds", "99999999999999999999"], "of 64 bits"),
+        (["--seeds", "-1"], "--seeds -1"),
+    ],
+)
+def test_numbers_that_cannot_be_used_are_refused(tmp_path: Path, options: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "glue", "--out", str(tmp_path / "o"), *options])
+    assert isinstance(done.exception, RequestError)
+    assert said in str(done.exception)
+    assert not (tmp_path / "o").exists()
+
+
+def test_help_names_every_task_and_method() -> None:
+    # Laid out for a terminal, a word may stand at the end of a line.
+    wide = {"COLUMNS": "400", "TERMINAL_WIDTH": "400"}
+    said = CliRunner().invoke(app, ["bench", "glue", "--help"], env=wide).output
+    words = set(re.findall(r"[a-z0-9]+(?:-[a-z]+)?", said))
+    assert {*TASKS, *METHODS} <= words
 
 
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ def header(model: str = "tiny") -> dict[str, Any]:
     }
 
 
+def point(step: int, score: float) -> dict[str, Any]:
+    return {"step": step, "forwards": 10 * step, "backwards": 0, "score": score}
+
+
 def cell(task: str, method: str, seed: int, score: float, **more: Any) -> dict[str, Any]:
     return {
         "task": task,
@@ -38,7 +42,7 @@ def cell(task: str, method: str, seed: int, score: float, **more: Any) -> dict[s
         "settings": {"steps": 4},
         "metrics": {"accuracy": score},
         "score": score,
-        "curve": [{"forwards": 10, "backwards": 0, "score": score}] if method != "zero-shot" else [],
+        "curve": [point(4, score)] if method != "zero-shot" else [],
         "forwards": 10,
         "backwards": 0,
         "train_seconds": 2.0,
@@ -78,6 +82,7 @@ def test_tables_show_figures_failures_and_what_the_model_is(results: Results) ->
     assert "| zero-shot | 55.0        | undefined |" in text
     assert "- cola, dizo, seed 0: it broke" in text
     assert "2.0 GiB" in text
+    assert "± is the sample standard deviation (n - 1) over seeds" in text
 
 
 def test_json_has_null_for_what_is_not_defined_and_nothing_for_what_failed(results: Results) -> None:
@@ -122,8 +127,30 @@ def test_plots_are_svg_of_what_was_measured(results: Results) -> None:
     assert "not measured" in plots["memory.svg"]
 
 
+def test_a_curve_is_the_mean_of_the_same_steps(tmp_path: Path) -> None:
+    results = Results.open(tmp_path / "out", header())
+    results.add(cell("sst2", "mezo", 0, 0.8, curve=[point(500, 0.6), point(1000, 0.8)]))
+    # Gone on with more points of the curve, which are no setting of a cell.
+    results.add(cell("sst2", "mezo", 1, 0.9, curve=[point(250, 0.1), point(500, 0.7), point(1000, 0.9)]))
+    assert results._curve("sst2", "mezo") == [(5000, pytest.approx(65)), (10000, pytest.approx(85))]
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff\xfe{", b'{"task": "sst2"'])
+def test_a_cell_that_is_none_is_named(results: Results, content: bytes) -> None:
+    (results.path / "cells" / "odd.json").write_bytes(content)
+    with pytest.raises(RequestError, match=r"odd\.json: not what a benchmark writes"):
+        Results.open(results.path, header())
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_request(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RequestError, match="cannot be written to"):
+        Results.open(tmp_path / "file" / "out", header())
+
+
 def test_a_line_goes_through_its_points() -> None:
-    text = svg.lines_plot("a & b", {"m": [(0, 0), (10, 50), (20, 100)]}, x_label="x", y_label="y")
+    panel = svg.line_panel("a & b", {"m": [(0, 0), (10, 50), (20, 100)]}, x_label="x", y_label="y")
+    text = svg.document([panel], 640, 360)
     root = ET.fromstring(text)
     line = root.find(".//{http://www.w3.org/2000/svg}polyline")
     assert line is not None
@@ -144,13 +171,27 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (0.48, 0.93), (-3, 17), (5, 5), (-2, -2), (0, 0), (0, 123456)]
+    ("low", "high"),
+    [
+        *((0, 1), (0.48, 0.93), (-3, 17), (5, 5), (-2, -2), (0, 0), (0, 123456)),
+        *((93447245.27622993, 93447245.27622995), (-1e308, 1e308), (0, 5e-324), (5e-324, 1e-323)),
+    ],
 )
 def test_ticks_are_round_and_cover(low: float, high: float) -> None:
     marks = svg.ticks(low, high)
     assert marks[0] <= low
     assert marks[-1] >= high
     assert 2 <= len(marks) <= 8
+    assert svg.line_panel("t", {"a": [(1, low), (2, high)]}, x_label="x", y_label="y")
+
+
+@pytest.mark.parametrize(("low", "high"), [(12340, 12400), (2.34561, 2.34569), (0.1, 0.7)])
+def test_no_two_ticks_have_the_same_label(low: float, high: float) -> None:
+    panel = svg.line_panel("t", {"a": [(0, low), (5, high)]}, x_label="x", y_label="y", legend=False)
+    texts = [t.text for t in ET.fromstring(svg.document([panel], 640, 360)).iter() if t.tag.endswith("text")]
+    marks = [t for t in texts[1 : 1 + len(svg.ticks(low, high))] if t]
+    assert len(set(marks)) == len(marks) == len(svg.ticks(low, high))
+    assert max(map(len, marks)) <= 7
 
 
 def test_a_value_that_stays_the_same_is_seen_on_its_own_scale() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from trimtab.bench import measure as measuring
+from trimtab.bench import stand as standing
 from trimtab.bench.cells import INFERENCE, Cell, measure, random_examples, run_cell
 from trimtab.bench.measure import PeakMeter
 from trimtab.bench.memory import ratio, run_memory
@@ -126,6 +127,30 @@ def test_failed_cell_is_listed_and_the_others_go_on(
     assert "not measured" not in (tmp_path / "out" / "memory-2.svg").read_text(encoding="utf-8")
 
 
+def test_interrupted_benchmark_says_so_wherever_it_is_kept(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def second_is_interrupted(cell: Cell) -> dict[str, object]:
+        if cell.method != INFERENCE:
+            raise KeyboardInterrupt
+        return measure(cell)
+
+    monkeypatch.setattr(standing, "measure", second_is_interrupted)
+    request = StandRequest(
+        methods=("mezo",),
+        model=(str(tiny_model),),
+        batch_sizes=(2,),
+        lengths=(8,),
+        device="cpu",
+        isolated=False,
+    )
+    stand, whole = run_memory(request, tmp_path / "out", quiet())
+    assert not finish(stand, whole, print, as_json=False)
+    assert "> not whole: the benchmark was interrupted" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert (kept["run"]["whole"], len(kept["cells"])) == (False, 1)
+
+
 def test_ratio_is_none_without_inference(tmp_path: Path) -> None:
     mezo = {"subject": "m", "batch": 2, "length": 8, "method": "mezo", "status": "finished", "peak_bytes": 30}
     stand = Stand(tmp_path, {}, [mezo])
@@ -158,7 +183,14 @@ def test_inference_is_always_measured_and_first() -> None:
         chosen_methods(("mezzo",))
 
 
-def test_models_that_can_be_measured(tiny_model: Path) -> None:
+def test_models_that_can_be_measured(
+    tiny_model: Path, wide_shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing, "in_model_cache", lambda name: False)  # whatever was downloaded here before
+    monkeypatch.setattr(standing, "hub_reachable", lambda: False)
+    (folder,) = subjects(StandRequest(shapes=(str(wide_shapes),)))
+    # By its whole path: two folders of one name are two models.
+    assert folder.shown == f"{wide_shapes} (random weights)"
     (shape,) = subjects(StandRequest(shapes=("Qwen3-0.6B",)))
     assert (shape.name, shape.random) == ("qwen/qwen3-0.6b", True)
     (own,) = subjects(StandRequest(model=(str(tiny_model),)))
@@ -195,3 +227,16 @@ def test_results_never_go_into_a_folder_in_use(tiny_model: Path, tmp_path: Path)
     (tmp_path / "mine.txt").write_text("x", encoding="utf-8")
     with pytest.raises(RequestError, match="a folder of their own"):
         run_memory(StandRequest(model=(str(tiny_model),), device="cpu"), tmp_path, quiet())
+    with pytest.raises(RequestError, match="cannot be written to"):
+        run_memory(
+            StandRequest(model=(str(tiny_model),), device="cpu"), tmp_path / "mine.txt" / "out", quiet()
+        )
+
+
+def test_the_command_that_is_kept_can_be_run_again(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["trimtab", "bench", "memory", "--out", "my folder"])
+    request = StandRequest(model=(str(tiny_model),), device="cpu")
+    stand = standing.open_stand("memory", request, tmp_path / "out", print)
+    assert stand.header["command"] == "trimtab bench memory --out 'my folder'"

@@ -12,12 +12,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from trimtab.bench.cells import Cell, bare_passes, measure, random_examples
+from trimtab.bench.cells import Cell, _Runner, _stream, bare_passes, measure, random_examples
 from trimtab.bench.glue import GlueRequest
+from trimtab.bench.methods import METHODS
 from trimtab.bench.speed import figures, run_speed, to_target
 from trimtab.bench.stand import StandRequest, finish
 from trimtab.errors import RequestError
 from trimtab.monitor.progress import Quiet
+from trimtab.placement import PlacementPlan
 from trimtab.zeroth.objective import build_batch
 
 
@@ -60,6 +62,45 @@ def test_every_timed_step_has_its_bare_forwards_beside_it(
     assert (found["round_seconds"] is not None) is rounds
     assert found["round_passes"] == (4 if rounds else 0)
     assert found["idle_steps"] == 0
+
+
+def test_a_round_of_dizo_is_timed_however_few_the_steps(tiny_model: Path) -> None:
+    cell = Cell(
+        model=str(tiny_model),
+        random=False,
+        method="dizo",
+        batch=2,
+        length=8,
+        device="cpu",
+        warm_up=3,
+        steps=1,
+        iterations=1,
+    )
+    found = measure(cell)
+    assert found["round_seconds"] > 0
+    assert found["round_passes"] == 2
+    assert len(found["step_seconds"]) == 3
+
+
+@pytest.mark.parametrize(("name", "format"), [("full", torch.bfloat16), ("mezo", torch.float32)])
+def test_the_floor_of_a_step_is_in_the_formats_that_the_step_computes_in(
+    tiny_model: Path, name: str, format: torch.dtype
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    cell = Cell(model=str(tiny_model), random=False, method=name, batch=2, length=8)
+    plan = PlacementPlan(
+        device="cpu", precision="bf16", scaler=False, weight_precision="fp32", strategy="single"
+    )
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    runner = _Runner(model, METHODS[name], _stream(model, cell), cell, plan)
+    seen: list[torch.dtype] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    runner.step()
+    of_the_step = set(seen)
+    seen.clear()
+    runner.bare()
+    assert set(seen) == of_the_step == {format}
 
 
 @pytest.mark.parametrize(("groups", "rows"), [([2], [6]), ([1, 1], [3, 3]), ([4, 4, 1], [12, 12, 3])])
@@ -178,11 +219,13 @@ def test_broken_way_to_the_target_is_a_failure_and_steps_are_kept(tiny_model: Pa
 
 
 def test_target_needs_one_model_with_weights(tiny_model: Path, tmp_path: Path) -> None:
-    runs = GlueRequest(tasks=("sst2",))
-    for asked, target, part in (
-        (StandRequest(shapes=("Qwen3-0.6B",)), 0.8, "--target with --shapes"),
-        (StandRequest(model=(str(tiny_model), "smollm2")), 0.8, "several models"),
-        (request(tiny_model), 80.0, "--target 80"),
+    plain = GlueRequest(tasks=("sst2",))
+    nowhere = GlueRequest(tasks=("sst2",), data=str(tmp_path / "none"))
+    for asked, target, runs, part in (
+        (StandRequest(shapes=("Qwen3-0.6B",)), 0.8, plain, "--target with --shapes"),
+        (StandRequest(model=(str(tiny_model), "smollm2")), 0.8, plain, "several models"),
+        (request(tiny_model), 80.0, plain, "--target 80"),
+        (request(tiny_model), 0.8, nowhere, "no such folder"),
     ):
         with pytest.raises(RequestError, match=part):
             run_speed(asked, tmp_path / "out", quiet(), target=target, runs=runs)

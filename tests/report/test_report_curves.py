@@ -47,6 +47,10 @@ def test_a_caption_says_the_last_values_and_what_a_band_is(parse: Callable[[str]
     (reward, loss, *_), _ = panels(rows)
     assert parse(draw(reward, rows)).text.endswith("mean ± deviation; last: 0.5")
     assert parse(draw(loss, rows)).text.endswith("last: 1")
+    again = [*rows, {"step": 4, "phase": "eval", "loss": 0.25}]
+    assert parse(draw(loss, again)).text.endswith(
+        "last: 0.25"
+    )  # of two at one step the later, not the larger
     both = Panel("Both", "", [Series("reward", "one"), Series("loss", "other")])
     assert parse(draw(both, rows)).text.endswith("last: one 0.5, other 1")
 

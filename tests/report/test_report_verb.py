@@ -62,6 +62,21 @@ def test_json_tells_what_the_page_tells(grpo_run: Path) -> None:
     assert told["missing"] == []
 
 
+def test_json_is_valid_whatever_the_run_wrote(grpo_run: Path) -> None:
+    said = '{"status": "finished", "steps": 3, "eval_loss": {"before": NaN, "after": 1.5}, "samples": '
+    (grpo_run / "summary.json").write_text(
+        said + '[{"prompt": "p", "before": "\\ud83d half", "after": "é"}]}', encoding="utf-8"
+    )
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    told = json.loads(report(grpo_run, "--json"), parse_constant=refuse)
+    assert told["summary"]["eval_loss"] == {"before": "nan", "after": 1.5}
+    assert told["summary"]["samples"][0]["before"] == "\ud83d half"
+    assert "nan" in (grpo_run / "report.html").read_text(encoding="utf-8")
+
+
 def test_no_file_but_a_page_is_replaced(grpo_run: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.html"
     notes.write_text("mine")
@@ -81,6 +96,7 @@ def test_no_file_but_a_page_is_replaced(grpo_run: Path, tmp_path: Path) -> None:
         ('{"verdict": "perhaps"}', "not the report of a rehearsal"),
         ('[{"verdict": 1}]', "not the report of a rehearsal"),
         ('{"verdict": "fault", "findings": [{"kind": "unheard-of"}]}', "not whole"),
+        ('{"verdict": "clean", "findings": [], "memory": [], "steps": 0, "seconds": 0}', "not whole"),
     ],
 )
 def test_what_is_no_run_is_a_wrong_request(tmp_path: Path, content: str | None, said: str) -> None:
@@ -115,6 +131,23 @@ def test_a_rehearsal_gives_the_same_page_from_its_json(tmp_path: Path, parse: Pa
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert text == rehearsal_page(result)
     assert "Rehearsal of train.py" in parse(text).text
+
+
+def test_no_value_of_a_file_from_elsewhere_is_markup(tmp_path: Path, parse: Parse) -> None:
+    evil: Any = "<script>alert(1)</script>"
+    place = {"file": evil, "line": evil, "code": evil}
+    tensor = {"name": evil, "device": evil, "dtype": evil, "shape": [evil], "born": place}
+    finding = {
+        **{"kind": "device-mismatch", "severity": "fault", "message": evil, "fix": evil, "module": evil},
+        **{"where": place, "cause": {**place, "why": evil}, "tensors": [tensor]},
+    }
+    content = {
+        **{"verdict": "fault", "findings": [finding], "steps": evil, "seconds": 1.0},
+        **{"memory": {evil: {"peak_bytes": 1, "capacity_bytes": 2}}, "notes": [evil], "target": evil},
+    }
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    page = parse(make_report(tmp_path / "r.json").page)  # fails on a script
+    assert page.text.count(evil) >= 10
 
 
 @pytest.fixture
@@ -171,10 +204,22 @@ def test_a_benchmark_has_its_tables_plots_and_failures(glue: Path, parse: Parse)
     assert (glue / "results.json").read_text() == before
 
 
+def test_a_benchmark_that_was_interrupted_is_not_called_clean(glue: Path, parse: Parse) -> None:
+    content = json.loads((glue / "results.json").read_text())
+    content["cells"] = [cell for cell in content["cells"] if cell["status"] == "finished"]
+    for whole, kind in ((True, "clean"), (False, "warning")):
+        content["run"]["whole"] = whole
+        (glue / "results.json").write_text(json.dumps(content))
+        page = parse(make_report(glue).page)
+        assert page.all("section")[0]["class"] == kind
+        assert ("interrupted, or still going" in page.text) is not whole
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ('{"run": {"benchmark": "glue+"}, "cells": [{}]}', "not whole"),
+        ('{"run": {"benchmark": "glue+", "model_shown": "m", "data": []}, "cells": []}', "not whole"),
         ('{"run": {"benchmark": "other"}, "cells": []}', "not the results of a benchmark"),
     ],
 )

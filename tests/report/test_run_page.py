@@ -122,6 +122,27 @@ def test_a_broken_file_is_named_and_the_rest_is_told(grpo_run: Path, parse: Pars
     assert page.points("Loss") == [30]
 
 
+def test_what_cannot_be_read_of_a_file_is_said(grpo_run: Path, parse: Parse) -> None:
+    with (grpo_run / "metrics.jsonl").open("ab") as file:
+        file.write(b'half a line {"step"\n\xff\n')
+    with (grpo_run / "config.yaml").open("ab") as file:
+        file.write(b"note: caf\xe9\n")
+    page = parse(page_of(grpo_run))
+    assert "2 lines of metrics.jsonl cannot be read" in page.text
+    assert "config.yaml is not all UTF-8" in page.text
+    assert page.points("Loss") == [30]
+    assert "note: caf\N{REPLACEMENT CHARACTER}" in page.text
+
+
+def test_values_that_differ_by_rounding_alone_are_drawn(grpo_run: Path, parse: Parse) -> None:
+    rows = [
+        {"step": n, "time": 1.0, "phase": "train", "loss": v}
+        for n, v in enumerate((93447245.27622993, 93447245.27622995))
+    ]
+    (grpo_run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    assert parse(page_of(grpo_run)).points("Loss") == [2]
+
+
 def test_a_run_that_was_killed_or_still_goes_is_unfinished(grpo_run: Path, parse: Parse) -> None:
     (grpo_run / "summary.json").unlink()
     with (grpo_run / "metrics.jsonl").open("a") as file:
@@ -144,7 +165,7 @@ def test_a_number_that_is_not_finite_is_a_failure(grpo_run: Path, parse: Parse) 
     for part in ("failed at step 31", "why: a rate of 10", "loss was not finite in 1 row"):
         assert part in page.text
     assert page.points("Loss") == [30]
-    assert "1 values were not finite and are not drawn" in page.text
+    assert "1 value not finite, and so not drawn" in page.text
 
 
 def test_an_interrupted_run_that_goes_on_is_not_called_interrupted(grpo_run: Path) -> None:
@@ -234,7 +255,7 @@ def test_a_run_that_failed_tells_why_and_is_not_called_failed_once_it_goes_on(
         "steps": 30,
         "planned_steps": 40,
         "checkpoint": "checkpoints/checkpoint-20",
-        "ended": time.time() + 1,
+        "ended": time.time() + 3600,
     }
     (grpo_run / "summary.json").write_text(json.dumps(summary))
     metrics = MetricsFile(grpo_run / "metrics.jsonl")
@@ -248,7 +269,7 @@ def test_a_run_that_failed_tells_why_and_is_not_called_failed_once_it_goes_on(
     page = parse(report.page)
     assert "completion: <b> (not shown)" in page.text
     assert "hf_abcdefghijklmnop" not in report.page + json.dumps(report.facts)
-    (grpo_run / "summary.json").write_text(json.dumps({**summary, "ended": time.time() - 60}))
+    (grpo_run / "summary.json").write_text(json.dumps({**summary, "ended": 1.0}))
     facts = make_report(grpo_run).facts
     assert facts["status"] == "unfinished"
     assert "since it was resumed" in facts["status_line"]

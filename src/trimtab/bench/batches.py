@@ -6,10 +6,10 @@ error that names the row and the keys that it has; nothing is skipped and nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
-
-from torch import Tensor
 
 from trimtab.data.read import Row
 from trimtab.data.tasks import Question, Task
@@ -39,6 +39,8 @@ def as_examples(
     token-wise `labels` in which -100 marks the prompt. `options` serves rows that bring no candidates of their own.
     """
     rows = _rows(batch, task, where)
+    if options is None and task is not None and task.kind == "classification":
+        options = _fixed_options(task)
     return [
         _example(row, tokenizer, task, options, f"{where}, row {number}")
         for number, row in enumerate(rows, 1)
@@ -49,6 +51,12 @@ def _rows(batch: Any, task: Task | None, where: str) -> Iterable[Any]:
     if isinstance(batch, (Example, Question, Row, str)):
         return [batch]
     if not isinstance(batch, Mapping):
+        if not isinstance(batch, Iterable):
+            raise RequestError.of(
+                f"{where}: a {type(batch).__name__}",
+                "a batch is a list of rows, a mapping of columns, or one row",
+                "give the rows as a list, each a mapping or a text",
+            )
         return list(batch)
     if _is_row(batch, task):
         return [batch]
@@ -68,7 +76,9 @@ def _is_row(batch: Mapping[str, Any], task: Task | None) -> bool:
     """Whether a mapping is a single row, not columns: its ids are flat, or its texts are texts."""
     ids = batch.get("input_ids")
     if ids is not None:
-        return ids.dim() == 1 if isinstance(ids, Tensor) else all(isinstance(i, int) for i in ids)
+        # A tensor and an array know; a list is flat where it holds numbers.
+        dimensions = getattr(ids, "ndim", None)
+        return dimensions <= 1 if dimensions is not None else all(isinstance(i, Integral) for i in ids)
     names = [*_PROMPT, *(n for c in (task.columns if task else ()) for n in c.split("|"))]
     return any(isinstance(batch.get(name), str) for name in names)
 
@@ -78,8 +88,9 @@ def _example(
 ) -> Example:
     if isinstance(row, Example):
         return row
+    place: Row | None = None
     if isinstance(row, Row):
-        row, where = row.values, row.where
+        row, where, place = row.values, row.where, row
     if isinstance(row, Question):
         return encode_example(tokenizer, row.prompt, row.options, row.gold, row.where)
     if isinstance(row, str):
@@ -91,11 +102,13 @@ def _example(
             "pair the tokens with their candidates: {'input_ids': …, 'candidates': […], 'label': …}",
         )
     if row.get("input_ids") is not None:
-        return _from_tokens(row, tokenizer, task, options, where)
+        return _from_tokens(row, tokenizer, options, where)
     prompt = next((row[name] for name in _PROMPT if isinstance(row.get(name), str)), None)
     if task is not None and "prompt" not in row:
-        place, _, number = where.rpartition(", row ")
-        question = task.question(Row(dict(row), place, int(number)) if number.isdigit() else row)
+        if place is None:
+            file, _, number = where.rpartition(", row ")
+            place = Row(dict(row), file, int(number))
+        question = task.question(place)
         return encode_example(tokenizer, question.prompt, question.options, question.gold, where)
     if prompt is None:
         raise _missing(row, where, "input_ids, prompt or text")
@@ -106,7 +119,7 @@ def _example(
 
 
 def _from_tokens(
-    row: Mapping[str, Any], tokenizer: Any, task: Task | None, options: Sequence[str] | None, where: str
+    row: Mapping[str, Any], tokenizer: Any, options: Sequence[str] | None, where: str
 ) -> Example:
     ids = _ids(row["input_ids"], where)
     real = _real(row, ids, where)
@@ -114,8 +127,6 @@ def _from_tokens(
     labels = row.get("labels")
     if labels is not None and (isinstance(labels, (list, tuple)) or getattr(labels, "ndim", 0) == 1):
         return _teacher_forced(ids, real, _ids(labels, where), where)
-    if options is None and task is not None and task.kind == "classification":
-        options = _fixed_options(task)
     return _paired(prompt, _candidates(row, options, where), row, tokenizer, where)
 
 
@@ -178,7 +189,17 @@ def _label(row: Mapping[str, Any], count: int, where: str) -> int:
         if count == 1:
             return 0
         raise _missing(row, where, "label")
-    label = int(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):  # a word; a tensor of several values
+        number = math.nan
+    if not number.is_integer():
+        raise RequestError.of(
+            f"{where}: label {str(value)[:60]!r}",
+            "a label is the place of the right candidate, counted from 0",
+            f"give a whole number from 0 to {count - 1}",
+        )
+    label = int(number)
     if not 0 <= label < count:
         hidden = "the label is hidden" if label == -1 else f"there are {count} candidates"
         raise RequestError.of(f"{where}: label {label}", hidden, f"give a label from 0 to {count - 1}")
@@ -200,14 +221,14 @@ def _real(row: Mapping[str, Any], ids: list[int], where: str) -> list[bool]:
 
 def _ids(value: Any, where: str) -> list[int]:
     """A flat list of whole numbers, from a tensor on any device, an array or a list."""
-    numbers = value.tolist() if hasattr(value, "tolist") else list(value)
-    if not all(isinstance(n, int) for n in numbers):
+    numbers = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(numbers, Iterable) or not all(isinstance(n, Integral) for n in numbers):
         raise RequestError.of(
-            f"{where}: token ids that are not whole numbers ({str(numbers)[:60]})",
+            f"{where}: no list of whole numbers ({str(numbers)[:60]})",
             "one row is one flat list of token ids",
             "give ids as integers, one list or one-dimensional tensor for each row",
         )
-    return numbers
+    return [int(n) for n in numbers]
 
 
 def _missing(row: Mapping[str, Any], where: str, wanted: str) -> RequestError:

@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trimtab.bench.evaluate import evaluating
 from trimtab.bench.measure import PeakMeter
 from trimtab.bench.methods import LORA_ALPHA, LORA_RANK, LORA_TARGETS, FirstOrder, Method, Tuning, method
 from trimtab.config.schema import Config, LoraSettings, ModelSettings
@@ -59,10 +59,6 @@ class Cell:
     """DiZO: iterations of a projection round. One holds as much memory as ten."""
     compile: bool = False
 
-    @property
-    def title(self) -> str:
-        return f"{self.model}, {self.batch} × {self.length}, {self.method}"
-
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Load, step, read. In this process: `run_cell` gives it one of its own."""
@@ -97,7 +93,7 @@ def _measure(cell: Cell, how: Method | None, config: Config, plan: PlacementPlan
     finally:
         meter.close()
     if cell.steps:
-        result |= _timed(runner, cell.steps)
+        result |= _timed(runner)
     return result
 
 
@@ -163,7 +159,7 @@ class _Runner:
         self, model: Any, how: Method | None, stream: BatchStream, cell: Cell, plan: PlacementPlan
     ) -> None:
         self.model, self.stream, self.plan = model, stream, plan
-        self.warm_up = cell.warm_up
+        self.warm_up, self.steps = cell.warm_up, cell.steps
         self.passes, self.groups, self.idle = 1, [1], 0
         self.optimizer: ZerothOrder | None = None
         self.first: FirstOrder | None = None
@@ -182,8 +178,9 @@ class _Runner:
             assert how.rule
             assert how.eps is not None
             if how.rule == "dizo":
-                # One round after the warm-up and one after the timed steps.
+                # One round after the warm-up and one after as many timed steps: a round is due at equal intervals.
                 self.warm_up = max(cell.warm_up, cell.steps)
+                self.steps = self.warm_up if cell.steps else 0
             self.optimizer = ZerothOrder(
                 model,
                 ZerothSettings(
@@ -215,7 +212,8 @@ class _Runner:
     def bare(self) -> None:
         if self._bare is None:
             self._bare = bare_passes(self.model, self.stream()[0], self.groups, self.optimizer)
-        with _evaluating(self.model):
+        # First-order steps run under autocast; zeroth-order ones compute in the weights' own format.
+        with evaluating(self.model, self.plan if self.first is not None else None):
             self._bare()
 
     def synchronize(self) -> None:
@@ -233,12 +231,12 @@ class _Runner:
         return time.perf_counter() - start
 
 
-def _timed(runner: _Runner, steps: int) -> dict[str, Any]:
+def _timed(runner: _Runner) -> dict[str, Any]:
     """Steps and bare forwards by turns, so that what else the machine does meets both."""
     runner.seconds(runner.bare)  # captures, where there is something to capture
     runner.idle = 0
     step_seconds, bare_seconds = [], []
-    for _ in range(steps):
+    for _ in range(runner.steps):
         step_seconds.append(runner.seconds(runner.step))
         bare_seconds.append(runner.seconds(runner.bare))
     rounds: list[bool] = []
@@ -251,16 +249,6 @@ def _timed(runner: _Runner, steps: int) -> dict[str, Any]:
         "round_seconds": spent if rounds == [True] else None,
         "round_passes": 2 * optimizer.settings.projection_iterations if optimizer and rounds == [True] else 0,
     }
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def _facts(model: Any, plan: PlacementPlan, runner: _Runner) -> dict[str, Any]:

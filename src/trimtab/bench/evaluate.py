@@ -121,7 +121,7 @@ def _measure(
     if task.kind == "answer":
         f1, em = metrics.answer_scores(free_answers(model, questions, layout, tell), references)
         return {"f1": f1, "em": em}
-    scores = option_scores(model, [layout.encode(q) for q in questions], layout, tell)
+    scores = option_scores(model, laid_out(task, questions, layout), layout, tell)
     if task.regression:
         expected = [_expected(row) for row in scores]
         truth = [q.value for q in questions if q.value is not None]
@@ -161,6 +161,17 @@ def option_scores(
     return result
 
 
+def laid_out(task: Task, questions: Sequence[Question], layout: Layout) -> list[Example]:
+    """Questions as evaluation puts them to the model."""
+    return _with_room(questions, layout) if task.kind == "answer" else [layout.encode(q) for q in questions]
+
+
+def _with_room(questions: Sequence[Question], layout: Layout) -> list[Example]:
+    """The answer's room is kept free by a candidate of that length that is never looked at."""
+    room = [0] * min(ANSWER_TOKENS, layout.max_length // 2)
+    return [Example(layout.encode(q).prompt, [room], 0) for q in questions]
+
+
 def free_answers(
     model: Any, questions: Sequence[Question], layout: Layout, tell: Callable[[int], None] = lambda done: None
 ) -> list[str]:
@@ -168,16 +179,12 @@ def free_answers(
     tokenizer = layout.tokenizer
     ends = [*tokenizer("\n", add_special_tokens=False)["input_ids"][-1:], tokenizer.eos_token_id]
     result = [""] * len(questions)
-    # The answer's room is kept free by a candidate of that length that is never looked at.
-    examples = [
-        Example(layout.encode(q).prompt, [[0] * min(ANSWER_TOKENS, layout.max_length // 2)], 0)
-        for q in questions
-    ]
+    examples = _with_room(questions, layout)
     device = model.get_input_embeddings().weight.device
     done = 0
     for places in _by_length(examples, layout.batch_size):
         room = len(examples[places[0]].candidates[0])
-        batch = layout.collate([Example(examples[p].prompt, [[0] * room], 0) for p in places])
+        batch = layout.collate([examples[p] for p in places])
         ids = batch.input_ids[:, : batch.input_ids.shape[1] - room + 1].to(device)
         mask = batch.attention_mask[:, : ids.shape[1]].to(device)
         out = model.generate(

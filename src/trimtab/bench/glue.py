@@ -71,18 +71,21 @@ class GlueRequest:
 class Outcome:
     results: Results
     interrupted: bool
+    unchecked: bool = False
+    """Whether finished cells were kept whose rows cannot be read any more."""
 
     @property
     def failed(self) -> bool:
-        return self.interrupted or bool(self.results.failures())
+        return self.interrupted or self.unchecked or bool(self.results.failures())
 
 
 def run_glue(request: GlueRequest, out: Path, say: Say, progress: Quiet) -> Outcome:
     """Measure all that was asked for. What is wrong with the request itself is an error before anything is run."""
-    tasks = [TASKS[name] for name in _chosen(request.tasks, list(TASKS), lambda n: task(n).name)]
-    methods = [METHODS[name] for name in _chosen(request.methods, list(METHODS), lambda n: method(n).name)]
-    if request.data not in (None, "hub", "sample") and not Path(str(request.data)).expanduser().is_dir():
-        load_task(tasks[0], request.data)  # says what is wrong with the folder
+    tasks = [TASKS[name] for name in _chosen("--datasets", request.tasks, TASKS, lambda n: task(n).name)]
+    methods = [
+        METHODS[name] for name in _chosen("--methods", request.methods, METHODS, lambda n: method(n).name)
+    ]
+    check_data(request.data, tasks[0])
     # What the machine cannot give is refused before anything is looked for.
     hardware = probe()
     placed = resolve(
@@ -98,6 +101,8 @@ def run_glue(request: GlueRequest, out: Path, say: Say, progress: Quiet) -> Outc
     header = _header(choice, placed)
     results = Results.open(out, header)
     bench = _Bench(request, choice, layout, results, say, progress)
+    for one in tasks:
+        bench.check(one, methods)
     try:
         for number, one in enumerate(tasks, 1):
             bench.run_task(one, methods, f"task {number} of {len(tasks)}")
@@ -107,15 +112,27 @@ def run_glue(request: GlueRequest, out: Path, say: Say, progress: Quiet) -> Outc
         return Outcome(results, interrupted=True)
     finally:
         progress.end()
-    return Outcome(results, interrupted=False)
+    results.header["whole"] = True
+    results.save()
+    return Outcome(results, interrupted=False, unchecked=bench.unchecked)
 
 
-def _chosen(names: tuple[str, ...], everything: list[str], proper: Callable[[str], str]) -> list[str]:
+def check_data(data: str | None, one: Task) -> None:
+    """A folder that is not there is the request's fault, not that of each task."""
+    if data not in (None, "hub", "sample") and not Path(str(data)).expanduser().is_dir():
+        load_task(one, data)  # says what is wrong with the folder
+
+
+def _chosen(
+    option: str, names: tuple[str, ...], everything: Mapping[str, Any], proper: Callable[[str], str]
+) -> list[str]:
     if names == ("all",):
-        return everything
+        return list(everything)
     if not names:
         raise RequestError.of(
-            "an empty list", "there is nothing to measure", f"name some of {', '.join(everything)}"
+            f"{option}: an empty list",
+            "there is nothing to measure",
+            f"name some of {', '.join(everything)}, or all",
         )
     return list(dict.fromkeys(proper(name) for name in names))
 
@@ -131,6 +148,7 @@ def _header(choice: ModelChoice, placed: PlacementPlan) -> dict[str, Any]:
         "notes": [choice.note] if choice.note else [],
         "device": placed.device,
         "device_reason": placed.reasons["device"],
+        "whole": False,
         "titles": {t.name: t.title for t in TASKS.values()},
         "data": {},
     }
@@ -150,11 +168,29 @@ class _Bench:
     ) -> None:
         self.request, self.choice, self.layout, self.results = request, choice, layout, results
         self.say, self.progress = say, progress
+        self.unchecked = False
+
+    def check(self, one: Task, methods: list[Method]) -> None:
+        """A finished cell that was made with other settings is told before anything is run."""
+        for seed in self.request.seeds:
+            there = [m for m in self._due(methods, seed) if self.results.has(one.name, m.name, seed)]
+            if not there:
+                continue
+            try:
+                rows = self._rows(one, seed)
+            except (TrimtabError, OSError):
+                return  # told when its turn comes
+            for how in there:
+                tuning = self._tuning(how, seed, len(rows.splits["train"]))
+                self.results.finished(one.name, how.name, seed, self._settings(one, how, tuning, rows))
+
+    def _due(self, methods: list[Method], seed: int) -> list[Method]:
+        """Nothing is random about a model as it is, and all seeds are evaluated on the same rows."""
+        return [m for m in methods if m.family != "none" or seed == self.request.seeds[0]]
 
     def run_task(self, one: Task, methods: list[Method], place: str) -> None:
         for seed in self.request.seeds:
-            # Nothing is random about a model as it is, and all seeds are evaluated on the same rows.
-            due = [m for m in methods if m.family != "none" or seed == self.request.seeds[0]]
+            due = self._due(methods, seed)
             try:
                 rows = self._rows(one, seed)
                 questions = {s: [one.question(row) for row in part] for s, part in rows.splits.items()}
@@ -242,6 +278,12 @@ class _Bench:
         self, one: Task, how: Method, seed: int, settings: Mapping[str, Any], error: BaseException
     ) -> None:
         self.progress.end()
+        if self.results.has(one.name, how.name, seed):
+            # Only rows that cannot be read bring a finished cell here. What was measured is never thrown away.
+            self.unchecked = True
+            reason = " ".join(str(error).split())
+            self.say(f"{one.name}, {how.name}, seed {seed}: there already, kept, but not checked: {reason}")
+            return
         foreseen = isinstance(error, TrimtabError)
         text = " ".join(str(error).split()) or "no message"
         reason = text if foreseen else f"{type(error).__name__}: {text}"

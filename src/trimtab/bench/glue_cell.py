@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from trimtab.bench.evaluate import Layout, evaluate
+from trimtab.bench.evaluate import Layout, evaluate, laid_out
 from trimtab.bench.methods import LORA_ALPHA, LORA_RANK, LORA_TARGETS, Method, Tuning, batches, tuner
 from trimtab.config.schema import Config, LoraSettings
 from trimtab.data.tasks import Question, Task
 from trimtab.models import load_model
 from trimtab.models.adapters import add_lora
 from trimtab.monitor.progress import Figures, Quiet
-from trimtab.placement import PlacementPlan, prepare_process
+from trimtab.placement import PlacementPlan, own_stream, prepare_process
 from trimtab.recipes.planning import plan_run
 
 
@@ -44,12 +44,19 @@ class GlueCell:
         config = self._config()
         plan = plan_run(config).plan
         prepare_process(plan)
+        with own_stream(plan):
+            return self._measure(questions, config, plan)
+
+    def _measure(
+        self, questions: Mapping[str, list[Question]], config: Config, plan: PlacementPlan
+    ) -> dict[str, Any]:
+        peak = _Peak(plan)
         torch.manual_seed(self.tuning.seed)
         model: Any = load_model(config.model, plan)
         if self.method.lora:
             model = add_lora(model, config.lora)
+        peak.restart()  # what loading took for a moment is not tuning's
         held = {split: part for split, part in questions.items() if split != "train"}
-        peak = _Peak(plan)
         result: dict[str, Any] = {
             "forwards": 0,
             "backwards": 0,
@@ -59,7 +66,7 @@ class GlueCell:
             "train_rows": 0,
             "eval_rows": sum(map(len, held.values())),
             "truncated": self.layout.too_long(
-                [self.layout.encode(q) for part in held.values() for q in part]
+                [e for part in held.values() for e in laid_out(self.task, part, self.layout)]
             ),
             "precision": plan.precision,
             "weights": plan.weight_precision,
@@ -102,7 +109,8 @@ class GlueCell:
                 elapsed,
                 left=elapsed / step * (tuning.steps - step),
                 loss=loss,
-                learning_rate=tuning.learning_rate,
+                # That of a first-order method changes from step to step.
+                learning_rate=tuning.learning_rate if how.family == "zeroth" else None,
                 steps_per_second=step / seconds,
             )
             self.progress.update(figures)
@@ -149,11 +157,15 @@ class GlueCell:
 
 
 class _Peak:
-    """Highest memory of the plan's devices, without what evaluation takes. Only CUDA's allocator keeps one."""
+    """Highest memory of the plan's devices since it was made, without what evaluation takes. Only CUDA's allocator
+    keeps one.
+    """
 
     def __init__(self, plan: PlacementPlan) -> None:
         self.devices = plan.devices if plan.kind == "cuda" else ()
         self.bytes: int | None = None
+        # Workspaces that the libraries keep from earlier cells of this process are not this one's.
+        self.base = sum(torch.cuda.memory_allocated(device) for device in self.devices)
         self.restart()
 
     def restart(self) -> None:
@@ -163,7 +175,7 @@ class _Peak:
     def take(self) -> None:
         if self.devices:
             now = sum(torch.cuda.max_memory_allocated(device) for device in self.devices)
-            self.bytes = max(self.bytes or 0, now)
+            self.bytes = max(self.bytes or 0, now - self.base)
 
 
 def _mean(values: Any) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE
-from trimtab.bench.results import table
+from trimtab.bench.results import notes, table
 from trimtab.bench.stand import Stand, StandRequest, open_stand, run_stand
 from trimtab.monitor.progress import Quiet
 from trimtab.monitor.wording import size
@@ -79,7 +79,7 @@ def markdown(stand: Stand) -> str:
 def heading(stand: Stand) -> list[str]:
     """What every table says of itself."""
     h = stand.header
-    lines = [f"> {note}" for note in h["notes"]]
+    lines = [f"> {note}" for note in notes(h)]
     about = f"{h['date']}, {h['machine']}, device {h['device']}, torch {h['torch']}, Trimtab {h['trimtab']}."
     return [*lines, *([""] if lines else []), about, "", f"`{h['command']}`", ""]
 

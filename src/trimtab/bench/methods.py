@@ -178,6 +178,13 @@ class ZerothTuner:
 
         assert how.rule
         assert tuning.eps is not None
+        interval = tuning.interval or DEFAULT_INTERVAL
+        if how.rule == "dizo" and interval > tuning.steps:
+            raise RequestError.of(
+                f"--interval {interval}: the run has {tuning.steps} steps",
+                "without a single projection DiZO is MeZO, and its figures would go by the wrong name",
+                f"give at most {tuning.steps}, or tune for longer",
+            )
         self.stream = stream
         self.backwards = self.rounds = 0
         self.optimizer = ZerothOrder(
@@ -186,7 +193,7 @@ class ZerothTuner:
                 method=how.rule,
                 learning_rate=tuning.learning_rate,
                 eps=tuning.eps,
-                interval=tuning.interval or DEFAULT_INTERVAL,
+                interval=interval,
                 seed=tuning.seed,
             ),
         )

@@ -1,7 +1,8 @@
 """The official metrics of the GLUE+ tasks, by their definitions. Pure Python; nothing is rounded or scaled here.
 
-A figure that its data do not define (a correlation with a constant) is NaN, never 0. Two exceptions are the
-conventions of the tasks' own scripts: F1 without any positive is 0, and so is Matthews with a constant side.
+A figure that its data do not define (a correlation with a constant) is NaN, never 0. The exceptions are the
+conventions of the tasks' own scripts: F1 without any positive, or without a word in common, is 0, and so is Matthews
+with a constant side.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def f1(predicted: Labels, gold: Labels, positive: int = 1) -> float:
 
 def f1_macro(predicted: Labels, gold: Labels) -> float:
     """Mean of the F1 of every class that occurs, predicted or true."""
+    _check(predicted, gold)
     classes = sorted({*predicted, *gold})
     return math.fsum(f1(predicted, gold, c) for c in classes) / len(classes)
 
@@ -125,10 +127,8 @@ BY_LABEL: dict[str, Callable[[Labels, Labels], float]] = {
 
 
 def _words_f1(said: list[str], true: list[str]) -> float:
-    if not said or not true:
-        return float(said == true)
     common = sum((Counter(said) & Counter(true)).values())
-    return 2 * common / (len(said) + len(true))
+    return 2 * common / (len(said) + len(true)) if common else 0.0
 
 
 def _check(predicted: Sequence[float], gold: Sequence[float]) -> None:

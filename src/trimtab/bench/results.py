@@ -6,6 +6,7 @@ reason, and a figure that is not defined is null.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,6 +19,8 @@ from typing import Any
 from trimtab.bench import svg
 from trimtab.errors import RequestError
 from trimtab.monitor.wording import size
+
+NOT_WHOLE = "not whole: the benchmark was interrupted, or is still going"
 
 METRIC_TITLES = {
     "accuracy": "accuracy",
@@ -52,6 +55,7 @@ class Results:
                 "name another folder",
             )
         results = cls(path, header)
+        make_folder(path / "cells")
         if kept.is_file():
             before = _read(kept)
             differing = [k for k in ("benchmark", "model") if before.get(k) != header.get(k)]
@@ -65,17 +69,21 @@ class Results:
             notes = list(dict.fromkeys([*before.get("notes", []), *header["notes"]]))
             results.header = {**before, **header, "notes": notes, "data": before.get("data", {})}
             for file in sorted((path / "cells").glob("*.json")):
-                cell = _read(file)
+                cell = _read(file, "task", "method", "seed", "status", "settings")
                 results.cells[_key(cell)] = cell
-        (path / "cells").mkdir(parents=True, exist_ok=True)
         results.save()
         return results
 
+    def has(self, task: str, method: str, seed: int) -> bool:
+        """Whether the cell was measured, with whatever settings."""
+        cell = self.cells.get((task, method, seed))
+        return cell is not None and cell["status"] == "finished"
+
     def finished(self, task: str, method: str, seed: int, settings: Mapping[str, Any]) -> bool:
         """Whether the cell is there already. Made with other settings, it is an error rather than a mixture."""
-        cell = self.cells.get((task, method, seed))
-        if cell is None or cell["status"] != "finished":
+        if not self.has(task, method, seed):
             return False
+        cell = self.cells[task, method, seed]
         now = json.loads(json.dumps(settings))
         differing = [k for k in {**cell["settings"], **now} if cell["settings"].get(k) != now.get(k)]
         if differing:
@@ -99,9 +107,9 @@ class Results:
         """Write the header, the JSON, the tables and the plots anew."""
         _write(self.path / "run.json", _defined(self.header))
         _write(self.path / "results.json", self.as_dict())
-        _replace(self.path / "results.md", self.markdown())
+        replace_file(self.path / "results.md", self.markdown())
         for name, text in self.plots().items():
-            _replace(self.path / name, text)
+            replace_file(self.path / name, text)
 
     def as_dict(self) -> dict[str, Any]:
         whole = {
@@ -158,7 +166,7 @@ class Results:
         tasks, methods = list(dict.fromkeys(t for t, _ in pairs)), list(dict.fromkeys(m for _, m in pairs))
         titles = self.header.get("titles", {})
         lines = ["# GLUE+ results", ""]
-        lines += [f"> {note}" for note in self.header.get("notes", [])]
+        lines += [f"> {note}" for note in notes(self.header)]
         lines += ["", self._machine(), "", "## Score", "", self.caption(), ""]
         lines += table(
             ["method", *(titles.get(t, t) for t in tasks)],
@@ -166,7 +174,7 @@ class Results:
         )
         lines += [
             "",
-            "The mean of the task's metrics, times 100; ± is the standard deviation over seeds.",
+            "The mean of the task's metrics, times 100; ± is the sample standard deviation (n - 1) over seeds.",
             "",
             "## Metrics",
             "",
@@ -179,7 +187,8 @@ class Results:
         )
         lines += [
             "",
-            "Peak memory is the device allocator's while tuning; on the CPU see `trimtab bench memory`.",
+            "Peak memory is the device allocator's while tuning, less what was there before the model; on the CPU see "
+            "`trimtab bench memory`.",
             "",
         ]
         failures = self.failures()
@@ -232,9 +241,11 @@ class Results:
             if (t, m) == (task, method) and c["status"] == "finished" and c["curve"]
         ]
         points = []
-        for same in zip(*curves, strict=False):
+        by_step = [{p["step"]: p for p in curve} for curve in curves]
+        for step in by_step[0] if by_step else ():
+            same = [curve[step] for curve in by_step if step in curve]
             scores = [p["score"] for p in same if p["score"] is not None]
-            if len(scores) == len(same):
+            if len(scores) == len(curves):
                 passes = statistics.fmean(p["forwards"] + 2 * p["backwards"] for p in same)
                 points.append((passes, 100 * statistics.fmean(scores)))
         return points
@@ -299,6 +310,11 @@ def spread(values: Iterable[float | None]) -> dict[str, Any]:
     }
 
 
+def notes(header: Mapping[str, Any]) -> list[str]:
+    """What stands above the tables of a benchmark."""
+    return [*header.get("notes", []), *([NOT_WHOLE] if header.get("whole") is False else [])]
+
+
 def shown(value: Mapping[str, Any]) -> str:
     """A figure of `spread`, times 100."""
     if value["mean"] is None:
@@ -347,21 +363,37 @@ def _defined(value: Any) -> Any:
     return value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def make_folder(path: Path) -> None:
+    """A place that cannot be written to is told before anything is measured."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
         raise RequestError.of(
-            f"{path}: not valid JSON ({error.msg})", "it was changed or cut short", "remove the file"
+            f"--out: {path} cannot be written to ({error.strerror})",
+            "results are kept there as they come",
+            "name another folder",
         ) from None
+
+
+def _read(path: Path, *needed: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not content.keys() >= set(needed):
+        raise RequestError.of(
+            f"{path}: not what a benchmark writes there", "it was changed or cut short", "remove the file"
+        )
     return content
 
 
 def _write(path: Path, content: Any) -> None:
-    _replace(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    replace_file(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Whole or not at all, also when the process is killed."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(text, encoding="utf-8")

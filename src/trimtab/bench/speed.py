@@ -14,7 +14,7 @@ from typing import Any
 
 from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE
-from trimtab.bench.glue import GlueRequest, run_glue
+from trimtab.bench.glue import GlueRequest, check_data, run_glue
 from trimtab.bench.memory import failed, heading, settings_of
 from trimtab.bench.methods import DEFAULT_INTERVAL
 from trimtab.bench.results import table
@@ -64,7 +64,7 @@ def _check_target(target: float, request: StandRequest, runs: GlueRequest | None
         raise RequestError.of("--target with several models", "it is one model's", "give one --model")
     assert runs is not None
     for name in runs.tasks:
-        task_named(name)
+        check_data(runs.data, task_named(name))
 
 
 def _to_target(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from trimtab import __version__
 from trimtab.bench.cells import INFERENCE, Cell, measure, run_cell
 from trimtab.bench.methods import METHODS, method
+from trimtab.bench.results import make_folder, replace_file
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, TrimtabError
@@ -91,7 +93,6 @@ class Stand:
 
     def save(self) -> list[str]:
         """Write JSON, Markdown and plots anew; their names."""
-        self.path.mkdir(parents=True, exist_ok=True)
         text, plots = self.render(self)
         files = {
             "results.json": json.dumps(self.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
@@ -99,7 +100,7 @@ class Stand:
             **plots,
         }
         for name, content in files.items():
-            (self.path / name).write_text(content, encoding="utf-8")
+            replace_file(self.path / name, content)
         return list(files)
 
 
@@ -125,16 +126,18 @@ def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[
     header = {
         "benchmark": benchmark,
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "command": " ".join(["trimtab", *sys.argv[1:]]),
+        "command": shlex.join(["trimtab", *sys.argv[1:]]),
         "trimtab": __version__,
         "torch": hardware.torch_version,
         "machine": gpu.model if gpu else _processor(hardware),
         "device": placed.device,
         "device_reason": placed.reasons["device"],
+        "whole": False,
         "notes": [s.note for s in found if s.note],
         "subjects": [asdict(s) for s in found],
         "methods": chosen_methods(request.methods),
     }
+    make_folder(out)
     return Stand(out, header)
 
 
@@ -193,6 +196,7 @@ def _one(stand: Stand, subject: Subject, cell: Cell, isolated: bool, progress: Q
 
 def finish(stand: Stand, whole: bool, say: Callable[[str], None], *, as_json: bool) -> bool:
     """Print the results and say where they are; whether all is there."""
+    stand.header["whole"] = whole
     files = stand.save()
     if as_json:
         json.dump(stand.as_dict(), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
@@ -244,7 +248,7 @@ def subjects(request: StandRequest) -> list[Subject]:
 
 def _shape_of(name: str) -> Subject:
     if Path(name).expanduser().is_dir():
-        return Subject(name, True, f"{Path(name).name} (random weights)")
+        return Subject(name, True, f"{name} (random weights)")
     for known in PRESETS:
         if name.lower() in (known, known.rpartition("/")[2]):
             return Subject(known, True, f"{name} (random weights)")

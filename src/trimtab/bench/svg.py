@@ -16,31 +16,12 @@ _INK, _FAINT = "#222", "#ddd"
 MOST_MARKS = 100
 """Points of a line up to which each has a mark of its own, which tells its value."""
 
+_TINY = 1e-300
+"""Below this a float has no digits to spare for ticks."""
+
 Point = tuple[float, float]
 Span = tuple[float, float, float]
 """A place on the x axis, and the range of y there."""
-
-
-def lines_plot(
-    title: str,
-    series: Mapping[str, Sequence[Point]],
-    *,
-    x_label: str,
-    y_label: str,
-    levels: Mapping[str, float] | None = None,
-    width: int = 640,
-    height: int = 360,
-) -> str:
-    """One line for each named series of (x, y); `levels` are drawn across as dashed lines."""
-    return document(
-        [
-            line_panel(
-                title, series, x_label=x_label, y_label=y_label, levels=levels, width=width, height=height
-            )
-        ],
-        width,
-        height,
-    )
 
 
 def document(panels: Sequence[str], width: int, height: int, columns: int = 1) -> str:
@@ -72,9 +53,10 @@ def line_panel(
     bands: Mapping[str, Sequence[Span]] | None = None,
     legend: bool = True,
 ) -> str:
-    """`lines_plot` without the document around it. Points that are not finite are left out.
+    """One line for each named series of (x, y), for a `document`. Points that are not finite are left out.
 
-    `bands` are drawn faintly behind the lines of the same names. Without a `legend` the lines have its room.
+    `levels` are drawn across as dashed lines, `bands` faintly behind the lines of the same names. Without a `legend`
+    the lines have its room.
     """
     levels = levels or {}
     kept = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in series.items()}
@@ -150,11 +132,15 @@ def bars_plot(title: str, bars: Mapping[str, float], *, unit: str, width: int = 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from at most `low` to at least `high`: steps of 1, 2 or 5 times a power of ten.
 
-    A single value is seen against 0: a constant rate of 0.001 would be flat 0 on a scale of ones.
+    A single value is seen against 0: a constant rate of 0.001 would be flat 0 on a scale of ones. So are values that
+    differ by rounding alone, between which floats have no room for ticks.
     """
-    if not low < high:
-        low, high = min(0.0, low), max(0.0, low) or (0.0 if low else 1.0)
-    rough = (high - low) / about
+    largest = max(abs(low), abs(high))
+    if largest < _TINY:
+        low, high = 0.0, 1.0
+    elif high / 2 - low / 2 < largest * 1e-9:  # halves: the distance itself may be over what a float holds
+        low, high = min(0.0, low), max(0.0, high)
+    rough = high / about - low / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -172,9 +158,10 @@ def _mark(across: float, down: float, x: float, y: float, colour: str) -> str:
 
 
 def _number(value: float) -> str:
+    """A tick in as many digits as tell it from its neighbours; n * step may end in a digit that is rounding."""
     if abs(value) >= 10000:
-        return f"{value / 1000:,.0f}k"
-    return f"{value:.4g}"
+        return f"{value / 1000:,.12g}k"
+    return f"{value:.12g}"
 
 
 def _text(

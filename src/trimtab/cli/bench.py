@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -19,7 +20,12 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 Interval = Annotated[int | None, typer.Option(min=1, help="DiZO: steps between two projections.")]
-Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all.")]
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="Of zero-shot, full, lora, mezo, dizo, fzoo, mezo-lora, dizo-lora and fzoo-lora, commas between; or all."
+    ),
+]
 BatchSizes = Annotated[str, typer.Option(help="Rows in a batch, commas between.")]
 Lengths = Annotated[str, typer.Option(help="Tokens in a row, commas between.")]
 Models = Annotated[str | None, typer.Option(help="Folders, hub ids or smollm2, commas between.")]
@@ -31,7 +37,9 @@ Shapes = Annotated[
     str | None,
     typer.Option(help="Random weights in the shapes of these, as Qwen3-0.6B; no weights are read."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder of the results.")]
+Out = Annotated[
+    Path | None, typer.Option(help="New folder for the results; runs/bench-<kind>-<time> without it.")
+]
 
 bench = typer.Typer(name="bench", help="Measure methods, memory and speed.", no_args_is_help=True)
 
@@ -47,7 +55,13 @@ def glue(
     scale: Annotated[
         str | None, typer.Option(help="small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B.")
     ] = None,
-    datasets: Annotated[str, typer.Option(help="Tasks, separated by commas, or all.")] = "sst2,cola,mrpc,rte",
+    datasets: Annotated[
+        str,
+        typer.Option(
+            help="Of cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, boolq, cb, copa, wic, wsc, multirc, record "
+            "and squad, commas between; or all."
+        ),
+    ] = "sst2,cola,mrpc,rte",
     epochs: Annotated[float, typer.Option(min=0.0, help="Passes over the training rows.")] = 3.0,
     model: Annotated[
         str | None, typer.Option(help="A folder, a hub id or smollm2, in place of --scale.")
@@ -57,7 +71,8 @@ def glue(
     data: Annotated[
         str | None,
         typer.Option(
-            help="FOLDER/<task>/{train,validation}.jsonl (or json, tsv, csv, parquet), hub, or sample."
+            help="A folder with <task>/train and <task>/validation files (jsonl, json, tsv, csv or parquet); or hub; "
+            "or sample, the few rows that Trimtab ships. Without it the hub, or the sample where that is out of reach."
         ),
     ] = None,
     train_rows: Annotated[int, typer.Option(min=1, help="Training rows of each task, at most.")] = 1000,
@@ -75,7 +90,10 @@ def glue(
     ] = None,
     precision: Precision = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results; what is finished there is not run again.")
+        Path | None,
+        typer.Option(
+            help="Folder of the results; what is finished there is not run again. runs/bench-glue-<time> without it."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -86,11 +104,10 @@ def glue(
     from trimtab.errors import RequestError
 
     if steps is None and epochs <= 0:
-        raise RequestError.of("--epochs 0", "nothing would be tuned", "give more, or --methods zero-shot")
-    if eps is not None and eps <= 0:
         raise RequestError.of(
-            f"--eps {eps}", "losses are compared at a distance from the weights", "give more than 0"
+            "--epochs 0", "nothing would be tuned", "give more; --methods zero-shot alone needs no --epochs"
         )
+    _check_numbers(epochs, lr, eps)
     request = GlueRequest(
         tasks=_listed(datasets),
         methods=_listed(methods),
@@ -213,6 +230,7 @@ def speed(
         iterations=10,
         compile=compile_layers,
     )
+    _check_numbers(epochs, lr, eps)
     runs = GlueRequest(
         tasks=_listed(task),
         seeds=_seeds(seeds),
@@ -244,11 +262,23 @@ def _begin(kind: str, out: Path | None) -> tuple[Path, Quiet]:
     return folder, progress
 
 
+def _check_numbers(epochs: float, lr: float | None, eps: float | None) -> None:
+    from trimtab.errors import RequestError
+
+    for name, value in (("epochs", epochs), ("lr", lr), ("eps", eps)):
+        if value is not None and not math.isfinite(value):
+            raise RequestError.of(f"--{name} {value}", "it is no finite number", "give one, as 1e-3")
+    if eps is not None and eps <= 0:
+        raise RequestError.of(
+            f"--eps {eps}", "losses are compared at a distance from the weights", "give more than 0"
+        )
+
+
 def _counts(option: str, text: str) -> tuple[int, ...]:
     from trimtab.errors import RequestError
 
     parts = _listed(text)
-    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise RequestError.of(
             f"{option} {text}", "it takes whole numbers above 0, separated by commas", f"write {option} 8,16"
         )
@@ -263,9 +293,11 @@ def _seeds(text: str) -> tuple[int, ...]:
     from trimtab.errors import RequestError
 
     parts = _listed(text)
-    if not parts or not all(part.isdigit() for part in parts):
+    if not parts or not all(part.isdecimal() and int(part) < 2**64 for part in parts):
         raise RequestError.of(
-            f"--seeds {text}", "seeds are whole numbers, separated by commas", "write --seeds 0,1,2"
+            f"--seeds {text}",
+            "seeds are whole numbers of 64 bits, separated by commas",
+            "write --seeds 0,1,2",
         )
     return tuple(dict.fromkeys(map(int, parts)))
 

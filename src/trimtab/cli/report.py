@@ -31,6 +31,8 @@ def report(
     made = make_report(source)
     path = write_page(made, out)
     if as_json:
-        typer.echo(json.dumps({"page": str(path), **made.facts}, indent=2, ensure_ascii=False))
+        told = json.dumps({"page": str(path), **made.facts}, indent=2, ensure_ascii=False)
+        # Half a surrogate pair, as a model may write it, has no UTF-8; as \ud83d it is good JSON.
+        typer.echo(told.encode("utf-8", "backslashreplace").decode("utf-8"))
     else:
         typer.echo(str(path))

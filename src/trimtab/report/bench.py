@@ -35,10 +35,13 @@ def bench_page(path: Path, content: Mapping[str, Any]) -> str:
     failed = failures(content)
     done = sum(cell["status"] == "finished" for cell in cells)
     state = f"{done} of {count_of(len(cells), 'cell')} measured, {len(failed)} failed"
+    whole = header.get("whole") is not False
+    if not whole:
+        state += "; interrupted, or still going"
     told = {name: header.get(key) for key, name in _TOLD.items()}
     first, rest = _parted(list(html_of(markdown)))
     reasons = [f"<p><strong>{text(name)}</strong>: {text(reason)}</p>" for name, reason in failed.items()]
-    kind = "fault" if failed else "clean" if cells else "warning"
+    kind = "fault" if failed else "clean" if cells and whole else "warning"
     return page(
         f"{title}: {path.resolve().name}",
         [

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.bench import svg
+from trimtab.monitor.wording import count_of
 from trimtab.report.frame import drawing
 from trimtab.report.run_facts import Row, number
 
@@ -140,7 +141,7 @@ def draw(panel: Panel, rows: Sequence[Row]) -> str:
     if told < all_points:
         caption.append(f"{told:,} of {all_points:,} points: the lowest and the highest of each column")
     if broken:
-        caption.append(f"{broken:,} values were not finite and are not drawn")
+        caption.append(f"{count_of(broken, 'value')} not finite, and so not drawn")
     picture = svg.document(
         [
             svg.line_panel(
@@ -162,7 +163,7 @@ def draw(panel: Panel, rows: Sequence[Row]) -> str:
 
 def _last(lines: Mapping[str, Sequence[svg.Point]]) -> str:
     """The last value of each line, for those who cannot see it or do not want to read it off."""
-    ends = {name: max(points)[1] for name, points in lines.items() if points}
+    ends = {name: points[-1][1] for name, points in lines.items() if points}
     named = (f"{name} {value:.4g}" if len(ends) > 1 else f"{value:.4g}" for name, value in ends.items())
     return f"last: {', '.join(named)}" if ends else ""
 

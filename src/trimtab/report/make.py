@@ -22,6 +22,9 @@ _WANTED = (
     "`trimtab rehearse --json`"
 )
 
+# What reading a file of another shape than ours ends in.
+_OTHER_SHAPE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -108,7 +111,7 @@ def _of_benchmark(folder: Path) -> Report:
         raise RequestError.of(f"{file}: not the results of a benchmark", _WANTED, "check the path")
     try:
         page, failed = bench_page(folder, content), failures(content)
-    except (KeyError, TypeError) as error:
+    except _OTHER_SHAPE as error:
         raise _not_whole(file, "results of a benchmark", error, "run the benchmark again") from None
     told = {"kind": "benchmark", "benchmark": content["run"]["benchmark"], "failed": failed}
     return Report(page, told | dict(content), folder / NAME)
@@ -133,7 +136,7 @@ def _of_rehearsal(file: Path) -> Report:
             target=content.get("target") or file.name,
         )
         page = rehearsal_page(result)
-    except (KeyError, TypeError, ValueError) as error:
+    except _OTHER_SHAPE as error:
         raise _not_whole(file, "report of a rehearsal", error, "rehearse again with --json") from None
     return Report(page, {"kind": "rehearsal", **content}, file.with_suffix(".html"))
 

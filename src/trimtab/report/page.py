@@ -25,7 +25,7 @@ def rehearsal_page(result: Result) -> str:
         [
             f"<h1>Rehearsal of <code>{text(result.target)}</code></h1>",
             f'<section class="{text(verdict)}"><h2>{text(verdict)}: {text(summary)}</h2>',
-            f"<p>{result.steps} optimizer steps, {result.seconds:.1f} s</p>",
+            f"<p>{text(result.steps)} optimizer steps, {result.seconds:.1f} s</p>",
             *(f"<p>{text(note)}</p>" for note in result.notes),
             _memory(result),
             "</section>",
@@ -74,4 +74,4 @@ def _place(place: Place | Cause | None) -> str:
     if place is None:
         return ""
     code = f"\n<code>{text(place.code)}</code>" if place.code else ""
-    return f"{text(place.file)}:{place.line}{code}"
+    return f"{text(place.file)}:{text(place.line)}{code}"

@@ -62,7 +62,7 @@ def run_page(run: RunFacts) -> str:
 def _head(run: RunFacts) -> Iterable[str]:
     for event in run.events():
         if event.kind == "fault":
-            at = "" if event.step is None else f" (step {event.step})"
+            at = "" if event.step is None else f" (step {text(event.step)})"
             yield f"<p><strong>{text(event.said)}</strong>{at}</p>"
             # Stacks are long, and stand under Health.
             yield "" if event.step is None else f"<pre>{long_text(event.more)}</pre>"
@@ -177,7 +177,7 @@ def spread_out(rows: Sequence[Any], most: int) -> list[Any]:
 def _answers(run: RunFacts) -> str:
     samples = run.summary.get("samples")
     if not samples:
-        prompts = (run.config.get("samples") or {}).get("prompts") or []
+        prompts = run.setting("samples", "prompts") or []
         answers = run.baseline.get("answers") or []
         samples = [
             {"prompt": prompt, "before": before, "after": None}

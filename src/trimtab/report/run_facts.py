@@ -26,6 +26,8 @@ Row = dict[str, Any]
 RUN_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json")
 """A folder with any of these is a run's."""
 _STACKS_SHOWN = 20_000
+_AS_TEXT = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+"""What JSON has no number for, as metrics.jsonl writes it."""
 _SETTING = re.compile(r"^(\s*(?:- )?([\w.-]+)\s*:\s+)(?=[^\s#])(.*)$")
 
 
@@ -207,7 +209,12 @@ def read_run(path: Path) -> RunFacts:
     run = RunFacts(path)
     config = path / "config.yaml"
     if config.is_file():
-        run.config_text = _without_named_secrets(without_secrets(config.read_text(encoding="utf-8")))
+        raw = config.read_bytes().decode("utf-8", errors="replace")
+        if "\N{REPLACEMENT CHARACTER}" in raw:
+            run.missing.append(
+                "config.yaml is not all UTF-8; what cannot be read shows as \N{REPLACEMENT CHARACTER}"
+            )
+        run.config_text = _without_named_secrets(without_secrets(raw))
         try:
             tree = yaml.safe_load(run.config_text)
         except yaml.YAMLError:
@@ -224,8 +231,13 @@ def read_run(path: Path) -> RunFacts:
     metrics = path / "metrics.jsonl"
     if metrics.is_file():
         run.rows = [r if r["phase"] in ("train", "eval") else hidden(r) for r in read_metrics(metrics)]
-        raw = metrics.read_bytes()
-        run.cut_short = bool(raw) and not raw.endswith(b"\n")
+        lines = metrics.read_bytes().splitlines(keepends=True)
+        run.cut_short = bool(lines) and not lines[-1].endswith(b"\n")
+        gone = len(lines) - run.cut_short - len(run.rows)
+        if gone:
+            run.missing.append(
+                f"{count_of(gone, 'line')} of metrics.jsonl cannot be read: what was logged there is left out"
+            )
     else:
         run.missing.append("metrics.jsonl is missing: there are no curves")
     for file in sorted(path.glob("stacks*.txt")):
@@ -271,7 +283,7 @@ def _read(file: Path, missing: list[str], without: str) -> dict[str, Any]:
         missing.append(f"{file.name} is missing: {without}")
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_AS_TEXT.__getitem__)
     except ValueError as error:
         missing.append(f"{file.name} cannot be read ({error})")
         return {}
