@@ -197,7 +197,7 @@ def _by_its_author(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     kernel = kernels.get("cuda") or kernels.get(None)
     if kernel is None:
         raise NotImplementedError(f"Could not run '{plan.name}' with arguments from the 'CUDA' backend.")
-    with VirtualMode():
+    with torch._C._EnableTorchFunction(), VirtualMode():
         if functions.is_on():
             return kernel(*args, **kwargs)
         with functions.MODE:
@@ -328,9 +328,15 @@ class VirtualMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return work(func, args, kwargs or {})
+        return _unseen(func, args, kwargs or {})
 
 
-set_worker(work)
+def _unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`work`, past the function mode: in a backward pass it is on, and would see every question to a payload."""
+    with torch._C.DisableTorchFunction():
+        return work(func, args, kwargs)
+
+
+set_worker(_unseen)
 
 __all__ = ["PLANS", "Plan", "VirtualMode", "VirtualTensor", "is_virtual_device", "plan_of", "work"]
