@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -207,6 +208,17 @@ def test_a_failure_after_the_result_was_kept_leaves_the_result(tmp_path: Path) -
     run.write_json("summary.json", {"status": "finished"})
     fail(run, RuntimeError("while the processes part"), 1, 2)
     assert summary_of(tmp_path) == {"status": "finished"}
+
+
+def test_a_figure_that_is_no_number_leaves_a_summary_that_others_can_read(tmp_path: Path) -> None:
+    metrics = {"pearson": {"before": math.nan, "after": 0.5}}  # over a single row it is not defined
+    RunFolder(tmp_path).write_json("summary.json", {"status": "finished", "metrics": metrics})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is Python's, not JSON's")
+
+    read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
+    assert read["metrics"] == {"pearson": {"before": "nan", "after": 0.5}}
 
 
 def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:

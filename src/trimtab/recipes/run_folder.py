@@ -88,8 +88,10 @@ class RunFolder:
         self.begun, self.step, self.planned_steps = True, step, planned_steps
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Written beside its place and renamed, so that it is whole or as it was."""
-        text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
+        """Whole or as it was: written beside its place and renamed. NaN, which JSON lacks, becomes text."""
+        from trimtab.monitor.metrics import plain_value
+
+        text = json.dumps(plain_value(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
         scratch = self.path / f".{name}.{os.getpid()}"
         try:
             scratch.write_text(text + "\n", encoding="utf-8")
