@@ -61,3 +61,11 @@ def test_the_oldest_go(step: int, keep: int | None, best: int | None, left: set[
         (run.checkpoints / f"checkpoint-{each}").mkdir(parents=True)
     forget_old(run, step, keep, best)
     assert {int(c.name.split("-")[-1]) for c in run.checkpoints.iterdir()} == left
+
+
+def test_a_copy_that_somebody_set_aside_is_left_alone(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for name in ("checkpoint-10", "checkpoint-9", "checkpoint-10-good"):
+        (run.checkpoints / name).mkdir(parents=True)
+    forget_old(run, 10, 1, None)
+    assert {c.name for c in run.checkpoints.iterdir()} == {"checkpoint-10", "checkpoint-10-good"}

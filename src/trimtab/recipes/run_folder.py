@@ -63,16 +63,15 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
+    def checkpoint_folders(self) -> dict[int, Path]:
+        """The run's checkpoints by step, in order. A copy that somebody set aside (checkpoint-40-good) is theirs."""
+        numbers = {f.name.removeprefix("checkpoint-"): f for f in self.checkpoints.glob("checkpoint-*")}
+        return {int(number): numbers[number] for number in sorted(filter(str.isdecimal, numbers), key=int)}
+
     def newest_checkpoint(self) -> Path | None:
         """The last checkpoint that was written whole (the trainer's state is its last file)."""
-        found = {
-            int(number): folder
-            for folder in self.checkpoints.glob("checkpoint-*")
-            # A copy that somebody set aside (checkpoint-40-good) is theirs.
-            if (number := folder.name.removeprefix("checkpoint-")).isdecimal()
-            and (folder / "trainer_state.json").is_file()
-        }
-        return found[max(found)] if found else None
+        whole = [f for f in self.checkpoint_folders().values() if (f / "trainer_state.json").is_file()]
+        return whole[-1] if whole else None
 
     def write_request(self, config: Config, plan: PlacementPlan, data: dict[str, Any]) -> None:
         """What the run was asked for, where it runs, and the report on its data."""

@@ -109,7 +109,7 @@ def forget_old(run: RunFolder, step: int, keep: int | None, best_step: int | Non
     """
     if keep is None:
         return
-    found = sorted(int(c.name.split("-")[-1]) for c in run.checkpoints.glob("checkpoint-*"))
-    for old in [at for at in found if at <= step][:-keep]:
+    folders = run.checkpoint_folders()
+    for old in [at for at in folders if at <= step][:-keep]:
         if old != best_step:
-            shutil.rmtree(run.checkpoints / f"checkpoint-{old}")
+            shutil.rmtree(folders[old])
