@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.placement.apply import bind_arguments, move, own_stream, place, prepare_process, trainer_options
 from trimtab.placement.edges import return_outputs
+from trimtab.placement.memory import out_of_memory
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
 from trimtab.placement.resolve import check_request, resolve
@@ -29,6 +30,7 @@ __all__ = [
     "bind_arguments",
     "check_request",
     "move",
+    "out_of_memory",
     "own_stream",
     "place",
     "prepare_process",
