@@ -84,19 +84,21 @@ def test_a_long_setting_is_not_taken_for_a_file() -> None:
     from trimtab.cli.arguments import config_from
 
     prompt = "why " * 200
-    config, origin = config_from([f"samples.prompts=[{prompt}]"])
-    assert origin == "the built-in quick start"
+    request = config_from([f"samples.prompts=[{prompt}]"])
+    config = request.config
+    assert request.origin == "the built-in quick start"
     assert config.samples.prompts == [prompt.strip()]
 
 
 def test_without_a_file_another_recipe_stands_on_its_own_defaults() -> None:
     from trimtab.cli.arguments import config_from
 
-    config, origin = config_from(["recipe=grpo", "data=sums.jsonl", "reward=answer"])
-    assert (config.recipe, config.data.source, origin) == ("grpo", "sums.jsonl", "the command line")
-    assert (
-        "batch_size" not in config.training.model_fields_set
-    )  # the quick start's would not fit the generations
+    request = config_from(["recipe=grpo", "data=sums.jsonl", "reward=answer"])
+    config = request.config
+    assert (config.recipe, config.data.source, request.origin) == ("grpo", "sums.jsonl", "the command line")
+    assert config.training.batch_size == 8  # the quick start's would not fit the generations
+    assert config.lora.r == 16
+    assert {default.key for default in request.defaults} >= {"training.batch_size", "grpo.system"}
 
 
 def test_stale_rank_variables_are_ignored_and_said(trimtab: Trimtab) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trimtab.config import Config, ConfigError, config_warnings, keeps_best, load_config
-from trimtab.config.checks import RULES
-from trimtab.config.keys import SECTIONS, settings
+from trimtab.config.checks import rules_for
+from trimtab.config.keys import RECIPE_SECTIONS, SECTIONS, settings
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,17 @@ def test_settings_without_effect_are_warnings(words: str, key: str) -> None:
     assert warning.startswith(f"{key} ")
 
 
+def test_rules_judge_what_the_recipe_chose_where_nobody_said() -> None:
+    """GRPO evaluates by request alone, so that an evaluation's interval says nothing by itself."""
+    words = "recipe=grpo reward=length training.eval_steps=5"
+    (warning,) = config_warnings(load_config(None, words.split()))
+    assert warning.startswith("training.eval_steps has no effect: data.eval_fraction is 0")
+    assert config_warnings(load_config(None, [*words.split(), "data.eval_fraction=0.1"])) == []
+    with pytest.raises(ConfigError, match=r"training\.keep_best"):
+        load_config(None, ["recipe=grpo", "reward=length", "training.keep_best=true"])
+    assert config_warnings(load_config(None, ["recipe=grpo", "reward=length", "training.max_steps=3"])) == []
+
+
 def test_all_that_a_recipe_does_not_use_is_named() -> None:
     words = "recipe=grpo reward=length data.packing=true data.train_on=all"
     (warning,) = config_warnings(load_config(None, words.split()))
@@ -110,7 +121,16 @@ def test_keeps_best(words: str, kept: bool) -> None:
 
 def test_rules_name_settings_that_exist() -> None:
     known = {*settings(), *SECTIONS}
-    assert {key for keys, _ in RULES for key in keys} <= known
+    recipes = Config.model_json_schema()["properties"]["recipe"]["enum"]
+    assert {key for recipe in recipes for keys, _ in rules_for(recipe) for key in keys} <= known
+
+
+def test_each_recipe_but_sft_has_a_section_of_its_own() -> None:
+    recipes = Config.model_json_schema()["properties"]["recipe"]["enum"]
+    assert {"sft", *(section.recipe for section in RECIPE_SECTIONS.values())} == set(recipes)
+    for section in RECIPE_SECTIONS.values():
+        assert set(section.without_effect) <= set(settings())
+        assert len(section.rules) > 0
 
 
 def test_no_rule_objects_to_the_defaults_even_when_they_are_written_down() -> None:

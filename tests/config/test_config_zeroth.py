@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.config import ConfigError, config_warnings, dump_config, load_config
+from trimtab.config import Config, ConfigError, config_warnings, dump_config, load_config, load_request
 from trimtab.config.defaults import with_recipe_defaults
+from trimtab.config.schema import ZerothSettings
 
 TASK = ["recipe=zeroth_order", "zeroth.task=sst2"]
 
@@ -80,7 +81,8 @@ def test_settings_without_effect_are_warned_of() -> None:
     ],
 )
 def test_defaults_of_the_recipe_come_with_their_reasons(settings: list[str], rate: float, eps: float) -> None:
-    config, chosen = with_recipe_defaults(load_config(None, [*TASK, *settings]))
+    request = load_request(None, [*TASK, *settings])
+    config, chosen = request.config, request.defaults
     assert (config.training.learning_rate, config.zeroth.eps) == (rate, eps)
     assert (config.training.lr_scheduler, config.training.batch_size) == ("constant", 16)
     assert config.data.source == "sample"
@@ -89,8 +91,9 @@ def test_defaults_of_the_recipe_come_with_their_reasons(settings: list[str], rat
 
 
 def test_what_was_set_is_left_alone_and_the_kept_config_is_the_same_run(tmp_path: Path) -> None:
-    given = load_config(None, [*TASK, "training.learning_rate=0.5", "training.batch_size=2", "data=x.jsonl"])
-    config, chosen = with_recipe_defaults(given)
+    words = [*TASK, "training.learning_rate=0.5", "training.batch_size=2", "data=x.jsonl"]
+    request = load_request(None, words)
+    config, chosen = request.config, request.defaults
     assert (config.training.learning_rate, config.training.batch_size, config.data.source) == (
         0.5,
         2,
@@ -100,7 +103,7 @@ def test_what_was_set_is_left_alone_and_the_kept_config_is_the_same_run(tmp_path
     (tmp_path / "kept.yaml").write_text(dump_config(config))
     kept = load_config(tmp_path / "kept.yaml", [])
     assert kept == config
-    assert with_recipe_defaults(kept)[1] == []
+    assert with_recipe_defaults(kept) == (kept, [])
     assert config_warnings(kept) == []
 
 
@@ -109,6 +112,12 @@ def test_how_weights_are_rounded_can_be_said() -> None:
     assert load_config(None, [*TASK, "zeroth.rounding=nearest"]).zeroth.rounding == "nearest"
     with pytest.raises(ConfigError, match=r"zeroth\.rounding"):
         load_config(None, [*TASK, "zeroth.rounding=down"])
+
+
+def test_filling_twice_is_filling_once() -> None:
+    filled, chosen = with_recipe_defaults(Config(recipe="zeroth_order", zeroth=ZerothSettings(task="sst2")))
+    assert len(chosen) == 5
+    assert with_recipe_defaults(filled) == (filled, [])
 
 
 def test_other_recipes_have_no_defaults_of_their_own() -> None:

@@ -8,7 +8,7 @@ from trimtab.config import load_config
 from trimtab.hardware import Accelerator, Cpu, Hardware, Launcher
 from trimtab.placement import ModelProfile, PlacementError, PlacementRequest, Workload, resolve
 from trimtab.placement.profile import Part
-from trimtab.recipes.planning import workload
+from trimtab.recipes.table import recipe_of
 
 GIB = 2**30
 STEPS = Workload(batch_size=16, max_length=64, training=False, lanes=2)
@@ -106,9 +106,9 @@ def test_a_model_is_split_but_never_sharded() -> None:
 )
 def test_the_recipe_says_what_its_steps_need(settings: list[str], lanes: int, anchors: bool) -> None:
     config = load_config(None, ["recipe=zeroth_order", "zeroth.task=sst2", *settings])
-    work = workload(config)
+    work = recipe_of(config).workload(config, False)
     assert (work.training, work.lanes, work.anchors, work.batch_size) == (False, lanes, anchors, 16)
     if not any(setting.startswith("zeroth.lanes") for setting in settings):
-        assert workload(config, on_cpu=True).lanes == 1
-    sft = workload(load_config(None, []))
+        assert recipe_of(config).workload(config, True).lanes == 1
+    sft = recipe_of(load_config(None, [])).workload(load_config(None, []), False)
     assert (sft.training, sft.lanes, sft.anchors) == (True, 1, False)

@@ -50,4 +50,4 @@ generate = transformers.GenerationMixin.generate
 if strategy == "sharded":
     grpo.PlacedGRPOTrainer = CPUsAsGPUs  # type: ignore[misc]
     transformers.GenerationMixin.generate = count_forwards
-grpo.run_grpo(config, plan, open_run_folder(config))
+grpo.run_recipe(config, plan, open_run_folder(config))

@@ -260,9 +260,10 @@ def test_a_run_that_failed_is_neither_exported_nor_replaced_unasked(tmp_path: Pa
     config = load_config(None, [f"output_dir={tmp_path / 'run'}"])
     run = open_run_folder(config)
     run.write_request(config, PLAN, {})
-    run.adapter.mkdir()
+    adapter = run.kept_folder(config)
+    adapter.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (run.adapter / name).write_text("{}")
+        (adapter / name).write_text("{}")
     fail(run, ValueError("while keeping it"))
     with pytest.raises(RequestError, match="the run failed"):
         read_for_export(run.path)

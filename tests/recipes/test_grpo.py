@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from trimtab.config import load_config
 from trimtab.errors import RequestError
-from trimtab.recipes.grpo import run_grpo
 from trimtab.recipes.planning import plan_run
+from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
 from trimtab.rewards import RewardError
 
@@ -78,7 +78,7 @@ def train(settings: list[str], *more: str) -> tuple[dict[str, Any], Path]:
     config = load_config(None, [*settings, *more])
     assert config.output_dir is not None
     said: list[str] = []
-    summary = run_grpo(config, plan_run(config).plan, open_run_folder(config), said.append)
+    summary = run_recipe(config, plan_run(config).plan, open_run_folder(config), said.append)
     return summary, Path(config.output_dir)
 
 
@@ -161,16 +161,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], tmp_path
     _, whole = train(settings, f"output_dir={tmp_path / 'whole'}")
     broken = [*settings, f"output_dir={tmp_path / 'broken'}"]
 
-    from trimtab.recipes import grpo
+    from trimtab.recipes import trainer_driver
 
-    class Interrupt(grpo.GracefulStop):
+    class Interrupt(trainer_driver.GracefulStop):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             super().on_step_end(args, state, control, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "GracefulStop", Interrupt)
+        patch.setattr(trainer_driver, "GracefulStop", Interrupt)
         summary, _ = train(broken)
     assert (summary["status"], summary["steps"]) == ("interrupted", 1)
     run = tmp_path / "broken"
@@ -191,15 +191,15 @@ def test_several_steps_on_one_set_of_completions_survive_a_stop_and_a_resume(
     settings = [*settings, "grpo.num_iterations=2", "training.max_steps=6"]
     _, whole = train(settings, f"output_dir={tmp_path / 'whole'}", "training.save_steps=3")
 
-    from trimtab.recipes import grpo
+    from trimtab.recipes import trainer_driver
 
-    class Interrupt(grpo.GracefulStop):
+    class Interrupt(trainer_driver.GracefulStop):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.stopped = self.stopped or state.global_step == 3
             super().on_step_end(args, state, control, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "GracefulStop", Interrupt)
+        patch.setattr(trainer_driver, "GracefulStop", Interrupt)
         summary, _ = train(settings)
     assert (summary["status"], summary["steps"]) == ("interrupted", 4), "not amid the steps on one set"
     _, run = train(settings, "training.resume=true")
@@ -219,16 +219,16 @@ def test_several_steps_on_one_set_of_completions_survive_a_stop_and_a_resume(
 
 
 def test_told_to_stop_in_the_last_step_the_run_is_whole(settings: list[str]) -> None:
-    from trimtab.recipes import grpo
+    from trimtab.recipes import trainer_driver
 
-    class Interrupt(grpo.GracefulStop):
+    class Interrupt(trainer_driver.GracefulStop):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == state.max_steps:
                 os.kill(os.getpid(), signal.SIGTERM)
             super().on_step_end(args, state, control, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "GracefulStop", Interrupt)
+        patch.setattr(trainer_driver, "GracefulStop", Interrupt)
         summary, run = train(settings, "training.max_steps=1")
     assert summary["status"] == "finished"
     assert (run / "adapter" / "adapter_model.safetensors").is_file()

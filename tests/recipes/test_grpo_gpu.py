@@ -11,8 +11,8 @@ import pytest
 
 from trimtab.config import load_config
 from trimtab.hardware import probe
-from trimtab.recipes.grpo import run_grpo
 from trimtab.recipes.planning import plan_run
+from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
 
 pytestmark = [
@@ -46,7 +46,7 @@ def run(model: Path, folder: Path, *more: str) -> list[dict[str, Any]]:
     ]
     config = load_config(None, [*settings, *more])
     plan = plan_run(config).plan
-    run_grpo(config, plan, open_run_folder(config), lambda line: None)
+    run_recipe(config, plan, open_run_folder(config), lambda line: None)
     assert json.loads((folder / "plan.json").read_text())["device"].startswith("cuda")
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

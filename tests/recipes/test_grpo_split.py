@@ -13,10 +13,9 @@ import torch
 
 from trimtab.config import load_config
 from trimtab.placement import PlacementPlan, return_outputs
-from trimtab.recipes.grpo import run_grpo
 from trimtab.recipes.planning import plan_run
+from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
-from trimtab.recipes.sft import run_sft
 
 HEAD_ON_LAST = {
     "model.embed_tokens": "cuda:0",
@@ -53,11 +52,11 @@ def words(model: Path, out: Path, recipe: str) -> list[str]:
     return [*common, *more.split(), "max_completion_length=6", "grpo.beta=0.05"]
 
 
-def train(recipe: str, settings: list[str], plan: PlacementPlan | None = None) -> dict[str, list[float]]:
+def train(settings: list[str], plan: PlacementPlan | None = None) -> dict[str, list[float]]:
     config = load_config(None, settings)
     run = open_run_folder(config)
     made = plan or plan_run(config).plan
-    {"grpo": run_grpo, "sft": run_sft}[recipe](config, made, run, lambda _: None)
+    run_recipe(config, made, run, lambda _: None)
     steps = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     steps = [step for step in steps if step["phase"] == "train"]
     return {key: [step[key] for step in steps if key in step] for key in steps[0]}
@@ -115,10 +114,10 @@ def test_our_recipes_train_with_the_head_on_the_last_gpu(
     tiny_model: Path, tmp_path: Path, recipe: str
 ) -> None:
     """The map on which stock TRL fails, handed to our recipes as a plan."""
-    whole = train(recipe, [*words(tiny_model, tmp_path / "one", recipe), "device=cpu"])
+    whole = train([*words(tiny_model, tmp_path / "one", recipe), "device=cpu"])
     settings = [*words(tiny_model, tmp_path / "two", recipe), "model_parallel=true"]
     plan = dataclasses.replace(plan_run(load_config(None, settings)).plan, device_map=HEAD_ON_LAST)
-    split = train(recipe, settings, plan)
+    split = train(settings, plan)
     assert split["loss"] == pytest.approx(whole["loss"], abs=1e-5)
     assert len(split["loss"]) == 2
 
@@ -129,14 +128,14 @@ def test_one_device_two_gpus_and_four_give_the_same_losses(
 ) -> None:
     from trimtab import virtual_gpus
 
-    one = train(recipe, [*words(four_layers, tmp_path / "one", recipe), "device=cpu"])
+    one = train([*words(four_layers, tmp_path / "one", recipe), "device=cpu"])
     for count in (2, 4):
         with virtual_gpus(count):
             settings = [*words(four_layers, tmp_path / f"{count}", recipe), "model_parallel=true"]
             planned = plan_run(load_config(None, settings)).plan
             assert planned.strategy == "split"
             assert len(planned.devices) == count
-            several = train(recipe, settings)
+            several = train(settings)
         assert several["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert min(one["grad_norm"]) > 0
         assert several["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
@@ -151,7 +150,7 @@ def test_one_device_two_gpus_and_four_give_the_same_losses(
 @pytest.mark.virtual_gpus(2)
 def test_full_tuning_puts_the_reference_where_the_policy_lies(four_layers: Path, tmp_path: Path) -> None:
     settings = [*words(four_layers, tmp_path / "run", "grpo"), "model_parallel=true", "method=full"]
-    figures = train("grpo", settings)
+    figures = train(settings)
     assert figures["kl"][0] == pytest.approx(0, abs=1e-5)
     assert figures["kl"][1] > 0
 
@@ -178,14 +177,14 @@ def test_a_split_trains_in_spite_of_launcher_variables(
     settings = [*words(tiny_model, tmp_path / "run", "grpo"), "model_parallel=true"]
     plan = plan_run(load_config(None, settings)).plan
     assert (plan.strategy, plan.launcher) == ("split", launcher)
-    assert len(train("grpo", settings)["loss"]) == 2
+    assert len(train(settings)["loss"]) == 2
 
 
 @pytest.mark.virtual_gpus(2)
 def test_an_unsplit_model_beside_a_second_visible_gpu(tiny_model: Path, tmp_path: Path) -> None:
     """TRL's trainer by itself refuses: it would wrap the model in DataParallel."""
     settings = [*words(tiny_model, tmp_path / "run", "grpo"), "model_parallel=false", "processes=1"]
-    figures = train("grpo", settings)
+    figures = train(settings)
     assert len(figures["loss"]) == 2
     assert "peak_memory_bytes/cuda:1" not in figures
     assert torch.cuda.max_memory_allocated(1) == 0

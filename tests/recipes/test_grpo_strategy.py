@@ -11,6 +11,7 @@ import pytest
 
 from trimtab.cli.plan import parts_table, plan_lines
 from trimtab.config import load_config
+from trimtab.config.load import load_request
 from trimtab.hardware import Accelerator, Hardware, Launcher, probe
 from trimtab.placement import PlacementError
 from trimtab.recipes.planning import Planned, plan_run
@@ -53,8 +54,8 @@ def planned(model: Path, value: bool | None, hardware: Hardware) -> Planned:
 
 def printed(made: Planned) -> str:
     """The strategy as `plan` and `train` print it."""
-    config = load_config(None, ["recipe=grpo", "reward=answer"])
-    (line,) = [text for text in plan_lines(config, "test", made) if re.match(r"\s*\d+ . strategy", text)]
+    request = load_request(None, ["recipe=grpo", "reward=answer"], "test")
+    (line,) = [text for text in plan_lines(request, made) if re.match(r"\s*\d+ . strategy", text)]
     return line
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from safetensors.torch import load_file
 
 from trimtab.config import load_config
 from trimtab.recipes.planning import plan_run
+from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
-from trimtab.recipes.sft import run_sft
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def train(settings: list[str], *more: str) -> tuple[dict[str, Any], Path]:
     config = load_config(None, [*settings, *more])
     assert config.output_dir is not None
     said: list[str] = []
-    summary = run_sft(config, plan_run(config).plan, open_run_folder(config), said.append)
+    summary = run_recipe(config, plan_run(config).plan, open_run_folder(config), said.append)
     return summary, Path(config.output_dir)
 
 
@@ -137,16 +138,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], plain: P
     """Stopped by SIGINT after step 2 and resumed, the run ends with the same weights."""
     broken = [*settings, "training.keep_best=false"]
 
-    from trimtab.recipes import sft
+    from trimtab.recipes import trainer_driver
 
-    class Interrupt(sft.GracefulStop):
+    class Interrupt(trainer_driver.GracefulStop):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 2:
                 os.kill(os.getpid(), signal.SIGINT)
             super().on_step_end(args, state, control, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sft, "GracefulStop", Interrupt)
+        patch.setattr(trainer_driver, "GracefulStop", Interrupt)
         summary, _ = train(broken)
     assert summary["status"] == "interrupted"
     assert summary["steps"] == 2
@@ -154,6 +155,43 @@ def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], plain: P
     assert resumed["status"] == "finished"
     assert weights_equal(plain, run)
     assert losses(run) == losses(plain)
+
+
+def test_a_whole_run_that_is_resumed_trains_no_step_more(settings: list[str], plain: Path) -> None:
+    """Killed after its last checkpoint, before anything was kept: resumed, it keeps those very weights."""
+    ours = [*settings, "training.keep_best=false"]
+    _, run = train(ours)
+    shutil.rmtree(run / "adapter")
+    summary, run = train(ours, "training.resume=true")
+    assert (summary["status"], summary["steps"], summary["planned_steps"]) == ("finished", 4, 4)
+    assert losses(run) == losses(plain)
+    assert weights_equal(plain, run)
+
+
+def test_what_was_trained_is_kept_before_samples_are_answered(settings: list[str]) -> None:
+    """Told to end while it answers, the run has lost nothing but the answers."""
+    from trimtab.recipes import run as page
+
+    asked: list[int] = []
+
+    def answer(*args: Any) -> list[str]:
+        asked.append(1)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return ["before"]
+
+    ours = [*settings, 'samples.prompts=["What is 1 plus 1?"]']
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "answer", answer)
+        with pytest.raises(KeyboardInterrupt):
+            train(ours)
+    run = Path(load_config(None, ours).output_dir or "")
+    assert load_file(run / "adapter" / "adapter_model.safetensors")
+    assert "held-out loss" in (run / "adapter" / "README.md").read_text()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["eval_loss"]["after"] is not None
+    assert summary["samples"] == []
 
 
 def test_nan_stops_the_run_loudly(settings: list[str], tiny_model: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from trimtab.config import load_config
 from trimtab.hardware import probe
 from trimtab.recipes.planning import plan_run
+from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
-from trimtab.recipes.sft import run_sft
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,7 +29,7 @@ def losses_on(device: str, precision: str, model: Path, rows: Path, folder: Path
     ]
     config = load_config(None, [*settings, "monitor.progress=none"])
     plan = plan_run(config).plan
-    run_sft(config, plan, open_run_folder(config), lambda line: None)
+    run_recipe(config, plan, open_run_folder(config), lambda line: None)
     assert json.loads((folder / "plan.json").read_text())["device"] == plan.device
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if line.get("phase") == "train" and "loss" in line]

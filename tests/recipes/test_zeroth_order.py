@@ -18,8 +18,8 @@ from trimtab.config import load_config
 from trimtab.errors import RequestError
 from trimtab.recipes.planning import plan_run
 from trimtab.recipes.replay import replay_run
+from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
-from trimtab.recipes.zeroth_order import run_zeroth_order
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ RUINOUS = ("training.learning_rate=3.0", "zeroth.interval=50", "seed=3")
 def tune(settings: list[str], *more: str) -> tuple[dict[str, Any], Path]:
     config = load_config(None, [*settings, *more])
     assert config.output_dir is not None
-    summary = run_zeroth_order(config, plan_run(config).plan, open_run_folder(config), [].append)
+    summary = run_recipe(config, plan_run(config).plan, open_run_folder(config), [].append)
     return summary, Path(config.output_dir)
 
 
@@ -148,9 +148,9 @@ def test_lanes_change_nothing(settings: list[str], tmp_path: Path) -> None:
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int, settings: list[str]) -> Path:
     """The folder of a run that SIGINT stopped after so many steps."""
-    from trimtab.recipes import zeroth_order
+    from trimtab.zeroth import optimizer
 
-    class Interrupted(zeroth_order.ZerothOrder):
+    class Interrupted(optimizer.ZerothOrder):
         def step(self, *args: Any, **kwargs: Any) -> Any:
             result = super().step(*args, **kwargs)
             if self.step_number == after:
@@ -158,7 +158,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, after: int, settings: list[str]
             return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(zeroth_order, "ZerothOrder", Interrupted)
+        patch.setattr(optimizer, "ZerothOrder", Interrupted)
         summary, run = tune(settings)
     assert (summary["status"], summary["steps"]) == ("interrupted", after)
     return run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from trimtab.config import Config
+    from trimtab.config import Config, Request
     from trimtab.recipes.planning import Planned
 
 GIB = 2**30
@@ -30,8 +30,10 @@ def plan(
     from trimtab.config import config_warnings
     from trimtab.placement import PlacementError
     from trimtab.recipes.planning import plan_run
+    from trimtab.recipes.table import recipe_of
 
-    config, origin = config_from(arguments or [])
+    request = config_from(arguments or [])
+    config, origin = request.config, request.origin
     try:
         planned = plan_run(config)
     except PlacementError as error:
@@ -40,18 +42,14 @@ def plan(
             raise typer.Exit(2) from None
         typer.echo(json.dumps({"error": str(error)}, indent=2))
         raise typer.Exit(2) from None
-    report = None
-    if config.recipe == "grpo":
-        from trimtab.recipes.grpo_check import Checked, preflight
-
-        report = preflight(config, planned.plan)
-        report.checks.append(Checked("generation", None, "needs the weights: `trimtab train` tries it first"))
+    preflight = recipe_of(config).preflight
+    report = preflight(config, planned.plan) if preflight is not None else None
     failed = report is not None and bool(report.failed)
     if as_json:
         checks = {"checks": [asdict(check) for check in report.checks]} if report is not None else {}
         typer.echo(json.dumps(plan_as_dict(planned) | checks, indent=2))
         raise typer.Exit(2 if failed else 0)
-    for line in plan_lines(config, origin, planned):
+    for line in plan_lines(request, planned):
         typer.echo(line)
     for warning in config_warnings(config):
         typer.echo(f" ! {warning}")
@@ -66,16 +64,15 @@ def plan(
         raise typer.Exit(2)
 
 
-def plan_lines(config: Config, origin: str, planned: Planned) -> list[str]:
+def plan_lines(request: Request, planned: Planned) -> list[str]:
     """Numbered lines: what was decided, and the reason behind it."""
-    from trimtab.config.defaults import with_recipe_defaults
-
+    config = request.config
     hardware, plan, profile = planned.hardware, planned.plan, planned.profile
     why = plan.reasons
     gpus = ", ".join(f"{g.name} {g.model}" for g in hardware.accelerators) or "no GPU"
     layers = len(profile.layers)
     rows = [
-        ("✓", "config", origin),
+        ("✓", "config", request.origin),
         (
             "✓",
             "hardware",
@@ -100,7 +97,7 @@ def plan_lines(config: Config, origin: str, planned: Planned) -> list[str]:
     ]
     if "device_map" in why:
         rows.append(("✓", "device map", why["device_map"]))
-    rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in with_recipe_defaults(config)[1]]
+    rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in request.defaults]
     for device, share in plan.memory.items():
         figures = f"about {share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {device} (estimate)"
         rows.append(("✓" if share.fits else "✗", "memory", figures))

@@ -7,18 +7,15 @@ import os
 import shlex
 import signal
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from trimtab.config import Config
+    from trimtab.config import Config, Request
     from trimtab.recipes.planning import Planned
 
-RECIPES = {"sft": "run_sft", "grpo": "run_grpo", "zeroth_order": "run_zeroth_order"}
-"""Recipe to its function in the module of that name; imported only when it is to run."""
 SAVING_SECONDS = 600
 
 
@@ -36,7 +33,8 @@ def train(
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.run_folder import RunFolder, default_folder, failure_kept, open_run_folder
 
-    config, origin = config_from(arguments or [])
+    request = config_from(arguments or [])
+    config = request.config
     planned = plan_run(config)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0
@@ -52,7 +50,7 @@ def train(
         raise typer.Exit(_launch(arguments or [], config, planned))
 
     if main:
-        _announce(config, origin, planned)
+        _announce(request, planned)
         run = open_run_folder(config)
     else:
         run = RunFolder(Path(config.output_dir).expanduser())
@@ -63,7 +61,8 @@ def train(
 
     with failure_kept(run, config, planned.plan, launcher.rank):
         quiet_libraries()
-        run_recipe = getattr(import_module(f"trimtab.recipes.{config.recipe}"), RECIPES[config.recipe])
+        from trimtab.recipes.run import run_recipe
+
         summary = run_recipe(config, planned.plan, run, say)
     if main:
         _conclude(config, summary)
@@ -71,12 +70,13 @@ def train(
         raise typer.Exit(1)
 
 
-def _announce(config: Config, origin: str, planned: Planned) -> None:
+def _announce(request: Request, planned: Planned) -> None:
     from trimtab.cli.plan import parts_table, plan_lines
     from trimtab.config import config_warnings
 
-    print(f"trimtab train: {origin}, into {config.output_dir}")
-    for line in plan_lines(config, origin, planned):
+    config = request.config
+    print(f"trimtab train: {request.origin}, into {config.output_dir}")
+    for line in plan_lines(request, planned):
         print("  " + line)
     if planned.plan.strategy == "split":
         print("\n".join("  " + line for line in parts_table(planned)))

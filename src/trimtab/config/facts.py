@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from trimtab.config.schema import Config
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from trimtab.config.rule import Conflict
+
+if TYPE_CHECKING:
+    from trimtab.config.schema import Config
 
 
 def value_of_setting(config: Config, key: str) -> object:
@@ -33,10 +39,11 @@ def saves_fall_on_evaluations(config: Config) -> bool:
     return save_steps is None or (eval_steps is not None and save_steps % eval_steps == 0)
 
 
-def reward_weights(config: Config) -> dict[str, float]:
-    """The rewards of `recipe: grpo` by name, each with its weight."""
-    reward = config.grpo.reward
-    if isinstance(reward, dict):
-        return reward
-    names = [reward] if isinstance(reward, str) else reward or []
-    return dict.fromkeys(names, 1.0)
+def unused(config: Config, keys: Iterable[str], where: str, change: str = "remove it") -> Conflict | None:
+    """A warning of those of `keys` that are not at their defaults, and have no effect with `where`."""
+    usual = type(config)()
+    idle = [key for key in keys if value_of_setting(config, key) != value_of_setting(usual, key)]
+    if not idle:
+        return None
+    more = f", nor have {', '.join(idle[1:])}" if idle[1:] else ""
+    return Conflict(idle[0], f"has no effect with {where}{more}", change, warning=True)

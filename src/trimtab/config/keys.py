@@ -14,12 +14,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from trimtab.config.schema import Config
+from trimtab.config.section import RecipeSection
 
 SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
+
+RECIPE_SECTIONS = {name: section for name, section in SECTIONS.items() if issubclass(section, RecipeSection)}
+"""Those that belong to one recipe alone."""
 
 SHORTHANDS = {"model": "model.name", "data": "data.source"}
 """Sections that may be written as plain text, and the setting that the text then fills."""

@@ -1,15 +1,18 @@
 """The way in: a YAML file, then `key=value` overrides, become one `Config`; every mistake goes into one report.
 
 Reads (`read.py`), gives each setting its own name (here, by `aliases.py`), validates and checks (`validate.py`,
-`checks.py`, rules in `rules_*.py`). There is no other source of settings: no environment variable, no hidden file.
+`checks.py`, rules in `rules_run.py` and with each recipe's section). There is no other source of settings: no
+environment variable, no hidden file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.config.aliases import ALIASES, DENIALS, SECTION_ALIASES, Alias, Refused
+from trimtab.config.defaults import Default
 from trimtab.config.elsewhere import ELSEWHERE
 from trimtab.config.keys import SECTIONS, SHORTHANDS, kinds, setting_of, settings, suggest
 from trimtab.config.problems import ConfigError, Problem, show
@@ -18,18 +21,38 @@ from trimtab.config.schema import Config
 from trimtab.config.validate import Setting, build
 
 
+@dataclass(frozen=True)
+class Request:
+    """What somebody asked for: settings with the recipe's defaults filled in, once, before anything is planned."""
+
+    config: Config
+    origin: str
+    """Where the settings came from, in words."""
+    defaults: tuple[Default, ...]
+    """What the recipe chose, with its reasons, to be printed."""
+
+
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The settings in `path`, with `overrides` over them. Raises `ConfigError` with every problem at once."""
+    """The settings in `path`, with `overrides` over them and the recipe's defaults where nothing was set.
+
+    Raises `ConfigError` with every problem at once.
+    """
+    return load_request(path, overrides).config
+
+
+def load_request(path: Path | None, overrides: Sequence[str], origin: str | None = None) -> Request:
+    """The same, with what was chosen. `origin` stands for the path where that says nothing to a user."""
     problems: list[Problem] = []
     from_file = read_file(path, problems) if path else []
     from_command_line = read_overrides(overrides, problems)
     if from_file is None:  # without it, what the rest means cannot be told
         raise ConfigError(problems)
     found, wrong = _resolve([*from_file, *from_command_line], problems)
-    config = build(found, wrong, problems)
-    if config is None:
+    built = build(found, wrong, problems)
+    if built is None:
         raise ConfigError(problems)
-    return config
+    config, defaults = built
+    return Request(config, origin or str(path or "the command line"), tuple(defaults))
 
 
 def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str, Setting], set[str]]:

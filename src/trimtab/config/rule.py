@@ -1,15 +1,17 @@
-"""What a rule between settings is, and what it finds. The rules themselves are in `rules_*.py`."""
+"""What a rule between settings is, and what it finds. The general rules are in `rules_run.py`, a recipe's with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from trimtab.config.schema import Config
+if TYPE_CHECKING:
+    from trimtab.config.schema import Config
 
 
 @dataclass(frozen=True)
-class Finding:
+class Conflict:
     """A setting that cannot stand next to the others, or (`warning`) that does nothing there."""
 
     key: str
@@ -18,7 +20,7 @@ class Finding:
     warning: bool = False
 
 
-Rule = Callable[[Config], Finding | None]
+Rule: TypeAlias = "Callable[[Config], Conflict | None]"
 
 
 class Rules(list[tuple[tuple[str, ...], Rule]]):

@@ -1,4 +1,4 @@
-"""The settings of a run, documented where they are declared.
+"""The settings of a run, documented where they are declared: the general ones here, a recipe's own in its file.
 
 This file only declares: reading YAML, overrides, aliases and error reports live in `load.py`.
 Importing it never imports torch.
@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
+
+from trimtab.config.grpo import GrpoSettings
+from trimtab.config.section import Section
+from trimtab.config.zeroth_order import ZerothSettings
+
+__all__ = [
+    "Config",
+    "DataSettings",
+    "Device",
+    "GrpoSettings",
+    "LoraSettings",
+    "ModelSettings",
+    "MonitorSettings",
+    "SampleSettings",
+    "Section",
+    "TrainingSettings",
+    "ZerothSettings",
+]
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
-# A label may be written as it stands in the data: 0, true, entailment.
-Label = Annotated[str, BeforeValidator(lambda key: str(key) if isinstance(key, bool | int | float) else key)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, docstrings under fields become their description."""
-
-    model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, validate_assignment=True, allow_inf_nan=False
-    )
 
 
 class ModelSettings(Section):
@@ -201,145 +209,6 @@ class SampleSettings(Section):
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 80
     """Longest answer in tokens."""
-
-
-class ZerothSettings(Section):
-    """Steps from forward passes alone, on a task with given answers; used with `recipe: zeroth_order`."""
-
-    method: Literal["mezo", "dizo", "fzoo"] = "dizo"
-    """MeZO; DiZO: MeZO that also rescales how far chosen layers have moved; FZOO: several one-sided passes a step."""
-
-    task: str | None = None
-    """A known task such as `sst2`: it brings its prompt, its answers and its metrics."""
-
-    template: str | None = None
-    """The prompt for data of your own, with columns in braces: `"{sentence} It was"`."""
-
-    labels: dict[Label, str] = Field(default_factory=dict)
-    """What the model should say for each value of `label_column`: `{0: " terrible", 1: " great"}`."""
-
-    label_column: str = "label"
-    """The column that holds the label."""
-
-    answer: str | None = None
-    """In place of `labels`: the answer to be learned, with columns in braces: `" {answer}"`."""
-
-    eps: Annotated[float, Field(gt=0)] | None = None
-    """How far weights are perturbed; null takes the usual value of the method."""
-
-    queries: Annotated[int, Field(ge=2)] = 8
-    """FZOO: perturbations in one step."""
-
-    lanes: Annotated[int, Field(ge=1)] | None = None
-    """Passes that are stacked into one forward; null: one on the CPU, on a GPU two, or all of an adapter's."""
-
-    rounding: Literal["stochastic", "nearest"] = "stochastic"
-    """Of weights in bf16 or fp16: up or down by chance, right in the mean; to the nearest, small steps are lost."""
-
-    interval: Annotated[int, Field(ge=1)] = 50
-    """DiZO: steps between two projections."""
-
-    projection_eps: Annotated[float, Field(gt=0)] = 0.1
-    """DiZO: how far a layer's ratio is perturbed."""
-
-    projection_step: Annotated[float, Field(gt=0)] = 2.0
-    """DiZO: step size of the ratios."""
-
-    projection_clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """DiZO: a ratio stays within 1 plus or minus this in one projection."""
-
-    projection_iterations: Annotated[int, Field(ge=1)] = 10
-    """DiZO: search steps in one projection, two passes each."""
-
-    projection_roles: list[str] = Field(default_factory=lambda: ["query", "value"])
-    """DiZO: which layers are projected, by their role in attention."""
-
-
-class GrpoSettings(Section):
-    """Reinforcement learning on rewards that are computed from completions; used with `recipe: grpo`."""
-
-    reward: str | list[str] | dict[str, float] | None = None
-    """What completions are scored by: `answer`, `format`, `length`, `json`, `code`, or `module:function`; one name, a
-    list, or a mapping of names to weights."""
-
-    chat: bool = True
-    """A prompt that is text is put as a user's message through the chat template; false continues it as it stands."""
-
-    system: str | None = None
-    """A system message before each prompt that is text."""
-
-    prompt: str | None = None
-    """The prompt as a template over columns, `"{question} End with #### N."`; null takes the prompt column."""
-
-    num_generations: Annotated[int, Field(ge=2)] = 8
-    """Completions for each prompt; they are judged against one another."""
-
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of sampling."""
-
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens that together have this probability."""
-
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample from this many most likely tokens; 0 from all."""
-
-    max_prompt_length: Annotated[int, Field(ge=1)] | None = None
-    """Longest prompt in tokens; null takes what `data.max_length` leaves beside the completion. What is longer is
-    dropped and counted."""
-
-    max_completion_length: Annotated[int, Field(ge=1)] = 256
-    """Longest completion in tokens."""
-
-    beta: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL term that holds the model near its start; 0 needs no reference."""
-
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
-    """How the loss of tokens is gathered, by the name that TRL gives it."""
-
-    epsilon: Annotated[float, Field(gt=0)] = 0.2
-    """How far a token's probability may move before its gain is clipped."""
-
-    num_iterations: Annotated[int, Field(ge=1)] = 1
-    """Optimizer passes over each set of completions."""
-
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What rewards are divided by: the spread of the prompt's completions, of the batch, or nothing."""
-
-    mask_truncated: bool = False
-    """Leave completions that reached `max_completion_length` out of the loss."""
-
-    show_completions: Annotated[int, Field(ge=0)] = 1
-    """Completions shown, and kept in metrics.jsonl, with each line of metrics."""
-
-    use_vllm: bool = False
-    """Generate with vLLM (an extra, for CUDA)."""
-
-    vllm_mode: Literal["colocate", "server"] = "colocate"
-    """vLLM inside the training processes, or a server of your own (docs/grpo.md says what it is started with)."""
-
-    vllm_server_base_url: Annotated[str, Field(min_length=1)] = "http://localhost:8000"
-    """Where the server of `vllm_mode: server` answers."""
-
-    vllm_memory: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    """Share of a GPU's memory that vLLM takes when it shares the GPU."""
-
-    answer_column: str = "answer"
-    """Reward `answer`: the column with the right answer, as it stands or after `####`."""
-
-    pattern: str | None = None
-    """Reward `format`: the regular expression that a whole completion has to match."""
-
-    target_length: Annotated[int, Field(ge=1)] = 32
-    """Reward `length`: tokens up to which a completion counts as short."""
-
-    tests_column: str = "tests"
-    """Reward `code`: the column with unit tests, as Python text or a list of assertions."""
-
-    test_seconds: Annotated[float, Field(gt=0)] = 5.0
-    """Reward `code`: time for one completion's tests."""
-
-    test_megabytes: Annotated[int, Field(ge=64)] = 512
-    """Reward `code`: memory for one completion's tests."""
 
 
 class Config(Section):

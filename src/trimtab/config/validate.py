@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from trimtab.config.checks import run_checks
+from trimtab.config.defaults import Default, with_recipe_defaults
 from trimtab.config.facts import value_of_setting
 from trimtab.config.keys import (
     KIND_WORDS,
@@ -30,10 +31,12 @@ from trimtab.config.keys import (
 )
 from trimtab.config.problems import Problem, show
 from trimtab.config.read import Given
-from trimtab.config.rule import Finding
+from trimtab.config.rule import Conflict
 from trimtab.config.schema import Config
 from trimtab.config.secrets import secret_in
 
+Built = tuple[Config, list[Default]]
+"""A config with its recipe's defaults filled in, and what they are."""
 _WORD_FOR = {
     bool: "true or false",
     int: "a number",
@@ -74,7 +77,7 @@ class Setting:
         return Problem(self.key, value, reason, change, self.given.origin, self.note)
 
 
-def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]) -> Config | None:
+def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]) -> Built | None:
     """The config, or None with the reasons added to `problems`. Keys in `wrong` are known to be so already."""
     usable = {key: _as_text(setting) for key, setting in found.items() if key not in wrong}
     for key, setting in list(usable.items()):
@@ -93,10 +96,11 @@ def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]
         # Again without the wrong ones, so that conflicts among the right ones are in the same report.
         left = {key: setting for key, setting in usable.items() if setting_of(key) not in faults}
         config = Config.model_validate(_nested(left))
-    for finding, keys in run_checks(config, {setting_of(key) or key for key in wrong}):
-        if not finding.warning:
-            problems.append(_conflict(config, usable, finding, keys))
-    return None if problems else config
+    filled, chosen = with_recipe_defaults(config)
+    for conflict, keys in run_checks(filled, {setting_of(key) or key for key in wrong}):
+        if not conflict.warning:
+            problems.append(_conflict(filled, usable, conflict, keys))
+    return None if problems else (filled, chosen)
 
 
 def _nested(found: Mapping[str, Setting]) -> dict[str, Any]:
@@ -207,13 +211,15 @@ def _way_out(key: str) -> str:
 
 
 def _conflict(
-    config: Config, found: Mapping[str, Setting], finding: Finding, keys: tuple[str, ...]
+    config: Config, found: Mapping[str, Setting], conflict: Conflict, keys: tuple[str, ...]
 ) -> Problem:
-    own = found.get(finding.key)
-    others = [found[key] for key in keys if key in found and key != finding.key]
+    own = found.get(conflict.key)
+    others = [found[key] for key in keys if key in found and key != conflict.key]
     parts = [own.note if own else "the default"]
     parts += [f"{other.key} {other.given.origin.phrase}" for other in others]
     origins = [setting.given.origin for setting in ([own] if own else others)]
-    value = value_of_setting(config, finding.key)
+    value = value_of_setting(config, conflict.key)
     note = "; ".join(part for part in parts if part)
-    return Problem(finding.key, show(value), finding.reason, finding.change, next(iter(origins), None), note)
+    return Problem(
+        conflict.key, show(value), conflict.reason, conflict.change, next(iter(origins), None), note
+    )

@@ -8,14 +8,13 @@ import trimtab
 from trimtab.config.schema import Config
 from trimtab.models import builtin
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.table import recipe_of
 
 
 def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> str:
     """The card as Markdown with the front matter that model hubs read."""
     base = "HuggingFaceTB/SmolLM2-135M-Instruct" if config.model.name == builtin.NAME else config.model.name
     kind = "LoRA adapter" if config.method == "lora" else "model"
-    by = {"sft": "supervised fine-tuning", "grpo": "reinforcement learning (GRPO)"}
-    by |= {"zeroth_order": f"zeroth-order steps ({config.zeroth.method})"}
     lines = [
         "---",
         f"base_model: {base}",
@@ -24,7 +23,7 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
         f"tags: [trimtab, {config.recipe}]",
         "---",
         "",
-        f"# {base.split('/')[-1]}: {kind} by {by[config.recipe]}",
+        f"# {base.split('/')[-1]}: {kind} by {recipe_of(config).words(config)}",
         "",
         f"Made with Trimtab {trimtab.__version__}; `config.yaml` and `plan.json` beside this folder tell the rest.",
         "",

@@ -1,161 +1,129 @@
-"""Reinforcement learning on rewards (GRPO) with TRL: load, adapt, verify, check, train, keep.
+"""Reinforcement learning on rewards (GRPO) with TRL: on one device, split over several GPUs, or in several processes.
 
-The device in force is the plan's, on one device, in one process over several GPUs, or in several processes. A reward
-that breaks its promise ends the run; no result is ever made up in its place.
+Everything that can be known is checked in one report before the first step. A reward that breaks its promise ends the
+run; no result is ever made up in its place.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PrinterCallback, set_seed
-from trl import GRPOConfig
+from trimtab.config.schema import Config
+from trimtab.placement import PlacementPlan, Workload
+from trimtab.recipes.preflight import Checked, Preflight
+from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
+from trimtab.recipes.run_folder import RunFolder
 
-from trimtab.config import Config, keeps_best
-from trimtab.config.defaults import with_recipe_defaults
-from trimtab.data.prompts import prompt_limit
-from trimtab.errors import TrimtabError
-from trimtab.models import load_model
-from trimtab.models.adapters import add_lora
-from trimtab.monitor import MonitorCallback
-from trimtab.monitor.trackers import check_trackers
-from trimtab.placement import (
-    PlacementGuard,
-    PlacementPlan,
-    bind_arguments,
-    prepare_process,
-    trainer_options,
-    verify,
-)
-from trimtab.recipes.grpo_check import Checked, dry_generation, model_context, preflight
-from trimtab.recipes.grpo_trainer import PlacedGRPOTrainer
-from trimtab.recipes.interrupt import GracefulStop
-from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
-from trimtab.recipes.trained import first_answers, keep, samples, train
+if TYPE_CHECKING:
+    from trl import GRPOConfig
 
-Say = Callable[[str], None]
+    from trimtab.recipes.trainer_driver import TrainerDriver
 
 
-def run_grpo(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = print) -> dict[str, Any]:
-    """Train as the config says where the plan says; returns the summary that is also kept in the run's folder."""
-    prepare_process(plan)
-    config, _ = with_recipe_defaults(config)
-    set_seed(config.seed)
-    checkpoint = checkpoint_to_resume(config, run)
-    check_trackers(config.monitor.report_to)
+def _workload(config: Config, on_cpu: bool) -> Workload:
+    training, grpo = config.training, config.grpo
+    prompt = grpo.max_prompt_length or max(1, config.data.max_length - grpo.max_completion_length)
+    colocated = grpo.use_vllm and grpo.vllm_mode == "colocate"
+    return Workload(
+        batch_size=training.batch_size,
+        max_length=prompt + grpo.max_completion_length,
+        gradient_checkpointing=training.gradient_checkpointing,
+        generated=0 if grpo.use_vllm else training.batch_size * training.gradient_accumulation_steps,
+        reserved_share=grpo.vllm_memory if colocated else 0.0,
+        reference=grpo.beta > 0 and config.method == "full",
+    )
+
+
+def _need(config: Config) -> Need:
+    training, grpo = config.training, config.grpo
+    return Need(
+        {
+            "training.batch_size": training.batch_size,
+            "grpo.max_completion_length": grpo.max_completion_length,
+        },
+        "weights, gradients, optimizer, activations and the cache of a generation",
+        [
+            "halve training.batch_size and double training.gradient_accumulation_steps",
+            "set training.gradient_checkpointing=true",
+            "lower grpo.max_completion_length",
+        ],
+    )
+
+
+def _preflight(config: Config, plan: PlacementPlan) -> Preflight:
+    """What `trimtab plan` shows."""
+    from trimtab.recipes.grpo_check import preflight
 
     report = preflight(config, plan)
-    data, rewards = report.data, report.rewards
-    for line in data.report.lines() if data is not None else []:
-        say(line)
-    model: Any = None
-    if report.failed or plan.strategy == "sharded":
-        why = "the checks above failed" if report.failed else "no process holds the whole of a sharded model"
-        report.checks.append(Checked("generation", None, f"not tried: {why}"))
-    else:
-        model = _placed_model(config, plan, say)
-        report.checks.append(dry_generation(model, plan, report, config))
-    for line in report.lines():
-        say(line)
-    report.stop_on_failure()
-    assert data is not None
-    assert rewards is not None
-    model = model if model is not None else _placed_model(config, plan, say)
+    report.checks.append(Checked("generation", None, "needs the weights: `trimtab train` tries it first"))
+    return report
 
-    arguments = grpo_arguments(config, plan, run, evaluates=data.eval is not None, weights=rewards.weights)
-    bind_arguments(arguments, plan)
-    main = arguments.process_index == 0
-    monitor = MonitorCallback(config.monitor, run.path, plan.device, devices=plan.devices)
-    # Completions are not in a checkpoint: it is taken when all steps on them are done.
-    stop = GracefulStop(monitor.say, every=config.grpo.num_iterations)
-    trainer = PlacedGRPOTrainer(
-        model=model,
-        args=arguments,
+
+def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+    from trimtab.recipes.grpo_check import preflight
+
+    report = preflight(config, plan)
+    for line in report.data.report.lines() if report.data is not None else []:
+        say(line)
+    if report.failed:
+        report.checks.append(Checked("generation", None, "not tried: the checks above failed"))
+        for line in report.lines():
+            say(line)
+        report.stop_on_failure()
+    data = report.data
+    return Prepared(report.processor, data.train, data.eval, data.report, own=report)
+
+
+def _prove(job: Job) -> None:
+    """A few tokens of the real model, scored by every reward; then the whole report."""
+    from trimtab.recipes.grpo_check import dry_generation
+
+    report: Preflight = job.prepared.own
+    if job.plan.strategy == "sharded":
+        why = "not tried: no process holds the whole of a sharded model"
+        report.checks.append(Checked("generation", None, why))
+    else:
+        report.checks.append(dry_generation(job.model, job.plan, report, job.config))
+    for line in report.lines():
+        job.say(line)
+    report.stop_on_failure()
+
+
+def _build(job: Job) -> TrainerDriver:
+    from trimtab.recipes.grpo_trainer import PlacedGRPOTrainer
+    from trimtab.recipes.trainer_driver import TrainerDriver
+
+    config, plan, prepared = job.config, job.plan, job.prepared
+    rewards = prepared.own.rewards
+    arguments = grpo_arguments(
+        config, plan, job.run, evaluates=prepared.eval is not None, weights=rewards.weights
+    )
+    driver = TrainerDriver(
+        job,
+        PlacedGRPOTrainer,
+        arguments,
+        # Completions are not in a checkpoint: it is taken when all steps on them are done.
+        stop_every=config.grpo.num_iterations,
         reward_funcs=list(rewards.functions),
-        train_dataset=data.train,
-        eval_dataset=data.eval,
-        processing_class=report.tokenizer,
-        callbacks=[monitor, PlacementGuard(plan, monitor.say if main else None), stop],
         plan=plan,
         show=config.grpo.show_completions,
-        on_completions=monitor.completions if main else None,
     )
-    trainer.remove_callback(PrinterCallback)
-
-    if main:
-        run.write_request(config, plan, data.report.as_dict())
-
-    answers_before = first_answers(trainer, config, plan, run, resumed=checkpoint is not None)
-    try:
-        summary = train(trainer, config, plan, run, data, checkpoint, monitor, stop)
-    except torch.OutOfMemoryError as error:
-        raise _out_of_memory(config, plan) from error
-    names = [function.__name__ for function in rewards.functions]
-    summary["rewards"] = dict(zip(names, rewards.weights, strict=True))
-    if not stop.ended_early:
-        best = trainer.state.best_metric if arguments.load_best_model_at_end else None
-        summary |= outcome(trainer.state.log_history, best)
-        summary["completions"] = trainer.latest_completions()
-        summary["samples"] = samples(trainer, config, plan, answers_before)
-        keep(trainer, config, plan, run, summary)
-    if main:
-        run.write_json("summary.json", summary)
-    if stop.ended_early:
-        # The first process that leaves with an error has the launcher end the others, written or not.
-        trainer.accelerator.wait_for_everyone()
-    return summary
-
-
-def _placed_model(config: Config, plan: PlacementPlan, say: Say) -> Any:
-    """The model on the plan's devices, with its adapter, verified."""
-    model: Any = load_model(config.model, plan)
-    say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
-    if config.method == "lora":
-        torch.manual_seed(config.seed)
-        model = add_lora(model, config.lora)
-    verify(model, plan)
-    return model
+    driver.trainer.on_completions = driver.monitor.completions if driver.main else None
+    return driver
 
 
 def grpo_arguments(
     config: Config, plan: PlacementPlan, run: RunFolder, *, evaluates: bool, weights: list[float]
 ) -> GRPOConfig:
-    """TRL's settings from ours; device and precision come from the plan alone."""
-    training, grpo = config.training, config.grpo
-    rhythm = "steps" if training.eval_steps else "epoch"
-    saves = "steps" if training.save_steps or training.eval_steps else "epoch"
-    keep_best = keeps_best(config) and evaluates
+    """TRL's settings from ours."""
+    from trl import GRPOConfig
+
+    from trimtab.recipes.trainer_driver import trainer_arguments
+
+    grpo = config.grpo
     return GRPOConfig(
-        output_dir=str(run.checkpoints),
-        num_train_epochs=training.epochs,
-        max_steps=training.max_steps or -1,
-        per_device_train_batch_size=training.batch_size,
-        per_device_eval_batch_size=training.eval_batch_size or training.batch_size,
-        gradient_accumulation_steps=training.gradient_accumulation_steps,
-        gradient_checkpointing=training.gradient_checkpointing,
-        learning_rate=training.learning_rate,
-        lr_scheduler_type=training.lr_scheduler,
-        warmup_steps=training.warmup_ratio if training.warmup_steps is None else training.warmup_steps,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
-        optim=training.optimizer,
-        eval_on_start=evaluates,
-        eval_strategy=rhythm if evaluates else "no",
-        eval_steps=training.eval_steps,
-        save_strategy=saves,
-        save_steps=training.save_steps or training.eval_steps or 500,
-        save_total_limit=training.save_total_limit,
-        load_best_model_at_end=keep_best,
-        metric_for_best_model="eval_reward" if keep_best else None,
-        greater_is_better=True if keep_best else None,
-        logging_steps=training.logging_steps,
-        logging_first_step=True,
-        # A NaN loss must be seen, not replaced by the running mean.
-        logging_nan_inf_filter=False,
-        dataloader_num_workers=training.dataloader_workers,
+        **trainer_arguments(config, plan, run, evaluates=evaluates, best="eval_reward"),
         num_generations=grpo.num_generations,
         temperature=grpo.temperature,
         top_p=grpo.top_p,
@@ -169,20 +137,17 @@ def grpo_arguments(
         mask_truncated_completions=grpo.mask_truncated,
         reward_weights=weights,
         model_init_kwargs=_reference(config, plan),
-        report_to=config.monitor.report_to or "none",
-        disable_tqdm=True,
-        seed=config.seed,
-        data_seed=config.seed,
         # Rewards read the other columns.
         remove_unused_columns=False,
-        push_to_hub=False,
         **_generation(config),
-        **trainer_options(plan),
     )
 
 
 def _generation(config: Config) -> dict[str, Any]:
     """What generates: the model itself, or vLLM, which takes no setting of the other's."""
+    from trimtab.data.prompts import prompt_limit
+    from trimtab.recipes.grpo_check import model_context
+
     grpo = config.grpo
     if not grpo.use_vllm:
         # Models are loaded for training, without a cache; generation without one computes every prefix again.
@@ -217,7 +182,19 @@ def _reference(config: Config, plan: PlacementPlan) -> dict[str, Any] | None:
     }
 
 
-def outcome(history: list[dict[str, Any]], best: float | None = None) -> dict[str, Any]:
+def _outcome(job: Job, driver: TrainerDriver) -> dict[str, Any]:
+    rewards = job.prepared.own.rewards
+    names = [function.__name__ for function in rewards.functions]
+    found: dict[str, Any] = {"rewards": dict(zip(names, rewards.weights, strict=True))}
+    if not driver.ended_early:
+        found |= {
+            "metrics": reward_figures(driver.history, driver.best),
+            "completions": driver.trainer.latest_completions(),
+        }
+    return found
+
+
+def reward_figures(history: list[dict[str, Any]], best: float | None = None) -> dict[str, dict[str, float]]:
     """Mean rewards of the first and of the last fifth of the steps, and on held-out prompts before and after.
 
     `best` is the held-out reward of the checkpoint that is kept, where that is not the last one.
@@ -237,20 +214,22 @@ def outcome(history: list[dict[str, Any]], best: float | None = None) -> dict[st
     held = [entry["eval_reward"] for entry in history if entry.get("eval_reward") is not None]
     if held:
         metrics["held-out reward"] = {"before": held[0], "after": held[-1] if best is None else best}
-    return {"eval_loss": {"before": None, "after": None}, "metrics": metrics}
+    return metrics
 
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _out_of_memory(config: Config, plan: PlacementPlan) -> TrimtabError:
-    training, grpo = config.training, config.grpo
-    return TrimtabError(
-        f"out of memory on {', '.join(plan.devices)} with training.batch_size={training.batch_size}, "
-        f"grpo.max_completion_length={grpo.max_completion_length}\n"
-        "  why: weights, gradients, optimizer, activations and the cache of a generation did not fit (the plan's "
-        "figure is an estimate)\n"
-        "  change: halve training.batch_size and double training.gradient_accumulation_steps, set "
-        "training.gradient_checkpointing=true, or lower grpo.max_completion_length"
-    )
+GRPO = Recipe(
+    name="grpo",
+    words=lambda config: "reinforcement learning (GRPO)",
+    workload=_workload,
+    need=_need,
+    prepare=_prepare,
+    build=_build,
+    outcome=_outcome,
+    preflight=_preflight,
+    prove=_prove,
+    rewarded=True,
+)

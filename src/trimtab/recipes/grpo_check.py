@@ -7,19 +7,18 @@ before it has cost anything; nothing is repaired or lowered here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
 from trimtab.config import Config
-from trimtab.config.defaults import with_recipe_defaults
 from trimtab.config.problems import without_secrets
 from trimtab.data.prompts import PromptData, prepare_prompts, prompt_limit
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model_config, load_tokenizer
 from trimtab.monitor.wording import count_of
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.preflight import Checked, Preflight
 from trimtab.recipes.vllm_server import server_fault
 from trimtab.rewards import Rewards, load_rewards
 from trimtab.rewards.builtin import final_answer
@@ -29,45 +28,8 @@ GIB = 2**30
 DRY_TOKENS = 8
 
 
-@dataclass(frozen=True)
-class Checked:
-    """One thing that was looked at. `ok` is None for what could not be looked at yet."""
-
-    name: str
-    ok: bool | None
-    detail: str
-
-
-@dataclass(frozen=True)
-class Preflight:
-    """The report, with what was loaded for it."""
-
-    checks: list[Checked]
-    tokenizer: Any
-    data: PromptData | None
-    rewards: Rewards | None
-
-    @property
-    def failed(self) -> list[Checked]:
-        return [check for check in self.checks if check.ok is False]
-
-    def lines(self) -> list[str]:
-        marks = {True: "✓", False: "✗", None: "-"}
-        verdict = f"{len(self.failed)} of {len(self.checks)} checks failed" if self.failed else "all clear"
-        return [
-            f"before training: {verdict}",
-            *(f"check {marks[c.ok]} {c.name:<11} {c.detail}" for c in self.checks),
-        ]
-
-    def stop_on_failure(self) -> None:
-        if self.failed:
-            told = "\n".join(f"  {c.name}: {c.detail}" for c in self.failed)
-            raise RequestError(f"the run cannot begin as configured\n{told}")
-
-
 def preflight(config: Config, plan: PlacementPlan) -> Preflight:
-    """All checks that need no weights. `config` may be as the user wrote it."""
-    config, _ = with_recipe_defaults(config)
+    """All checks that need no weights."""
     checks: list[Checked] = []
     tokenizer = load_tokenizer(config.model)
     data: PromptData | None = None
@@ -105,7 +67,7 @@ def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: C
 
     assert report.data is not None
     assert report.rewards is not None
-    row, tokenizer = report.data.train[0], report.tokenizer
+    row, tokenizer = report.data.train[0], report.processor
     prompt = row["prompt"]
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]

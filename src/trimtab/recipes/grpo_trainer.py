@@ -32,12 +32,13 @@ class PlacedGRPOTrainer(GRPOTrainer):
         *args: Any,
         plan: PlacementPlan,
         show: int = 0,
-        on_completions: Callable[[int, list[dict[str, Any]]], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        """`on_completions` gets the step and `show` of its completions, each with its rewards, at every log."""
+        """`show`: how many completions `on_completions` gets at every log, and `latest_completions` gives."""
         super().__init__(*args, **kwargs)
-        self._show, self._on_completions = show, on_completions
+        self._show = show
+        self.on_completions: Callable[[int, list[dict[str, Any]]], None] | None = None
+        """Gets the step and its completions, each with its rewards."""
         self._proved = False
         policy: Any = self.model
         if REFERENCE in getattr(policy, "peft_config", {}):
@@ -78,8 +79,8 @@ class PlacedGRPOTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         training = self.model is not None and self.model.training and "train_loss" not in logs
         super().log(logs, start_time)
-        if training and self._on_completions is not None and self._show:
-            self._on_completions(self.state.global_step, self.latest_completions())
+        if training and self.on_completions is not None and self._show:
+            self.on_completions(self.state.global_step, self.latest_completions())
 
     def latest_completions(self) -> list[dict[str, Any]]:
         """The first completions of the latest batch, with their rewards."""

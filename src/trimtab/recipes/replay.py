@@ -20,8 +20,9 @@ from trimtab.config import Config
 from trimtab.config.schema import LoraSettings, ModelSettings
 from trimtab.errors import RequestError
 from trimtab.models import load_tokenizer
+from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan
-from trimtab.recipes.zeroth_order import TRAJECTORY, load_base
+from trimtab.recipes.zeroth_order import TRAJECTORY
 from trimtab.zeroth.trajectory import Trajectory, read_trajectory, replay
 
 
@@ -67,7 +68,7 @@ def replay_run(
     plan = PlacementPlan(
         device="cpu", precision=precision, scaler=False, weight_precision=precision, strategy="single"
     )
-    tuned = load_base(base, plan)
+    tuned = load_tuned(base, plan)
     made = replay(tuned, trajectory, progress)
     with tempfile.TemporaryDirectory() as scratch:
         folder = out if out is not None else Path(scratch)

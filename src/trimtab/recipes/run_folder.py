@@ -55,13 +55,9 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @property
-    def adapter(self) -> Path:
-        return self.path / "adapter"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
+    def kept_folder(self, config: Config) -> Path:
+        """Where the weights go that the run made."""
+        return self.path / ("adapter" if config.method == "lora" else "model")
 
     def checkpoint_folders(self) -> dict[int, Path]:
         """The run's checkpoints by step, in order. A copy that somebody set aside (checkpoint-40-good) is theirs."""

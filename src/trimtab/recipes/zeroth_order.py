@@ -1,4 +1,4 @@
-"""Zeroth-order fine-tuning (MeZO, DiZO, FZOO) on questions with given answers: load, adapt, verify, step, keep.
+"""Zeroth-order fine-tuning (MeZO, DiZO, FZOO) on questions with given answers, in a loop of our own.
 
 No gradient is ever computed. Weights change in one place only, the optimizer's update; evaluations, checkpoints and
 perturbed passes leave every bit as it was. Of several processes each takes its own micro-batches, and they exchange
@@ -8,57 +8,64 @@ losses alone.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+from trimtab.config.schema import Config
+from trimtab.data.tasks import Question, Task
+from trimtab.errors import RequestError
+from trimtab.placement import PlacementPlan, Workload
+from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
-from trimtab.config import Config, keeps_best
-from trimtab.config.defaults import with_recipe_defaults
-from trimtab.data.scored import prepare_scored
-from trimtab.data.tasks import Question
-from trimtab.errors import RequestError, TrimtabError
-from trimtab.models import load_model, load_tokenizer
-from trimtab.models.adapters import add_lora
-from trimtab.monitor.loop import LoopMonitor
-from trimtab.placement import PlacementPlan, own_stream, prepare_process, verify
-from trimtab.recipes.interrupt import GracefulStop
-from trimtab.recipes.ranks import Ranks
-from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
-from trimtab.recipes.scored_eval import evaluate, measures
-from trimtab.recipes.trained import keep_model
-from trimtab.recipes.zeroth_checkpoint import (
-    Progress,
-    forget_old,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-)
-from trimtab.zeroth.batches import BatchStream, Collate
-from trimtab.zeroth.objective import Example
-from trimtab.zeroth.optimizer import NotFinite, StepResult, ZerothOrder
-from trimtab.zeroth.peers import together
-from trimtab.zeroth.settings import Schedule, ZerothSettings
-from trimtab.zeroth.tokens import encode_example, starts_with
+if TYPE_CHECKING:
+    from trimtab.recipes.loop_driver import LoopDriver
+    from trimtab.zeroth.objective import Example
+    from trimtab.zeroth.optimizer import StepResult, ZerothOrder
+    from trimtab.zeroth.settings import ZerothSettings
 
-Say = Callable[[str], None]
 TRAJECTORY = "trajectory.bin"
 COMPILE_FROM = 5000
 """Steps from which a model on a GPU is compiled before its passes are captured."""
 
 
-def run_zeroth_order(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = print) -> dict[str, Any]:
-    """Tune as the config says where the plan says; returns the summary that is also kept in the run's folder."""
-    prepare_process(plan)
-    with own_stream(plan):
-        return _run(config, plan, run, say)
+class Asked(NamedTuple):
+    """The held-out questions, one for each example that was kept of them."""
+
+    questions: list[Question]
+    task: Task | None
 
 
-def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[str, Any]:
-    config, _ = with_recipe_defaults(config)
-    training = config.training
-    checkpoint = checkpoint_to_resume(config, run)
+def _workload(config: Config, on_cpu: bool) -> Workload:
+    zeroth = config.zeroth
+    passes = zeroth.queries + 1 if zeroth.method == "fzoo" else 2
+    # As the optimizer chooses by itself.
+    by_default = 1 if on_cpu else passes if config.method == "lora" else 2
+    return Workload(
+        batch_size=config.training.batch_size,
+        max_length=config.data.max_length,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+        training=False,
+        lanes=min(zeroth.lanes or by_default, passes),
+        anchors=zeroth.method == "dizo",
+    )
+
+
+def _need(config: Config) -> Need:
+    return Need(
+        {"training.batch_size": config.training.batch_size, "data.max_length": config.data.max_length},
+        "weights and the passes of one step",
+        [
+            "set zeroth.lanes=1",
+            "halve training.batch_size and double training.gradient_accumulation_steps",
+            "lower data.max_length",
+        ],
+    )
+
+
+def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+    from trimtab.data.scored import prepare_scored
+    from trimtab.models import load_tokenizer
 
     tokenizer: Any = load_tokenizer(config.model)
     data = prepare_scored(config)
@@ -67,119 +74,67 @@ def _run(config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[
     answer_alone = data.task is not None and data.task.train_on == "answer"
     examples, _ = encode_all(tokenizer, data.train, config, say, gold_alone=answer_alone)
     held_out, questions = encode_all(tokenizer, data.eval, config, say)
+    return Prepared(tokenizer, examples, held_out, data.report, own=Asked(questions, data.task))
 
-    model: Any = load_base(config, plan)
-    say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
-    verify(model, plan)
-    model.eval()
 
-    collate = Collate(
-        tokenizer.pad_token_id,
-        config.data.max_length,
-        bos_id=starts_with(tokenizer),
-        pad_to_multiple=1 if plan.kind == "cpu" else 16,
-    )
-    micro_batches = training.gradient_accumulation_steps * plan.processes
-    batches = BatchStream(examples, training.batch_size, micro_batches, config.seed, collate)
-    total = training.max_steps or math.ceil(training.epochs * batches.steps_per_epoch)
-    optimizer = ZerothOrder(model, engine_settings(config, total))
-    for line in optimizer.describe():
-        say(line)
+def _build(job: Job) -> LoopDriver:
+    from trimtab.recipes.loop_driver import LoopDriver
 
-    progress = Progress()
-    if checkpoint is not None:
-        state, progress = load_checkpoint(checkpoint, model)
-        optimizer.load_state_dict(state)
-        batches.taken = progress.taken
+    engine = ZerothEngine(job)
+    for line in engine.optimizer.describe():
+        job.say(line)
+    return LoopDriver(job, engine)
 
-    with (
-        Ranks(plan) as ranks,
-        LoopMonitor(config.monitor, run.path, plan.device, ranks.rank, ranks.count) as monitor,
-    ):
-        with together("opening the run's folder"):
-            # First what may refuse to go on: then nothing of the earlier run has been overwritten.
-            optimizer.record(run.path / TRAJECTORY, **about(config, plan))
-            if ranks.main:
-                run.write_request(config, plan, data.report.as_dict())
 
-        def judge() -> None:
-            """Measure the weights as they are, and remember the figures with their step."""
-            size = training.eval_batch_size or training.batch_size
-            figures = measures(
-                evaluate(model, held_out, collate, size, monitor.evaluating), questions, data.task
-            )
-            monitor.evaluated(progress.step, figures)
-            progress.add(figures)
+class ZerothEngine:
+    """Steps of a zeroth-order optimizer over batches of questions."""
 
-        def save() -> None:
-            progress.saved()
-            with together("saving a checkpoint"):
-                if ranks.main:
-                    save_checkpoint(run, model, optimizer.state_dict(), progress)
-                    best = progress.best_step if keeps_best(config) else None
-                    forget_old(run, progress.step, training.save_total_limit, best)
-            monitor.saved(progress.step)
+    def __init__(self, job: Job) -> None:
+        from trimtab.zeroth.batches import BatchStream, Collate
+        from trimtab.zeroth.optimizer import ZerothOrder
+        from trimtab.zeroth.tokens import starts_with
 
-        stop, stopped, started = GracefulStop(monitor.say), False, time.perf_counter()
-        eval_every = training.eval_steps or batches.steps_per_epoch
-        save_every = training.save_steps or eval_every
-        stop.on_train_begin(None, None, None)
-        try:
-            monitor.begin(progress.step, total)
-            if held_out and progress.step % eval_every == 0 and not progress.evaluation_at(progress.step):
-                judge()  # the untouched model, or the step at which the run was stopped
-                progress.saved()
-            while progress.step < total and not stopped:
-                result = optimizer.step(batches())
-                optimizer.project(batches)  # where one is due
-                progress.step, progress.taken = optimizer.step_number, batches.taken
-                last = progress.step == total
-                log = last or progress.step == 1 or progress.step % training.logging_steps == 0
-                monitor.step(progress.step, *figures_of(result, optimizer), log=log)
-                stopped = ranks.any(stop.stopped) and not last
-                if held_out and not stopped and (last or progress.step % eval_every == 0):
-                    judge()
-                if stopped or last or progress.step % save_every == 0:
-                    save()
-            monitor.end()
-        except NotFinite as error:
-            monitor.write(progress.step + 1, "nonfinite", {"message": str(error)})
-            raise
-        except torch.OutOfMemoryError as error:
-            raise _out_of_memory(config, plan) from error
-        finally:
-            run.reached(progress.step, total)
-            stop.restore()
+        config, plan, tokenizer, training = job.config, job.plan, job.prepared.processor, job.config.training
+        self._job = job
+        job.model.eval()
+        self._collate = Collate(
+            tokenizer.pad_token_id,
+            config.data.max_length,
+            bos_id=starts_with(tokenizer),
+            pad_to_multiple=1 if plan.kind == "cpu" else 16,
+        )
+        micro_batches = training.gradient_accumulation_steps * plan.processes
+        self._batches = BatchStream(
+            job.prepared.train, training.batch_size, micro_batches, config.seed, self._collate
+        )
+        self.steps_per_epoch = self._batches.steps_per_epoch
+        self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
+        self.evaluates = bool(job.prepared.eval)
+        self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
 
-        seconds = time.perf_counter() - started
-        summary = {
-            "status": "interrupted" if stopped else "finished",
-            "recipe": "zeroth_order",
-            "zeroth": config.zeroth.method,
-            "steps": progress.step,
-            "planned_steps": total,
-            "forwards": optimizer.forwards,
-            "skipped_steps": optimizer.skipped,
-            "projected_tensors": len(optimizer.projected),
-            "train_seconds": round(seconds, 1),
-            "device": plan.device,
-            "precision": plan.precision,
-            "strategy": plan.strategy,
-            "train_rows": len(examples),
-            "eval_rows": len(held_out),
-        }
-        with together("keeping what was trained"):
-            if not stopped:
-                best = progress.best_step if keeps_best(config) and held_out else None
-                summary |= outcome(progress, kept_step=best or progress.step)
-                if ranks.main:
-                    if best not in (None, progress.step):
-                        load_weights(run.checkpoints / f"checkpoint-{best}", model)
-                    keep_model(model, tokenizer, config, plan, run, summary)
-            if ranks.main:
-                summary["trajectory_bytes"] = (run.path / TRAJECTORY).stat().st_size
-                run.write_json("summary.json", summary)
-    return summary
+    def open(self, folder: Path) -> None:
+        self.optimizer.record(folder / TRAJECTORY, **about(self._job.config, self._job.plan))
+
+    def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
+        optimizer = self.optimizer
+        result = optimizer.step(self._batches())
+        optimizer.project(self._batches)  # where one is due
+        return optimizer.step_number, self._batches.taken, *figures_of(result, optimizer)
+
+    def measure(self, heard: Callable[[int, int], None]) -> dict[str, float]:
+        from trimtab.recipes.scored_eval import evaluate, measures
+
+        prepared, training = self._job.prepared, self._job.config.training
+        size = training.eval_batch_size or training.batch_size
+        judged = evaluate(self._job.model, prepared.eval, self._collate, size, heard)
+        return measures(judged, *prepared.own)
+
+    def state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def restore(self, state: dict[str, Any], taken: int) -> None:
+        self.optimizer.load_state_dict(state)
+        self._batches.taken = taken
 
 
 def figures_of(result: StepResult, optimizer: ZerothOrder) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -196,11 +151,23 @@ def figures_of(result: StepResult, optimizer: ZerothOrder) -> tuple[dict[str, fl
     return values, (f"projected gradient {slope:.3g}", f"forwards {optimizer.forwards:,}")
 
 
-def outcome(progress: Progress, kept_step: int) -> dict[str, Any]:
-    """The figures before the first step, and of the weights that are kept."""
-    before, after = progress.evaluation_at(0), progress.evaluation_at(kept_step)
-    return {
-        "kept_step": kept_step,
+def _outcome(job: Job, driver: LoopDriver) -> dict[str, Any]:
+    """What the steps cost, and the figures before the first one and of the weights that are kept."""
+    optimizer: ZerothOrder = driver.engine.optimizer
+    found: dict[str, Any] = {
+        "zeroth": job.config.zeroth.method,
+        "forwards": optimizer.forwards,
+        "skipped_steps": optimizer.skipped,
+        "projected_tensors": len(optimizer.projected),
+    }
+    if driver.main:
+        found["trajectory_bytes"] = (job.run.path / TRAJECTORY).stat().st_size
+    if driver.ended_early:
+        return found
+    progress = driver.progress
+    before, after = progress.evaluation_at(0), progress.evaluation_at(driver.kept_step)
+    return found | {
+        "kept_step": driver.kept_step,
         "eval_loss": {"before": before.get("loss"), "after": after.get("loss")},
         "metrics": {
             name: {"before": before[name], "after": after.get(name)}
@@ -208,7 +175,6 @@ def outcome(progress: Progress, kept_step: int) -> dict[str, Any]:
             if name not in ("step", "loss")
         },
         "evaluations": progress.evaluations,
-        "samples": [],
     }
 
 
@@ -224,6 +190,8 @@ def encode_all(
     tokenizer: Any, questions: Sequence[Question], config: Config, say: Say, *, gold_alone: bool = False
 ) -> tuple[list[Example], list[Question]]:
     """Questions as token ids; with `gold_alone` the right answer is the only candidate. What is too long is said."""
+    from trimtab.zeroth.tokens import encode_example, starts_with
+
     examples, kept, long = [], [], 0
     least = 1 if starts_with(tokenizer) is None else 2
     for question in questions:
@@ -255,17 +223,10 @@ def encode_all(
     return examples, kept
 
 
-def load_base(config: Config, plan: PlacementPlan) -> Any:
-    """The model before the first step. An adapter starts from the seed alone, so that a replay can make it again."""
-    model: Any = load_model(config.model, plan)
-    if config.method == "lora":
-        torch.manual_seed(config.seed)
-        model = add_lora(model, config.lora)
-    return model
-
-
 def engine_settings(config: Config, total: int) -> ZerothSettings:
     """The optimizer's settings from ours."""
+    from trimtab.zeroth.settings import Schedule, ZerothSettings
+
     zeroth, training = config.zeroth, config.training
     assert zeroth.eps is not None, "the recipe's defaults are filled in"
     warmup = (
@@ -295,11 +256,14 @@ def engine_settings(config: Config, total: int) -> ZerothSettings:
     )
 
 
-def _out_of_memory(config: Config, plan: PlacementPlan) -> TrimtabError:
-    return TrimtabError(
-        f"out of memory on {plan.device} with training.batch_size={config.training.batch_size}, "
-        f"data.max_length={config.data.max_length}\n"
-        "  why: weights and the passes of one step did not fit (the plan's figure is an estimate)\n"
-        "  change: set zeroth.lanes=1, halve training.batch_size and double "
-        "training.gradient_accumulation_steps, or lower data.max_length"
-    )
+ZEROTH_ORDER = Recipe(
+    name="zeroth_order",
+    words=lambda config: f"zeroth-order steps ({config.zeroth.method})",
+    workload=_workload,
+    need=_need,
+    prepare=_prepare,
+    build=_build,
+    outcome=_outcome,
+    samples=False,
+    captures=True,
+)

@@ -89,10 +89,10 @@ def _results(run: RunFacts) -> str:
         before, after = pair.get("before"), pair.get("after")
         rows.append((name, *_change(before, after)))
     logged = [row["loss"] for row in run.of_phase("train") if isinstance(row.get("loss"), int | float)]
-    if len(logged) > 1 and run.recipe != "grpo":  # whose loss says nothing about how good the answers are
+    if len(logged) > 1 and not run.rewarded:  # its loss says nothing about how good the answers are
         rows.append(("train loss, first and last logged", *_change(logged[0], logged[-1])))
     notes = []
-    if run.recipe == "grpo" and rows:
+    if run.rewarded and rows:
         notes.append("Mean rewards are those of the first and of the last fifth of the logged steps.")
     if any(name.startswith("held-out") for name, *_ in rows):
         notes.append("Held-out figures are those of the untouched and of the kept weights.")
@@ -118,7 +118,7 @@ def _curves(run: RunFacts) -> Iterable[str]:
         return
     wanted, rest = panels(rows)
     yield f'<div class="curves">{"".join(draw(panel, rows) for panel in wanted)}</div>'
-    if run.recipe == "grpo" and not any("kl" in row for row in rows):
+    if run.rewarded and not any("kl" in row for row in rows):
         why = ": with grpo.beta=0 there is no reference to measure it by" * (run.setting("grpo", "beta") == 0)
         yield f'<p class="note">KL was not logged{why}.</p>'
     if rest:
@@ -129,7 +129,7 @@ def _curves(run: RunFacts) -> Iterable[str]:
 def _completions(run: RunFacts) -> Iterable[str]:
     steps = [row for row in run.of_phase("completions") if row.get("samples")]
     if not steps:
-        if run.recipe == "grpo":
+        if run.rewarded:
             yield "<p>None was logged (grpo.show_completions says how many of each logged step).</p>"
         return
     shown = spread_out(steps, STEPS_SHOWN)

@@ -19,6 +19,7 @@ import yaml
 from trimtab.config.problems import is_secret, without_secrets
 from trimtab.monitor.metrics import read_metrics
 from trimtab.monitor.wording import count_of
+from trimtab.recipes.table import RECIPES
 
 Status = Literal["finished", "interrupted", "failed", "unfinished"]
 Row = dict[str, Any]
@@ -62,6 +63,12 @@ class RunFacts:
     @property
     def recipe(self) -> str:
         return str(self.summary.get("recipe") or self.config.get("recipe") or "unknown recipe")
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether its recipe learns from rewards of what it generates."""
+        recipe = RECIPES.get(self.recipe)
+        return recipe is not None and recipe.rewarded
 
     @property
     def model(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.config.checks import reward_weights
+from trimtab.config.grpo import reward_weights
 from trimtab.config.schema import Config
 from trimtab.errors import RequestError
 from trimtab.rewards.builtin import Reward, builtin_reward

@@ -1,0 +1,22 @@
+"""The model that a run tunes: loaded where the plan says, with its adapter, verified. It trains nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trimtab.config.schema import Config
+from trimtab.models.adapters import add_lora
+from trimtab.models.load import load_model
+from trimtab.placement import PlacementPlan, verify
+
+
+def load_tuned(config: Config, plan: PlacementPlan) -> Any:
+    """The model before the first step. An adapter starts from the seed alone, so that it can be made again."""
+    model: Any = load_model(config.model, plan)
+    if config.method == "lora":
+        torch.manual_seed(config.seed)
+        model = add_lora(model, config.lora)
+    verify(model, plan)
+    return model

@@ -1,0 +1,150 @@
+"""Drives a training loop of our own: steps, evaluations, checkpoints, the best of them, interrupts, several processes.
+
+What a step is and what is measured is an engine's, which a recipe brings. Evaluations and checkpoints change no weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from trimtab.config import keeps_best
+from trimtab.monitor.loop import LoopMonitor
+from trimtab.recipes.interrupt import GracefulStop
+from trimtab.recipes.ranks import Ranks
+from trimtab.recipes.recipe import Job
+from trimtab.recipes.zeroth_checkpoint import (
+    Progress,
+    forget_old,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
+from trimtab.zeroth.optimizer import NotFinite
+from trimtab.zeroth.peers import together
+
+
+class Engine(Protocol):
+    """A recipe's part of the loop."""
+
+    total: int
+    """Steps of the whole run."""
+    steps_per_epoch: int
+    evaluates: bool
+    """Whether there is something held out."""
+
+    def open(self, folder: Path) -> None:
+        """Begin or go on in the run's folder, or refuse."""
+
+    def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
+        """One step: its number, the data drawn so far, its figures, and those that are shown beside the loss."""
+
+    def measure(self, heard: Callable[[int, int], None]) -> dict[str, float]:
+        """Figures of the weights as they are on what is held out; every process calls it."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights."""
+
+    def restore(self, state: dict[str, Any], taken: int) -> None:
+        """Go on from a state, after so many draws of data."""
+
+
+class LoopDriver:
+    """The loop around an engine."""
+
+    def __init__(self, job: Job, engine: Any) -> None:
+        self._job, self.engine = job, engine
+        self.progress = Progress()
+        if job.checkpoint is not None:
+            state, self.progress = load_checkpoint(job.checkpoint, job.model)
+            engine.restore(state, self.progress.taken)
+        self.ended_early = False
+        self._contexts = ExitStack()
+
+    def __enter__(self) -> LoopDriver:
+        job = self._job
+        self._ranks = self._contexts.enter_context(Ranks(job.plan))
+        self.main = self._ranks.main
+        monitor = LoopMonitor(
+            job.config.monitor, job.run.path, job.plan.device, self._ranks.rank, self._ranks.count
+        )
+        self._monitor = self._contexts.enter_context(monitor)
+        self._stop = GracefulStop(monitor.say)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._contexts.__exit__(*error)
+
+    def open(self) -> None:
+        self.engine.open(self._job.run.path)
+
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        return together(doing)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self.progress.step, self.engine.total
+
+    @property
+    def model(self) -> Any:
+        return self._job.model
+
+    @property
+    def kept_step(self) -> int:
+        """The step whose weights are kept: the best, where that is asked for and known, else the last."""
+        best = self.progress.best_step if keeps_best(self._job.config) and self.engine.evaluates else None
+        return best or self.progress.step
+
+    def train(self) -> None:
+        progress, engine, training = self.progress, self.engine, self._job.config.training
+        eval_every = training.eval_steps or engine.steps_per_epoch
+        save_every = training.save_steps or eval_every
+        self._stop.on_train_begin(None, None, None)
+        try:
+            self._monitor.begin(progress.step, engine.total)
+            due = engine.evaluates and progress.step % eval_every == 0
+            if due and not progress.evaluation_at(progress.step):
+                self._measure()  # the untouched model, or the step at which the run was stopped
+                progress.saved()
+            while progress.step < engine.total and not self.ended_early:
+                progress.step, progress.taken, figures, shown = engine.step()
+                last = progress.step == engine.total
+                log = last or progress.step == 1 or progress.step % training.logging_steps == 0
+                self._monitor.step(progress.step, figures, shown, log=log)
+                self.ended_early = self._ranks.any(self._stop.stopped) and not last
+                if engine.evaluates and not self.ended_early and (last or progress.step % eval_every == 0):
+                    self._measure()
+                if self.ended_early or last or progress.step % save_every == 0:
+                    self._save()
+            self._monitor.end()
+        except NotFinite as error:
+            self._monitor.write(progress.step + 1, "nonfinite", {"message": str(error)})
+            raise
+        finally:
+            self._stop.restore()
+
+    def _measure(self) -> None:
+        """Measure the weights as they are, and remember the figures with their step."""
+        figures = self.engine.measure(self._monitor.evaluating)
+        self._monitor.evaluated(self.progress.step, figures)
+        self.progress.add(figures)
+
+    def _save(self) -> None:
+        job, progress = self._job, self.progress
+        progress.saved()
+        with together("saving a checkpoint"):
+            if self.main:
+                save_checkpoint(job.run, job.model, self.engine.state(), progress)
+                best = progress.best_step if keeps_best(job.config) else None
+                forget_old(job.run, progress.step, job.config.training.save_total_limit, best)
+        self._monitor.saved(progress.step)
+
+    def settle(self) -> dict[str, Any] | None:
+        if self.main and self.kept_step != self.progress.step:
+            load_weights(self._job.run.checkpoints / f"checkpoint-{self.kept_step}", self._job.model)
+        return None
+
+    def part(self) -> None:
+        return None

@@ -1,0 +1,126 @@
+"""What a recipe is: everything in which one kind of training differs from another, in one frozen description.
+
+The page that all of them share is `run.py`, the table of them `table.py`. A recipe's own file imports torch and a
+trainer inside its functions alone, so that planning, cards and reports can read the table at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+from trimtab.config.schema import Config
+from trimtab.placement import PlacementPlan, Workload
+from trimtab.recipes.preflight import Preflight
+from trimtab.recipes.run_folder import RunFolder
+
+Say = Callable[[str], None]
+
+
+class Need(NamedTuple):
+    """What a run that found no memory left is told."""
+
+    settings: Mapping[str, object]
+    """The settings that the need grows with."""
+    held: str
+    """What had to lie in memory at once."""
+    changes: Sequence[str]
+    """The ways out, the best first."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run's data, ready to train on."""
+
+    processor: Any
+    """The tokenizer, or what a family has in its place; kept beside the weights."""
+    train: Any
+    eval: Any
+    """None or empty where nothing is held out."""
+    report: Any
+    """How the data came about: `lines()` for people, `as_dict()` for data.json."""
+    own: Any = None
+    """What this recipe alone goes on with."""
+
+
+@dataclass
+class Job:
+    """One run on its way: what was asked, where it goes, and what has been made for it so far."""
+
+    config: Config
+    plan: PlacementPlan
+    run: RunFolder
+    say: Say
+    checkpoint: Path | None
+    prepared: Prepared
+    model: Any = None
+
+
+class Driver(Protocol):
+    """What carries the steps out: a trainer of Hugging Face, or a loop of our own."""
+
+    main: bool
+    """Whether this process writes and speaks for all."""
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run was told to end before its last step, in all its processes alike."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: Any) -> None: ...
+
+    def open(self) -> None:
+        """What may refuse to go on, before the run's folder says that it does."""
+
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        """Work that each process does by itself: what fails in one ends it in all."""
+
+    def train(self) -> None:
+        """Go on from the job's checkpoint or from the start, to the end or to an interrupt."""
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Whole steps that are done, and how many there are to be."""
+
+    @property
+    def model(self) -> Any:
+        """The model as it stands, without what a trainer wraps around it."""
+
+    def settle(self) -> dict[str, Any] | None:
+        """Put the weights to be kept into the model; gives those that had to be gathered. Every process calls it."""
+
+    def part(self) -> None:
+        """The run was interrupted and has written what it will."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One kind of training."""
+
+    name: str
+    """As `recipe:` in a config, and the name of its file."""
+    words: Callable[[Config], str]
+    """How its model card calls it."""
+    workload: Callable[[Config, bool], Workload]
+    """What one step pushes through the model, on the CPU or not; the plan is made for it."""
+    need: Callable[[Config], Need]
+    """What takes the memory, and what to change where there is too little."""
+    prepare: Callable[[Config, PlacementPlan, Say], Prepared]
+    """Reads, checks and tells the data; loads no weights."""
+    build: Callable[[Job], Driver]
+    """The driver, with the model placed."""
+    outcome: Callable[[Job, Any], dict[str, Any]]
+    """The summary's own figures, those before and after among them, once the kept weights are in the model."""
+    preflight: Callable[[Config, PlacementPlan], Preflight] | None = None
+    """All that can be checked without weights; `trimtab plan` shows it."""
+    prove: Callable[[Job], None] | None = None
+    """What is tried with the weights before the trainer is built."""
+    rewarded: bool = False
+    """It generates and learns from rewards: its loss does not tell how good the answers are."""
+    samples: bool = True
+    """Whether `samples.prompts` are answered: not where prompts are no chat."""
+    captures: bool = False
+    """Whether steps are captured as CUDA graphs, which need a stream of their own."""

@@ -1,0 +1,138 @@
+"""One run, whatever its recipe, read from top to bottom: prepare, load, verify, build, train, keep, tell.
+
+What differs between recipes is in their own files; where things lie is the plan's; what carries the steps out is a
+driver. What was trained is kept before anything else is done with it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from trimtab.config import Config
+from trimtab.models.sample import answer
+from trimtab.models.tuned import load_tuned
+from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
+from trimtab.recipes.card import model_card
+from trimtab.recipes.recipe import Driver, Job, Recipe, Say
+from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
+from trimtab.recipes.table import recipe_of
+
+BASELINE = "baseline.json"
+
+
+def run_recipe(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = print) -> dict[str, Any]:
+    """Train as the config says where the plan says; returns the summary that is also kept in the run's folder."""
+    recipe = recipe_of(config)
+    prepare_process(plan)
+    with own_stream(plan) if recipe.captures else nullcontext():
+        return _run(recipe, config, plan, run, say)
+
+
+def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[str, Any]:
+    set_seed(config.seed)
+    checkpoint = checkpoint_to_resume(config, run)
+    job = Job(config, plan, run, say, checkpoint, recipe.prepare(config, plan, say))
+
+    job.model = load_tuned(config, plan)
+    say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
+    if recipe.prove is not None:
+        recipe.prove(job)
+
+    with recipe.build(job) as driver:
+        with driver.together("opening the run's folder"):
+            driver.open()
+            if driver.main:
+                run.write_request(config, plan, job.prepared.report.as_dict())
+        before = _first_look(recipe, job, driver)
+        started = time.perf_counter()
+        try:
+            driver.train()
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(plan, *recipe.need(config)) from error
+        finally:
+            run.reached(*driver.steps)
+        summary = _summary(job, driver, time.perf_counter() - started)
+        with driver.together("keeping what was trained"):
+            if not driver.ended_early:
+                _keep(job, driver)
+            summary |= recipe.outcome(job, driver)
+            _tell(job, driver, summary)
+        if driver.ended_early:
+            driver.part()
+        elif before:
+            # Last, for it may take long: what was trained is safe by now.
+            after = _answers(job, driver)
+            summary["samples"] = [
+                {"prompt": prompt, "before": old, "after": new}
+                for prompt, old, new in zip(config.samples.prompts, before, after, strict=True)
+            ]
+            _tell(job, driver, summary)
+    return summary
+
+
+def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
+    """What every summary tells."""
+    steps, planned = driver.steps
+    prepared, plan = job.prepared, job.plan
+    return {
+        "status": "interrupted" if driver.ended_early else "finished",
+        "recipe": job.config.recipe,
+        "steps": steps,
+        "planned_steps": planned,
+        "train_seconds": round(seconds, 1),
+        "device": plan.device,
+        "precision": plan.precision,
+        "strategy": plan.strategy,
+        "train_rows": len(prepared.train),
+        "eval_rows": len(prepared.eval) if prepared.eval is not None else 0,
+        "eval_loss": {"before": None, "after": None},
+        "samples": [],
+    }
+
+
+def _first_look(recipe: Recipe, job: Job, driver: Driver) -> list[str]:
+    """Answers before the first step; a resumed run reads those of its first start, if it asks the same."""
+    prompts, run = job.config.samples.prompts, job.run
+    if not recipe.samples or not prompts:
+        return []
+    if job.checkpoint is not None and (run.path / BASELINE).is_file():
+        kept = run.read_json(BASELINE)
+        if kept.get("prompts") == prompts:
+            return list(kept["answers"])
+    # The checkpoint is not loaded yet: also of a resumed run these are answers of the untouched model.
+    answers = _answers(job, driver)
+    if driver.main:
+        run.write_json(BASELINE, {"prompts": prompts, "answers": answers})
+    return answers
+
+
+def _answers(job: Job, driver: Driver) -> list[str]:
+    samples = job.config.samples
+    if job.plan.strategy == "sharded":
+        # No process holds the whole model, so none can answer by itself.
+        return ["(not sampled: the model is sharded)"] * len(samples.prompts)
+    return answer(driver.model, job.prepared.processor, samples.prompts, job.plan, samples.max_new_tokens)
+
+
+def _keep(job: Job, driver: Driver) -> None:
+    """Write the adapter (or the whole model) and the tokenizer, from the process that writes."""
+    weights = driver.settle()
+    if driver.main:
+        target = job.run.kept_folder(job.config)
+        driver.model.config.use_cache = True
+        driver.model.save_pretrained(target, state_dict=weights)
+        job.prepared.processor.save_pretrained(target)
+
+
+def _tell(job: Job, driver: Driver, summary: dict[str, Any]) -> None:
+    """The summary, and the card beside the weights."""
+    if driver.main:
+        if not driver.ended_early:
+            card = model_card(job.config, job.plan, summary)
+            (job.run.kept_folder(job.config) / "README.md").write_text(card, encoding="utf-8")
+        job.run.write_json("summary.json", summary)

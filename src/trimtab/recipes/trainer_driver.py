@@ -1,0 +1,168 @@
+"""Drives a trainer of Hugging Face or TRL: watched, held to the plan, stopped at whole steps.
+
+The device in force is the plan's: in the model, in the trainer's arguments and in the batches.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from transformers import PrinterCallback, Trainer, TrainingArguments
+
+from trimtab.config import Config, keeps_best
+from trimtab.monitor import MonitorCallback
+from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
+from trimtab.recipes.interrupt import GracefulStop
+from trimtab.recipes.recipe import Job
+from trimtab.recipes.run_folder import RunFolder
+
+
+def trainer_arguments(
+    config: Config, plan: PlacementPlan, run: RunFolder, *, evaluates: bool, best: str = "eval_loss"
+) -> dict[str, Any]:
+    """Every setting of `TrainingArguments` that recipes share; device and precision come from the plan alone.
+
+    `best` is the figure that tells the best checkpoint; of a reward the highest, of a loss the lowest.
+    """
+    training = config.training
+    rhythm = "steps" if training.eval_steps else "epoch"
+    saves = "steps" if training.save_steps or training.eval_steps else "epoch"
+    keep_best = keeps_best(config) and evaluates
+    return {
+        "output_dir": str(run.checkpoints),
+        "num_train_epochs": training.epochs,
+        "max_steps": training.max_steps or -1,
+        "per_device_train_batch_size": training.batch_size,
+        "per_device_eval_batch_size": training.eval_batch_size or training.batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.lr_scheduler,
+        "warmup_steps": training.warmup_ratio if training.warmup_steps is None else training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm,
+        "optim": training.optimizer,
+        # Inside train(): evaluate() before it would leave the model unwrapped, and ranks would never meet.
+        "eval_on_start": evaluates,
+        "eval_strategy": rhythm if evaluates else "no",
+        "eval_steps": training.eval_steps,
+        "save_strategy": saves,
+        "save_steps": training.save_steps or training.eval_steps or 500,
+        "save_total_limit": training.save_total_limit,
+        "load_best_model_at_end": keep_best,
+        "metric_for_best_model": best if keep_best else None,
+        "greater_is_better": not best.endswith("loss") if keep_best else None,
+        "logging_steps": training.logging_steps,
+        "logging_first_step": True,
+        # A NaN loss must be seen, not replaced by the running mean.
+        "logging_nan_inf_filter": False,
+        "dataloader_num_workers": training.dataloader_workers,
+        "report_to": config.monitor.report_to or "none",
+        "disable_tqdm": True,
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "push_to_hub": False,
+        **trainer_options(plan),
+    }
+
+
+class TrainerDriver:
+    """A trainer with our callbacks around it. `own` goes to the trainer's class as it is."""
+
+    def __init__(
+        self,
+        job: Job,
+        trainer: type[Trainer],
+        arguments: TrainingArguments,
+        *,
+        stop_every: int = 1,
+        **own: Any,
+    ) -> None:
+        """`stop_every`: how many steps belong together; the run stops after the last of them."""
+        plan, prepared = job.plan, job.prepared
+        bind_arguments(arguments, plan)
+        self._job = job
+        self.main = arguments.process_index == 0
+        self.monitor = MonitorCallback(job.config.monitor, job.run.path, plan.device, devices=plan.devices)
+        self._stop = GracefulStop(self.monitor.say, every=stop_every)
+        guard = PlacementGuard(plan, self.monitor.say if self.main else None)
+        self.trainer: Any = trainer(
+            model=job.model,
+            args=arguments,
+            train_dataset=prepared.train,
+            eval_dataset=prepared.eval,
+            processing_class=prepared.processor,
+            callbacks=[self.monitor, guard, self._stop],
+            **own,
+        )
+        self.trainer.remove_callback(PrinterCallback)
+        _end_at_the_last_step(self.trainer)
+
+    def __enter__(self) -> TrainerDriver:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop.restore()
+        self.monitor.close()
+
+    def open(self) -> None:
+        return None
+
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def train(self) -> None:
+        checkpoint = self._job.checkpoint
+        try:
+            self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            self._stop.restore()
+            self.monitor.close()
+
+    @property
+    def ended_early(self) -> bool:
+        return self._stop.ended_early
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self.trainer.state.global_step, self.trainer.state.max_steps
+
+    @property
+    def model(self) -> Any:
+        return self.trainer.accelerator.unwrap_model(self.trainer.model)
+
+    def settle(self) -> dict[str, Any] | None:
+        if self._job.plan.strategy != "sharded":
+            return None
+        weights: dict[str, Any] = self.trainer.accelerator.get_state_dict(self.trainer.model)
+        return weights
+
+    def part(self) -> None:
+        # The first process that leaves with an error has the launcher end the others, written or not.
+        self.trainer.accelerator.wait_for_everyone()
+
+    @property
+    def best(self) -> float | None:
+        """The figure of the checkpoint that is kept, where the best one is."""
+        kept = self.trainer.args.load_best_model_at_end
+        return self.trainer.state.best_metric if kept else None
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """All that was logged, also before a resume."""
+        logged: list[dict[str, Any]] = self.trainer.state.log_history
+        return logged
+
+
+def _end_at_the_last_step(trainer: Any) -> None:
+    """A checkpoint of the last step has nothing left to train; the trainer looks at that only after another step."""
+    run_epoch = trainer._run_epoch
+
+    def unless_done(*args: Any, **kwargs: Any) -> None:
+        if trainer.state.global_step >= trainer.state.max_steps:
+            trainer.control.should_training_stop = True
+        else:
+            run_epoch(*args, **kwargs)
+
+    trainer._run_epoch = unless_done
