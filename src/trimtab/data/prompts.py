@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -21,7 +21,7 @@ from trimtab.data.convert import read_turns
 from trimtab.data.fill import check_braces, fill
 from trimtab.data.formats import parse_list
 from trimtab.data.read import Row
-from trimtab.data.report import Lengths, dropped_lines
+from trimtab.data.report import AskedReport, Lengths
 from trimtab.data.sources import load_rows
 from trimtab.data.split import hold_out
 from trimtab.errors import RequestError
@@ -36,46 +36,13 @@ TAKEN = (
 Prompt = str | list[dict[str, Any]]
 
 
-@dataclass
-class PromptReport:
-    """What was read, how it is asked, and what became of it."""
-
-    source: str
-    asked: str
-    rows_train: int
-    rows_eval: int
-    split: str
-    columns: list[str]
-    """Columns that rewards get."""
-    tokens: Lengths
-    dropped: dict[str, int]
-    first_dropped: dict[str, str]
-    notes: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        lines = [f"data: {self.source}", f"  asked as: {self.asked}"]
-        lines.append(f"  columns for rewards: {', '.join(self.columns) or 'none'}")
-        lines += dropped_lines(self.dropped, self.first_dropped)
-        size = self.tokens
-        lines.append(
-            f"  tokens a prompt: {size.min} to {size.max}, median {size.median}, 95 % up to {size.p95}"
-        )
-        lines.append(
-            f"split: {self.rows_train:,} prompts to train on, {self.rows_eval:,} held out ({self.split})"
-        )
-        return lines + [f"note: {note}" for note in self.notes]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 @dataclass(frozen=True)
 class PromptData:
     """Prompts to train on and to evaluate by, each with its row's other columns."""
 
     train: datasets.Dataset
     eval: datasets.Dataset | None
-    report: PromptReport
+    report: AskedReport
 
 
 def prompt_limit(config: Config) -> int:
@@ -107,7 +74,7 @@ def prepare_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> Promp
     left = sorted({str(name) for row in loaded.rows for name in row.values} & taken)
     if left:
         notes.append(f"columns not passed to rewards, whose names the trainer uses itself: {', '.join(left)}")
-    report = PromptReport(
+    report = AskedReport(
         source=loaded.source,
         asked=asked,
         rows_train=len(train),

@@ -22,10 +22,47 @@ class Lengths:
         last = len(ordered) - 1
         return cls(ordered[0], ordered[last // 2], ordered[round(last * 0.95)], ordered[-1])
 
+    def line(self, of: str) -> str:
+        return f"  tokens a {of}: {self.min} to {self.max}, median {self.median}, 95 % up to {self.p95}"
 
-def dropped_lines(dropped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
+
+def _dropped(dropped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
     """One line per reason, with the first row that it met."""
     return [f"    dropped {number:,}: {why} (first: {first[why]})" for why, number in dropped.items()]
+
+
+@dataclass
+class AskedReport:
+    """Rows that are put to the model as questions or prompts: what was read, how it is asked, what became of it."""
+
+    source: str
+    asked: str
+    rows_train: int
+    rows_eval: int
+    split: str
+    dropped: dict[str, int]
+    first_dropped: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    columns: list[str] | None = None
+    """Columns that rewards get; None where there are no rewards."""
+    tokens: Lengths | None = None
+
+    def lines(self) -> list[str]:
+        lines = [f"data: {self.source}", f"  asked as: {self.asked}"]
+        if self.columns is not None:
+            lines.append(f"  columns for rewards: {', '.join(self.columns) or 'none'}")
+        lines += _dropped(self.dropped, self.first_dropped)
+        if self.tokens is not None:
+            lines.append(self.tokens.line("prompt"))
+        lines.append(_split(self.rows_train, self.rows_eval, self.split))
+        return lines + [f"note: {note}" for note in self.notes]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def _split(train: int, held: int, how: str) -> str:
+    return f"split: {train:,} rows to train on, {held:,} held out ({how})"
 
 
 @dataclass
@@ -54,11 +91,10 @@ class SourceReport:
         if self.unused_columns:
             lines.append(f"  columns not used: {', '.join(self.unused_columns)}")
         lines.append(f"  rows: {self.rows_read:,} read, {self.rows_kept:,} kept")
-        lines += dropped_lines(self.dropped, self.first_dropped)
+        lines += _dropped(self.dropped, self.first_dropped)
         for change, number in self.changed.items():
             lines.append(f"    {number:,} × {change}")
-        size = self.lengths
-        lines.append(f"  tokens a row: {size.min} to {size.max}, median {size.median}, 95 % up to {size.p95}")
+        lines.append(self.lengths.line("row"))
         lines += [f"  note: {note}" for note in self.notes]
         return lines
 
@@ -86,9 +122,7 @@ class DataReport:
         lines = self.train.lines("data")
         if self.eval is not None:
             lines += self.eval.lines("evaluation data")
-        lines.append(
-            f"split: {self.rows_train:,} rows to train on, {self.rows_eval:,} held out ({self.split})"
-        )
+        lines.append(_split(self.rows_train, self.rows_eval, self.split))
         lines.append(
             f"loss on {self.trained_tokens:,} of {self.tokens:,} training tokens ({self.trained_share:.0%})"
         )

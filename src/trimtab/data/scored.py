@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trimtab.config.schema import Config, ZerothSettings
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.fill import check_braces, column, fill
 from trimtab.data.read import Row
-from trimtab.data.report import dropped_lines
+from trimtab.data.report import AskedReport
 from trimtab.data.sources import load_rows
 from trimtab.data.split import hold_out
 from trimtab.data.tasks import Question, Task, task
@@ -26,32 +25,6 @@ from trimtab.errors import RequestError
 Ask = Callable[[Row], Question]
 
 
-@dataclass
-class ScoredReport:
-    """What was read and what became of it."""
-
-    source: str
-    asked: str
-    """The task, or the template."""
-    rows_train: int
-    rows_eval: int
-    split: str
-    dropped: dict[str, int]
-    first_dropped: dict[str, str]
-    notes: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        lines = [f"data: {self.source}", f"  asked as: {self.asked}"]
-        lines += dropped_lines(self.dropped, self.first_dropped)
-        lines.append(
-            f"split: {self.rows_train:,} rows to train on, {self.rows_eval:,} held out ({self.split})"
-        )
-        return lines + [f"note: {note}" for note in self.notes]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 @dataclass(frozen=True)
 class ScoredData:
     """Questions to train on and to evaluate by, and how they came about."""
@@ -59,7 +32,7 @@ class ScoredData:
     train: list[Question]
     eval: list[Question]
     task: Task | None
-    report: ScoredReport
+    report: AskedReport
 
 
 def prepare_scored(config: Config) -> ScoredData:
@@ -96,7 +69,7 @@ def prepare_scored(config: Config) -> ScoredData:
         shared = len({_key(q) for q in train} & {_key(q) for q in evaluated})
         if shared:
             notes.append(f"data.eval_source and data.source overlap in {shared:,} rows, also trained on")
-    report = ScoredReport(
+    report = AskedReport(
         source=source,
         asked=f"{known.title}: {known.template}" if known else _shown(zeroth),
         rows_train=len(train),
