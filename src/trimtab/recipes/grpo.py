@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from trimtab.config.schema import Config
+from trimtab.config.schema import Config, GrpoSettings
 from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.preflight import Checked, Preflight
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
@@ -223,6 +223,7 @@ def _mean(values: list[float]) -> float:
 
 GRPO = Recipe(
     name="grpo",
+    settings=GrpoSettings,
     words=lambda config: "reinforcement learning (GRPO)",
     workload=_workload,
     need=_need,

@@ -161,7 +161,8 @@ def model_context(config: Config) -> int | None:
 
 def _lengths(config: Config, data: PromptData | None) -> Checked:
     context = model_context(config)
-    longest = data.report.tokens.max if data is not None else prompt_limit(config)
+    sizes = data.report.tokens if data is not None else None
+    longest = sizes.max if sizes is not None else prompt_limit(config)
     completion = config.grpo.max_completion_length
     told = f"prompts up to {longest} + completions up to {completion} = {longest + completion} tokens"
     if context is not None and longest + completion > context:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from trimtab.config.schema import Config
+from trimtab.config.section import RecipeSection
 from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.run_folder import RunFolder
@@ -102,6 +103,8 @@ class Recipe:
 
     name: str
     """As `recipe:` in a config, and the name of its file."""
+    settings: type[RecipeSection] | None = None
+    """Its section of the settings, with its defaults and rules; None where the general ones are all."""
     words: Callable[[Config], str]
     """How its model card calls it."""
     workload: Callable[[Config, bool], Workload]

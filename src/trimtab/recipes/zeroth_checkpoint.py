@@ -58,7 +58,7 @@ def save_checkpoint(run: RunFolder, model: nn.Module, optimizer: dict[str, Any],
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     save_file(tuned(model), folder / WEIGHTS)
-    if optimizer["anchors"]:
+    if optimizer.get("anchors"):
         save_file(optimizer["anchors"], folder / ANCHORS)
     numbers = {key: value for key, value in optimizer.items() if key != "anchors"}
     scratch = folder / f"{STATE}.tmp"

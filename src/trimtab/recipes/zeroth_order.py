@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trimtab.config import schema
 from trimtab.config.schema import Config
 from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError
@@ -258,6 +259,7 @@ def engine_settings(config: Config, total: int) -> ZerothSettings:
 
 ZEROTH_ORDER = Recipe(
     name="zeroth_order",
+    settings=schema.ZerothSettings,
     words=lambda config: f"zeroth-order steps ({config.zeroth.method})",
     workload=_workload,
     need=_need,
