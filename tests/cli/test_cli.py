@@ -231,8 +231,8 @@ def test_what_train_is_told_reaches_the_processes_that_it_started(tmp_path: Path
     )
     (tmp_path / "start.py").write_text(
         "import os, sys\n"
-        "from trimtab.cli.train import _wait_for\n"
-        "sys.exit(_wait_for([sys.executable, 'launcher.py'], dict(os.environ)))\n"
+        "from trimtab.recipes.launch import wait_for\n"
+        "sys.exit(wait_for([sys.executable, 'launcher.py'], dict(os.environ)))\n"
     )
     started = subprocess.Popen([sys.executable, "start.py"], cwd=tmp_path)
     try:

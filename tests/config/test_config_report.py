@@ -184,7 +184,7 @@ def test_a_value_that_holds_itself(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("word", ["epochs", "v_proj]", "=3"])
 def test_words_that_are_not_overrides(word: str) -> None:
     problem = only(word)
-    assert problem.reason == "is not of the form key=value"
+    assert problem.reason == "is not of the form key=value or --key value"
     assert word in problem.key
 
 

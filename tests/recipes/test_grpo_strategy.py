@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.cli.plan import parts_table, plan_lines
-from trimtab.config import load_config
-from trimtab.config.load import load_request
+from trimtab.config import load_config, load_request
 from trimtab.hardware import Accelerator, Hardware, Launcher, probe
 from trimtab.placement import PlacementError
+from trimtab.recipes.plan_text import parts_table, plan_lines
 from trimtab.recipes.planning import Planned, plan_run
 
 GIB = 2**30
@@ -54,7 +53,7 @@ def planned(model: Path, value: bool | None, hardware: Hardware) -> Planned:
 
 def printed(made: Planned) -> str:
     """The strategy as `plan` and `train` print it."""
-    request = load_request(None, ["recipe=grpo", "reward=answer"], "test")
+    request = load_request(None, ["recipe=grpo", "reward=answer"])
     (line,) = [text for text in plan_lines(request, made) if re.match(r"\s*\d+ . strategy", text)]
     return line
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from trimtab import __version__
+from trimtab.cli.arguments import SettingsCommand
 from trimtab.cli.bench import bench
 from trimtab.cli.config_schema import config_schema
 from trimtab.cli.doctor import doctor
@@ -47,8 +48,8 @@ def _version(
         raise typer.Exit
 
 
-app.command()(train)
-app.command()(plan)
+app.command(cls=SettingsCommand)(train)
+app.command(cls=SettingsCommand)(plan)
 app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
 app.command()(explain)
 app.command()(export)

@@ -1,14 +1,36 @@
-"""What `train` and `plan` share on the command line: an optional config file, then key=value overrides."""
+"""What `train` and `plan` share on the command line: an optional config file, and settings in any spelling."""
 
 from __future__ import annotations
 
 import os
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from trimtab.config import Request, load_request
+import click
+import typer
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from trimtab.config import Request
 
 QUICK_START = "quickstart.yaml"
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [KEY=VALUE | --KEY VALUE]...",
+        help="A YAML file, and settings over it such as device=cpu or --learning-rate 1e-4.",
+    ),
+]
+
+
+class SettingsCommand(TyperCommand):
+    """A verb that takes settings: of what is typed, its own options go to click and the rest to it as it stands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for option in self.get_params(ctx) for name in option.opts if name.startswith("-")}
+        mine, settings = [a for a in args if a in own], [a for a in args if a not in own]
+        return super().parse_args(ctx, [*mine, "--", *settings])
 
 
 def config_from(arguments: list[str]) -> Request:
@@ -16,15 +38,22 @@ def config_from(arguments: list[str]) -> Request:
 
     Without a file: the built-in quick start, which is of `sft`; another recipe stands on the overrides alone.
     """
-    path: Path | None = None
-    overrides = list(arguments)
-    # os.path.isfile answers False to a setting that is too long for a file's name; Path.is_file raises.
-    if overrides and ("=" not in overrides[0] or os.path.isfile(overrides[0])):
-        path = Path(overrides.pop(0))
+    from trimtab.config import load_request
+    from trimtab.config.flags import as_words
+
+    words = as_words(arguments)
+    path = next((word for place, word in enumerate(words) if _is_config(word, place)), None)
     if path is not None:
-        return load_request(path, overrides)
-    recipes = [value for key, _, value in (one.partition("=") for one in overrides) if key == "recipe"]
+        words.remove(path)
+        return load_request(Path(path), words)
+    recipes = [value for key, _, value in (one.partition("=") for one in words) if key == "recipe"]
     if recipes and recipes[-1] != "sft":
-        return load_request(None, overrides)
+        return load_request(None, words)
     with resources.as_file(resources.files("trimtab.config") / QUICK_START) as built_in:
-        return load_request(built_in, overrides, "the built-in quick start")
+        return load_request(built_in, words, "the built-in quick start")
+
+
+def _is_config(word: str, place: int) -> bool:
+    # os.path.isfile answers False to a setting that is too long for a file's name; Path.is_file raises.
+    bare = "=" not in word and not word.startswith("-")
+    return (bare and (place == 0 or word.endswith((".yaml", ".yml")))) or os.path.isfile(word)

@@ -31,7 +31,7 @@ def replay(
     ] = False,
 ) -> None:
     """Rebuild a zeroth-order run's weights without a forward pass: from its base model and a few bytes a step."""
-    from trimtab.cli.train import quiet_libraries
+    from trimtab.recipes.launch import quiet_libraries
     from trimtab.recipes.replay import replay_run
 
     quiet_libraries()

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
-import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from trimtab.cli.arguments import Arguments, config_from
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
     from trimtab.recipes.planning import Planned
 
-SAVING_SECONDS = 600
 
 
 def train(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file, then overrides such as device=cpu."
-        ),
-    ] = None,
+    arguments: Arguments = None,
 ) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
-    from trimtab.cli.arguments import config_from
     from trimtab.errors import RequestError
+    from trimtab.recipes.launch import launch, quiet_libraries
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.run_folder import RunFolder, default_folder, failure_kept, open_run_folder
 
@@ -47,7 +39,7 @@ def train(
             )
         config.output_dir = default_folder(config)
     if planned.plan.starts_launcher:
-        raise typer.Exit(_launch(arguments or [], config, planned))
+        raise typer.Exit(launch(arguments or [], config, planned))
 
     if main:
         _announce(request, planned)
@@ -71,8 +63,8 @@ def train(
 
 
 def _announce(request: Request, planned: Planned) -> None:
-    from trimtab.cli.plan import parts_table, plan_lines
     from trimtab.config import config_warnings
+    from trimtab.recipes.plan_text import parts_table, plan_lines
 
     config = request.config
     print(f"trimtab train: {request.origin}, into {config.output_dir}")
@@ -108,66 +100,3 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
         f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json\n"
         f"next: trimtab export {shlex.quote(str(config.output_dir))} --to ollama"
     )
-
-
-def _launch(arguments: list[str], config: Config, planned: Planned) -> int:
-    """Start torchrun over this same command, one process per device."""
-    count = planned.plan.processes
-    env = dict(os.environ)
-    for name in planned.hardware.launcher.stale:
-        env.pop(name, None)
-    # torchrun would give each process one thread; on the CPU that wastes the others.
-    env.setdefault("OMP_NUM_THREADS", str(max(1, planned.hardware.cpu.cores // count)))
-    # How long torchrun waits for processes that save a checkpoint before it kills them; 30 seconds by itself.
-    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command += ["-m", "trimtab", "train", *arguments]
-    if not any(a.startswith("output_dir=") for a in arguments):
-        command.append(f"output_dir={config.output_dir}")
-    # Decided here once: the processes would each judge by the memory that is free when they look.
-    command.append(f"sharding={str(planned.plan.strategy == 'sharded').lower()}")
-    print(f"starting {count} processes with torchrun: {planned.plan.reasons['strategy']}", flush=True)
-    return 1 if _wait_for(command, env) else 0
-
-
-def _wait_for(command: list[str], env: dict[str, str]) -> int:
-    """Run torchrun to its end and pass on what this process is told meanwhile; answers with its exit status.
-
-    Its processes save a checkpoint when they are told to end, and would train on if only this one ended.
-    """
-    import psutil
-
-    # In a group of its own: a terminal tells the whole of ours, and what is told twice ends without a checkpoint.
-    launcher = psutil.Popen(command, env=env, process_group=0)
-    told = 0
-
-    def pass_on(number: int, frame: object) -> None:
-        nonlocal told
-        told += 1
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if told == 1:
-                launcher.send_signal(number)
-                return
-            # torchrun waits for them by now, and would leave them behind if it were told again.
-            for process in launcher.children():
-                process.send_signal(number) if told == 2 else process.kill()
-
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # What is ignored (nohup, a background job) stays ignored.
-    heard = [n for n in map(signal.Signals.__getitem__, names) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in heard}
-    try:
-        return int(launcher.wait())
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def quiet_libraries() -> None:
-    """One progress display is enough: ours."""
-    # Read by the datasets library when it is imported.
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab.config.keys import SECTIONS
+
 Settings = dict[str, Any]
 
 
@@ -26,6 +28,8 @@ class Alias:
 
     key: str
     convert: Callable[[Any], Settings] | None = None
+    switch: bool = False
+    """Whether it is a question of yes or no, which a flag answers by standing there."""
 
 
 @dataclass(frozen=True)
@@ -176,31 +180,27 @@ def _sampling(value: Any) -> Settings:
     return {"training.group_by_length": value == "group_by_length"}
 
 
-def _flag(key: str, value: Any) -> Callable[[Any], Settings]:
+def _flag(key: str, value: str) -> Alias:
     """A yes/no name: yes sets `key` to `value`; what no means stands in `DENIALS`."""
+    return _switch(key, {key: value}, {}, f"write {key}: {value}")
 
+
+def _either(key: str, yes: str, no: str) -> Alias:
+    return _switch(key, {key: yes}, {key: no}, f"write {key}: {yes} or {key}: {no}")
+
+
+def _switch(key: str, yes: Settings, no: Settings, change: str) -> Alias:
     def convert(given: Any) -> Settings:
-        if given in (None, "auto"):
+        if given is None or (given == "auto" and not no):
             return {}
         if not isinstance(given, bool):
-            raise Refused("must be true or false", f"write {key}: {value}")
-        return {key: value} if given else {}
+            raise Refused("must be true or false", change)
+        return yes if given else no
 
-    return convert
-
-
-def _either(key: str, yes: str, no: str) -> Callable[[Any], Settings]:
-    def convert(given: Any) -> Settings:
-        if given is None:
-            return {}
-        if not isinstance(given, bool):
-            raise Refused("must be true or false", f"write {key}: {yes} or {key}: {no}")
-        return {key: yes if given else no}
-
-    return convert
+    return Alias(key, convert, switch=True)
 
 
-def _words(key: str, known: Mapping[Any, str]) -> Callable[[Any], Settings]:
+def _words(key: str, known: Mapping[Any, str]) -> Alias:
     def convert(given: Any) -> Settings:
         word = given.removeprefix("torch.") if isinstance(given, str) else given
         if not isinstance(word, str | bool | None) or word not in known:
@@ -208,7 +208,7 @@ def _words(key: str, known: Mapping[Any, str]) -> Callable[[Any], Settings]:
             raise Refused("has no counterpart here", f"write {key}: {options}")
         return {key: known[word]}
 
-    return convert
+    return Alias(key, convert)
 
 
 def _is_number(value: Any) -> bool:
@@ -225,17 +225,17 @@ ALIASES: dict[str, Alias] = {
     **{name: Alias("data.eval_fraction", _share) for name in _SHARES.split()},
     "validation_split_percentage": Alias("data.eval_fraction", _percent),
     "dataset_text_field": Alias("data.columns", _text_column),
-    "train_on_inputs": Alias("data.train_on", _either("data.train_on", "all", "answers")),
-    "completion_only_loss": Alias("data.train_on", _either("data.train_on", "answers", "all")),
-    "assistant_only_loss": Alias("data.train_on", _flag("data.train_on", "answers")),
+    "train_on_inputs": _either("data.train_on", "all", "answers"),
+    "completion_only_loss": _either("data.train_on", "answers", "all"),
+    "assistant_only_loss": _flag("data.train_on", "answers"),
     "lora_target_modules": Alias("lora.targets", _targets),
     "target_modules": Alias("lora.targets", _targets),
     "lora_target": Alias("lora.targets", _targets),
-    "lora_target_linear": Alias("lora.targets", _flag("lora.targets", "all-linear")),
-    "use_lora": Alias("method", _either("method", "lora", "full")),
-    "use_peft": Alias("method", _either("method", "lora", "full")),
-    "finetuning_type": Alias("method", _words("method", {"lora": "lora", "full": "full"})),
-    "adapter": Alias("method", _words("method", {"lora": "lora", None: "full"})),
+    "lora_target_linear": _flag("lora.targets", "all-linear"),
+    "use_lora": _either("method", "lora", "full"),
+    "use_peft": _either("method", "lora", "full"),
+    "finetuning_type": _words("method", {"lora": "lora", "full": "full"}),
+    "adapter": _words("method", {"lora": "lora", None: "full"}),
     "max_steps": Alias("training.max_steps", _max_steps),
     "warmup_steps": Alias("training.warmup_steps", _warmup_steps),
     "resume_from_checkpoint": Alias("training.resume", _resume),
@@ -244,15 +244,15 @@ ALIASES: dict[str, Alias] = {
     "save_strategy": Alias("training.save_steps", _saving),
     "train_sampling_strategy": Alias("training.group_by_length", _sampling),
     "report_to": Alias("monitor.report_to", _trackers),
-    "bf16": Alias("precision", _flag("precision", "bf16")),
-    "fp16": Alias("precision", _flag("precision", "fp16")),
-    "fp32": Alias("precision", _flag("precision", "fp32")),
-    "dtype": Alias("precision", _words("precision", _DTYPES)),
-    "torch_dtype": Alias("precision", _words("precision", _DTYPES)),
-    "mixed_precision": Alias("precision", _words("precision", _DTYPES | {"no": "fp32", False: "fp32"})),
-    "use_cpu": Alias("device", _flag("device", "cpu")),
-    "no_cuda": Alias("device", _flag("device", "cpu")),
-    "use_mps_device": Alias("device", _flag("device", "mps")),
+    "bf16": _flag("precision", "bf16"),
+    "fp16": _flag("precision", "fp16"),
+    "fp32": _flag("precision", "fp32"),
+    "dtype": _words("precision", _DTYPES),
+    "torch_dtype": _words("precision", _DTYPES),
+    "mixed_precision": _words("precision", _DTYPES | {"no": "fp32", False: "fp32"}),
+    "use_cpu": _flag("device", "cpu"),
+    "no_cuda": _flag("device", "cpu"),
+    "use_mps_device": _flag("device", "mps"),
     # SFT's one loss is what happens anyway.
     "loss_type": Alias(
         "grpo.loss_type", lambda value: {} if value in (None, "nll") else {"grpo.loss_type": value}
@@ -276,3 +276,16 @@ DENIALS: dict[str, Denial] = {
     "no_cuda": Denial("device", "cpu", contradicts=False),
     "use_mps_device": Denial("device", "mps", contradicts=False),
 }
+
+
+def alias_of(path: tuple[str, ...]) -> Alias | None:
+    """An alias counts at the top, in the section of its setting, and in `training`, where Hugging Face has them all."""
+    name, section = path[-1], path[0]
+    alias = ALIASES.get(name)
+    if len(path) == 1:
+        return alias
+    if len(path) > 2 or section not in SECTIONS:
+        return None
+    if name in SECTION_ALIASES.get(section, {}):
+        return Alias(SECTION_ALIASES[section][name])
+    return alias if alias and (section == "training" or alias.key.startswith(f"{section}.")) else None

@@ -77,7 +77,8 @@ def kinds(key: str) -> set[str]:
 
 def choices(key: str) -> list[str]:
     """The words that a setting takes, where it takes only some."""
-    return [str(choice) for choice in settings().get(key, {}).get("enum", [])]
+    form = settings().get(key, {})
+    return [str(word) for choice in form.get("anyOf", [form]) for word in choice.get("enum", [])]
 
 
 def describe(key: str) -> str:

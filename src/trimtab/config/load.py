@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab.config.aliases import ALIASES, DENIALS, SECTION_ALIASES, Alias, Refused
+from trimtab.config.aliases import ALIASES, DENIALS, SECTION_ALIASES, Refused, alias_of
 from trimtab.config.defaults import Default
 from trimtab.config.elsewhere import ELSEWHERE
 from trimtab.config.keys import SECTIONS, SHORTHANDS, kinds, setting_of, settings, suggest
@@ -65,7 +65,7 @@ def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str,
             for setting in _settings_of(item):
                 meant.setdefault(setting.key, []).append(setting)
         except Refused as refusal:
-            alias = _alias_of(item.path)
+            alias = alias_of(item.path)
             wrong.add(alias.key if alias else item.name)
             value = show(item.value, item.name)
             problems.append(Problem(item.name, value, refusal.reason, refusal.change, item.origin))
@@ -93,7 +93,7 @@ def _settings_of(item: Given) -> list[Setting]:
         also = f"text (short for {SHORTHANDS[key]}) or " if key in SHORTHANDS else ""
         example = SHORTHANDS.get(key) or next(name for name in settings() if name.startswith(f"{key}."))
         raise Refused(f"must be {also}a section with settings under it", f"write e.g. {example}: VALUE")
-    alias = _alias_of(path)
+    alias = alias_of(path)
     if alias and (alias.key == key or key not in settings()):
         if alias.convert:
             return [Setting(target, converted, item) for target, converted in alias.convert(value).items()]
@@ -102,19 +102,6 @@ def _settings_of(item: Given) -> list[Setting]:
     if setting_of(key):
         return [Setting(key, value, item)]
     return _unknown(item)
-
-
-def _alias_of(path: tuple[str, ...]) -> Alias | None:
-    """An alias counts at the top, in the section of its setting, and in `training`, where Hugging Face has them all."""
-    name, section = path[-1], path[0]
-    alias = ALIASES.get(name)
-    if len(path) == 1:
-        return alias
-    if len(path) > 2 or section not in SECTIONS:
-        return None
-    if name in SECTION_ALIASES.get(section, {}):
-        return Alias(SECTION_ALIASES[section][name])
-    return alias if alias and (section == "training" or alias.key.startswith(f"{section}.")) else None
 
 
 def _unknown(item: Given) -> list[Setting]:
@@ -138,7 +125,7 @@ def _contradiction(one: Given, other: Given, key: str) -> Problem:
 def _deny(item: Given, found: dict[str, Setting], wrong: set[str], problems: list[Problem]) -> None:
     """Applies `bf16: false` and its like, which rule a value out and do not choose one."""
     denial = DENIALS.get(item.path[-1])
-    if denial is None or item.value is not False or _alias_of(item.path) is None:
+    if denial is None or item.value is not False or alias_of(item.path) is None:
         return
     chosen = found.get(denial.key)
     # `auto` beside a no leaves the choice open, unless it was said later.
@@ -158,7 +145,7 @@ def _deny(item: Given, found: dict[str, Setting], wrong: set[str], problems: lis
 
 def _check_strategy(item: Given, found: dict[str, Setting], wrong: set[str], problems: list[Problem]) -> None:
     """`steps` says nothing without a number, and we make none up; `epoch` must be what then happens."""
-    alias = _alias_of(item.path)
+    alias = alias_of(item.path)
     if item.path[-1] not in {"eval_strategy", "evaluation_strategy", "save_strategy"} or alias is None:
         return
     steps = found.get("training.eval_steps")

@@ -128,8 +128,13 @@ def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Gi
         name, equals, text = word.partition("=")
         name, text = name.strip().lstrip("-"), text.strip()
         if not equals or not name:
-            reason = "is not of the form key=value"
+            reason = "is not of the form key=value or --key value"
             change = "write e.g. training.learning_rate=1e-4; put quotes around an argument with spaces in it"
+            if word.startswith("--"):
+                reason = "needs a value"
+                change = (
+                    f"write {word} VALUE, or {word}=VALUE where it begins with dashes or reads as a setting"
+                )
             problems.append(Problem(show(word, word), None, reason, change, origin))
             continue
         path = tuple(name.split("."))

@@ -79,7 +79,7 @@ class Setting:
 
 def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]) -> Built | None:
     """The config, or None with the reasons added to `problems`. Keys in `wrong` are known to be so already."""
-    usable = {key: _as_text(setting) for key, setting in found.items() if key not in wrong}
+    usable = {key: _as_meant(setting) for key, setting in found.items() if key not in wrong}
     for key, setting in list(usable.items()):
         problem = _secret(setting) or _before_pydantic(setting)
         if problem:
@@ -121,11 +121,18 @@ def _nested(found: Mapping[str, Setting]) -> dict[str, Any]:
     return tree
 
 
-def _as_text(setting: Setting) -> Setting:
-    """`model.revision=1234567` on the command line means the text: the shell has eaten any quotes."""
+def _as_meant(setting: Setting) -> Setting:
+    """On the command line, where the shell has eaten any quotes, `model.revision=1234567` means the text, and `none`
+    null where no text can stand."""
     key, text = setting_of(setting.key) or setting.key, setting.given.text
     number = isinstance(setting.value, int | float) and not isinstance(setting.value, bool)
     takes = kinds(key)
+    if (
+        text == "none"
+        and "null" in takes
+        and ("string" not in takes or (choices(key) and text not in choices(key)))
+    ):
+        return Setting(setting.key, None, setting.given)
     if text is None or not number or takes & {"integer", "number"} or not takes & {"string", "object"}:
         return setting
     return Setting(setting.key, text, setting.given)

@@ -1,0 +1,82 @@
+"""How `train` becomes several processes (torchrun over the same command, told what this one is told), and quiet ones.
+
+Trains nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trimtab.config import Config
+    from trimtab.recipes.planning import Planned
+
+SAVING_SECONDS = 600
+
+
+def launch(arguments: list[str], config: Config, planned: Planned) -> int:
+    """Start torchrun over this same command, one process per device."""
+    count = planned.plan.processes
+    env = dict(os.environ)
+    for name in planned.hardware.launcher.stale:
+        env.pop(name, None)
+    # torchrun would give each process one thread; on the CPU that wastes the others.
+    env.setdefault("OMP_NUM_THREADS", str(max(1, planned.hardware.cpu.cores // count)))
+    # How long torchrun waits for processes that save a checkpoint before it kills them; 30 seconds by itself.
+    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command += ["-m", "trimtab", "train", *arguments]
+    # Decided here once: each process would make up a folder, and judge by the memory that is free when it looks.
+    command += [
+        f"output_dir={config.output_dir}",
+        f"sharding={str(planned.plan.strategy == 'sharded').lower()}",
+    ]
+    print(f"starting {count} processes with torchrun: {planned.plan.reasons['strategy']}", flush=True)
+    return 1 if wait_for(command, env) else 0
+
+
+def wait_for(command: list[str], env: dict[str, str]) -> int:
+    """Run torchrun to its end and pass on what this process is told meanwhile; answers with its exit status.
+
+    Its processes save a checkpoint when they are told to end, and would train on if only this one ended.
+    """
+    import psutil
+
+    # In a group of its own: a terminal tells the whole of ours, and what is told twice ends without a checkpoint.
+    launcher = psutil.Popen(command, env=env, process_group=0)
+    told = 0
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal told
+        told += 1
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if told == 1:
+                launcher.send_signal(number)
+                return
+            # torchrun waits for them by now, and would leave them behind if it were told again.
+            for process in launcher.children():
+                process.send_signal(number) if told == 2 else process.kill()
+
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # What is ignored (nohup, a background job) stays ignored.
+    heard = [n for n in map(signal.Signals.__getitem__, names) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}
+    try:
+        return int(launcher.wait())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def quiet_libraries() -> None:
+    """One progress display is enough: ours."""
+    # Read by the datasets library when it is imported.
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()

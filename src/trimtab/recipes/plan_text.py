@@ -1,0 +1,89 @@
+"""A plan in words: numbered lines with reasons, a table of the model's parts, and both as data. Decides nothing."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trimtab.config import Config, Request
+    from trimtab.placement.profile import Part
+    from trimtab.recipes.planning import Planned
+
+GIB = 2**30
+
+
+def plan_lines(request: Request, planned: Planned) -> list[str]:
+    """Numbered lines: what was decided, and the reason behind it."""
+    config = request.config
+    hardware, plan, profile = planned.hardware, planned.plan, planned.profile
+    why = plan.reasons
+    gpus = ", ".join(f"{g.name} {g.model}" for g in hardware.accelerators) or "no GPU"
+    machine = f"{hardware.cpu.model}, {hardware.cpu.cores} cores; {gpus}; torch {hardware.torch_version}"
+    size = f"{len(profile.layers)} layers, {profile.parameters:,} parameters"
+    count = f"{plan.processes} process{'es' * (plan.processes > 1)}"
+    rows = [
+        ("✓", "config", request.origin),
+        ("✓", "hardware", machine),
+        ("✓" if plan.launcher != "none" else "-", "launcher", f"{plan.launcher}"),
+        ("✓", "device", f"{plan.device}: {why['device']}"),
+        ("✓", "precision", f"{plan.precision}: {why['precision']}"),
+        ("✓" if plan.scaler else "-", "scaler", f"{'on' if plan.scaler else 'off'}: {why['scaler']}"),
+        ("✓", "model", f"{config.model.name}: {planned.architecture}, {size}"),
+        ("✓", "weights", why["weights"]),
+        _adapter_row(config, planned),
+        ("✓", "strategy", f"{plan.strategy}, {count}: {why['strategy']}"),
+    ]
+    if "device_map" in why:
+        rows.append(("✓", "device map", why["device_map"]))
+    rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in request.defaults]
+    for device, share in plan.memory.items():
+        figures = f"about {share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {device} (estimate)"
+        rows.append(("✓" if share.fits else "✗", "memory", figures))
+    rows += [("!", "note", note) for note in plan.notes]
+    return [f"{number:2} {mark} {name:<10} {text}" for number, (mark, name, text) in enumerate(rows, 1)]
+
+
+def _adapter_row(config: Config, planned: Planned) -> tuple[str, str, str]:
+    profile = planned.profile
+    share = 100 * profile.trainable / profile.parameters
+    counted = f"{profile.trainable:,} of {profile.parameters:,} parameters are trained ({share:.2f} %)"
+    if config.method == "full":
+        return "-", "adapter", f"none (method: full); {counted}"
+    return "✓", "adapter", f"LoRA r {config.lora.r} on {', '.join(planned.targets)}; {counted}"
+
+
+def parts_table(planned: Planned) -> list[str]:
+    """Parts of the model and their devices; neighbouring layers of one device share a line."""
+    plan = planned.plan
+    rows = []
+
+    def key(part: Part) -> tuple[str, str]:
+        stack = part.name.rsplit(".", 1)[0] if part.is_layer else part.name
+        return stack, plan.device_of(part.name)
+
+    for (name, device), group in groupby(planned.profile.parts, key=key):
+        parts = list(group)
+        if parts[0].is_layer:
+            name += f".{parts[0].name.rsplit('.', 1)[1]}-{parts[-1].name.rsplit('.', 1)[1]}"
+        counts = sum(p.parameters for p in parts), sum(p.trainable for p in parts)
+        rows.append((name or "(whole model)", *counts, device))
+    width = max(len(r[0]) for r in rows)
+    head = f"{'part':<{width}}  {'parameters':>15}  {'trained':>13}  device"
+    return [head] + [
+        f"{n:<{width}}  {total:>15,}  {trained:>13,}  {device}" for n, total, trained, device in rows
+    ]
+
+
+def plan_as_dict(planned: Planned) -> dict[str, object]:
+    """The plan and the counts behind it, for machines."""
+    profile = planned.profile
+    return {
+        **planned.plan.as_dict(),
+        "model": {
+            "architecture": planned.architecture,
+            "parameters": profile.parameters,
+            "trainable": profile.trainable,
+            "adapter_targets": list(planned.targets),
+        },
+    }
