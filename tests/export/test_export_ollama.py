@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,6 +14,7 @@ from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from trimtab.cli.export import export
+from trimtab.config import Config, dump_config
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export import export_run, gotemplate
 from trimtab.export.chat_template import OllamaChat
@@ -157,3 +160,34 @@ def test_options_that_do_not_go_together(arguments: list[str], run: Path, verb: 
 
 def test_an_unknown_number_format_is_a_usage_error(run: Path, verb: typer.Typer) -> None:
     assert CliRunner().invoke(verb, [str(run), "--to", "gguf", "--dtype", "q4_0"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "bare"),
+    [
+        ({}, None, False),
+        ({}, {"train": {"format": "messages"}}, False),
+        ({}, {"train": {"format": "prompt_completion"}}, False),
+        ({}, {"train": {"format": "text"}}, True),
+        ({"data": {"format": "text"}}, None, True),
+        ({"recipe": "grpo", "grpo": {"reward": "length"}}, None, False),
+        ({"recipe": "grpo", "grpo": {"reward": "length", "chat": False}}, None, True),
+        # Prompts that are messages go through the template all the same.
+        ({"recipe": "grpo", "grpo": {"reward": "length", "chat": False}}, {"chat": True}, False),
+        ({"recipe": "zeroth_order", "zeroth": {"task": "sst2"}}, {"rows": 3}, True),
+    ],
+)
+def test_the_template_follows_how_the_model_was_trained(
+    run: Path, settings: dict[str, Any], data: dict[str, Any] | None, bare: bool
+) -> None:
+    config = Config.model_validate({"method": "full", **settings})
+    (run / "config.yaml").write_text(dump_config(config))
+    if data is not None:
+        (run / "data.json").write_text(json.dumps(data))
+    result = export_run(run, "ollama", create=False)
+    template = (result.folder / "Modelfile").read_text().split('TEMPLATE """')[1].split('"""')[0]
+    assert ("<|im_start|>" not in template) is bare
+    assert any("bare" in note for note in result.notes) is bare
+    if bare:
+        assert gotemplate.execute(template, {"System": "", "Prompt": "2 + 2 ="}) == "2 + 2 ="
+        assert gotemplate.execute(template, {"System": "Sum.", "Prompt": "2 + 2 ="}) == "Sum.\n2 + 2 ="

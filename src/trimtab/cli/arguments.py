@@ -53,6 +53,19 @@ def config_from(arguments: list[str]) -> Request:
         return load_request(built_in, words, "the built-in quick start")
 
 
+def request_from(arguments: list[str]) -> Request:
+    """The same, refused here where it can be told without torch or weights that the run would fail."""
+    from trimtab.recipes.requirements import check_requirements
+
+    request = config_from(arguments)
+    check_requirements(request.config)
+    if request.config.export.to is not None:
+        from trimtab.export import check_export
+
+        check_export(request.config)
+    return request
+
+
 def _is_config(word: str, place: int) -> bool:
     # os.path.isfile answers False to a setting that is too long for a file's name; Path.is_file raises.
     bare = "=" not in word and not word.startswith("-")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab.cli.arguments import Arguments, config_from
+from trimtab.cli.arguments import Arguments, request_from
 
 
 def plan(
@@ -22,7 +22,7 @@ def plan(
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.table import recipe_of
 
-    request = config_from(arguments or [])
+    request = request_from(arguments or [])
     config, origin = request.config, request.origin
     try:
         planned = plan_run(config)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trimtab.cli.arguments import Arguments, config_from
+from trimtab.cli.arguments import Arguments, request_from
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
     from trimtab.recipes.planning import Planned
-
 
 
 def train(
@@ -21,11 +20,12 @@ def train(
 ) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
     from trimtab.errors import RequestError
+    from trimtab.export import export_as_asked
     from trimtab.recipes.launch import launch, quiet_libraries
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.run_folder import RunFolder, default_folder, failure_kept, open_run_folder
 
-    request = config_from(arguments or [])
+    request = request_from(arguments or [])
     config = request.config
     planned = plan_run(config)
     launcher = planned.hardware.launcher
@@ -60,6 +60,8 @@ def train(
         _conclude(config, summary)
     if summary["status"] != "finished":
         raise typer.Exit(1)
+    if main and config.export.to is not None:
+        print("\n".join(export_as_asked(config, say).lines()))
 
 
 def _announce(request: Request, planned: Planned) -> None:
@@ -97,6 +99,7 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
     steps = f"{summary['steps']} step{'s' * (summary['steps'] != 1)}"
     print(
         f"{steps} in {summary['train_seconds']:.0f} s on {summary['device']}; kept in "
-        f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json\n"
-        f"next: trimtab export {shlex.quote(str(config.output_dir))} --to ollama"
+        f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json"
     )
+    if config.export.to is None:
+        print(f"next: trimtab export {shlex.quote(str(config.output_dir))} --to ollama")

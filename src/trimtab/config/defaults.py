@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab.config.facts import is_given, value_of_setting
-from trimtab.config.keys import RECIPE_SECTIONS
+from trimtab.config.keys import recipe_sections
 from trimtab.config.schema import Config
 from trimtab.config.section import Default
 
@@ -18,12 +18,11 @@ def with_recipe_defaults(config: Config) -> tuple[Config, list[Default]]:
     filled = config.model_copy(deep=True)
     chosen = [
         default
-        for name, section in RECIPE_SECTIONS.items()
-        if section.recipe == config.recipe
-        for default in getattr(config, name).defaults(config)
+        for section in recipe_sections(config)
+        for default in section.defaults(config)
         if value_of_setting(config, default.key) is None or not is_given(config, default.key)
     ]
     for key, value, _ in chosen:
-        section_name, _, leaf = key.rpartition(".")
-        setattr(getattr(filled, section_name) if section_name else filled, leaf, value)
+        name, _, leaf = key.rpartition(".")
+        setattr(getattr(filled, name) if name else filled, leaf, value)
     return filled, chosen

@@ -109,6 +109,10 @@ class GrpoSettings(RecipeSection):
     test_megabytes: Annotated[int, Field(ge=64)] = 512
     """Reward `code`: memory for one completion's tests."""
 
+    @property
+    def through_chat_template(self) -> bool:
+        return self.chat
+
     def defaults(self, config: Config) -> list[Default]:
         lora = config.method == "lora"
         what = "a LoRA adapter" if lora else "all weights"

@@ -25,7 +25,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 RECIPE_SECTIONS = {name: section for name, section in SECTIONS.items() if issubclass(section, RecipeSection)}
 """Those that belong to one recipe alone."""
 
-SHORTHANDS = {"model": "model.name", "data": "data.source"}
+SHORTHANDS = {"model": "model.name", "data": "data.source", "export": "export.to"}
 """Sections that may be written as plain text, and the setting that the text then fills."""
 
 KIND_WORDS = {
@@ -45,6 +45,17 @@ _LIMITS = {
 }
 _CLOSE_ENOUGH = 0.72
 _BONUS = 0.1
+
+
+def recipe_sections(config: Config) -> list[RecipeSection]:
+    """The settings of the config's own recipe."""
+    sections = [getattr(config, name) for name in RECIPE_SECTIONS]
+    return [section for section in sections if section.recipe == config.recipe]
+
+
+def has_effect(config: Config, key: str) -> bool:
+    """Whether the config's recipe uses a general setting."""
+    return not any(key in section.without_effect for section in recipe_sections(config))
 
 
 @cache

@@ -88,10 +88,12 @@ def _settings_of(item: Given) -> list[Setting]:
     """What one written setting sets. Raises `Refused` where it is not a setting of ours, or has no such value."""
     path, key, value = item.path, item.name, item.value
     if key in SECTIONS:
-        if key in SHORTHANDS and isinstance(value, str | int | float) and not isinstance(value, bool):
-            return [Setting(SHORTHANDS[key], value, item)]
-        also = f"text (short for {SHORTHANDS[key]}) or " if key in SHORTHANDS else ""
-        example = SHORTHANDS.get(key) or next(name for name in settings() if name.startswith(f"{key}."))
+        short = SHORTHANDS.get(key, "")
+        plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if short and (plain or (value is None and "null" in kinds(short))):
+            return [Setting(short, value, item)]
+        also = f"text (short for {short}) or " if short else ""
+        example = short or next(name for name in settings() if name.startswith(f"{key}."))
         raise Refused(f"must be {also}a section with settings under it", f"write e.g. {example}: VALUE")
     alias = alias_of(path)
     if alias and (alias.key == key or key not in settings()):

@@ -5,7 +5,7 @@ Looks at nothing but the settings; whether the machine can meet them is for plac
 
 from __future__ import annotations
 
-from trimtab.config.facts import evaluates, is_given, saves_fall_on_evaluations
+from trimtab.config.facts import evaluates, is_given, saves_fall_on_evaluations, value_of_setting
 from trimtab.config.rule import Conflict, Rules
 from trimtab.config.schema import Config
 
@@ -163,6 +163,25 @@ def _lora_unused(config: Config) -> Conflict | None:
     if config.method != "full" or not (is_given(config, "lora") or config.lora.model_fields_set):
         return None
     return Conflict("lora", "has no effect with method: full", "remove it, or set method: lora", warning=True)
+
+
+@RULES.reading("export.to", "export.dtype")
+def _quantised_transformers_folder(config: Config) -> Conflict | None:
+    if config.export.to != "merged" or config.export.dtype != "q8_0":
+        return None
+    return Conflict(
+        "export.dtype",
+        "cannot go with export.to: merged: quantised formats belong to GGUF files",
+        "set export.dtype: f32, f16 or bf16, or export.to: gguf",
+    )
+
+
+@RULES.reading("export.to", "export.dtype", "export.name")
+def _export_of_nothing(config: Config) -> Conflict | None:
+    given = [key for key in ("export.dtype", "export.name") if value_of_setting(config, key) is not None]
+    if config.export.to is not None or not given:
+        return None
+    return Conflict(given[0], "has no effect without export.to", "set export.to, or remove it", warning=True)
 
 
 @RULES.reading("model_parallel", "device")

@@ -18,6 +18,7 @@ __all__ = [
     "Config",
     "DataSettings",
     "Device",
+    "ExportSettings",
     "GrpoSettings",
     "LoraSettings",
     "ModelSettings",
@@ -211,6 +212,19 @@ class SampleSettings(Section):
     """Longest answer in tokens."""
 
 
+class ExportSettings(Section):
+    """What `train` makes of the finished run. `export: ollama` is short for `export: {to: ollama}`."""
+
+    to: Literal["merged", "gguf", "ollama"] | None = None
+    """A transformers folder, one GGUF file, or a GGUF with a Modelfile; null leaves it to `trimtab export`."""
+
+    dtype: Literal["f32", "f16", "bf16", "q8_0"] | None = None
+    """Number format; null takes f16 for a GGUF, and the base model's own for `merged`."""
+
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the model, in the file and in Ollama; null takes the run folder's."""
+
+
 class Config(Section):
     """One run, whole. Nothing outside this decides how a run goes, but for the machine it runs on."""
 
@@ -245,6 +259,7 @@ class Config(Section):
 
     monitor: MonitorSettings = Field(default_factory=MonitorSettings)
     samples: SampleSettings = Field(default_factory=SampleSettings)
+    export: ExportSettings = Field(default_factory=ExportSettings)
 
     output_dir: Annotated[str, Field(min_length=1)] | None = None
     """Where the run is kept; null makes a new folder under `runs/`."""

@@ -44,6 +44,11 @@ class RecipeSection(Section):
     rules: ClassVar[Rules] = Rules()
     """What must hold between its settings and the others; looked at only where the recipe runs."""
 
+    @property
+    def through_chat_template(self) -> bool:
+        """Whether the recipe puts what it trains on through the model's chat template."""
+        return True
+
     def defaults(self, config: Config) -> list[Default]:
         """Values for settings that nobody set; null counts as unset. `config` is the whole that this belongs to."""
         return []

@@ -77,6 +77,10 @@ class ZerothSettings(RecipeSection):
     projection_roles: list[str] = Field(default_factory=lambda: ["query", "value"])
     """DiZO: which layers are projected, by their role in attention."""
 
+    @property
+    def through_chat_template(self) -> bool:
+        return False
+
     def defaults(self, config: Config) -> list[Default]:
         lora = config.method == "lora"
         what = "a LoRA adapter" if lora else "all weights"

@@ -85,6 +85,7 @@ def prepare_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> Promp
         dropped=dict(tally.dropped.most_common()),
         first_dropped=dict(tally.first),
         notes=notes,
+        chat=not isinstance(train[0]["prompt"], str),
     )
     return PromptData(_dataset(train, columns), _dataset(held, columns) if held else None, report)
 

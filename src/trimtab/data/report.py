@@ -46,6 +46,8 @@ class AskedReport:
     columns: list[str] | None = None
     """Columns that rewards get; None where there are no rewards."""
     tokens: Lengths | None = None
+    chat: bool | None = None
+    """Whether prompts go through the chat template, rather than being continued as they stand."""
 
     def lines(self) -> list[str]:
         lines = [f"data: {self.source}", f"  asked as: {self.asked}"]

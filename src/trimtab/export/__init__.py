@@ -3,6 +3,6 @@
 Nothing here trains, and nothing here writes half a file.
 """
 
-from trimtab.export.run import ExportResult, export_run
+from trimtab.export.run import ExportResult, check_export, export_as_asked, export_run
 
-__all__ = ["ExportResult", "export_run"]
+__all__ = ["ExportResult", "check_export", "export_as_asked", "export_run"]

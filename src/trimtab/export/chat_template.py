@@ -68,6 +68,17 @@ def ollama_chat(tokenizer: Any) -> OllamaChat:
     )
 
 
+def plain_text(tokenizer: Any) -> OllamaChat:
+    """For a model that was trained to go on with a text: no turns, and a system text on a line before it."""
+    return OllamaChat(
+        template="{{ if .System }}{{ .System }}\n{{ end }}{{ .Prompt }}",
+        stops=[tokenizer.eos_token] if tokenizer.eos_token else [],
+        notes=[
+            "the model was trained on plain text, so the Modelfile's TEMPLATE is bare: it goes on with the prompt"
+        ],
+    )
+
+
 class _Jinja:
     """The training template, as a function of messages; the BOS that llama.cpp adds is taken off."""
 

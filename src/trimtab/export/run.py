@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab.errors import RequestError
+from trimtab.config.keys import recipe_sections
+from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import check_replaceable, readable_size
 
 if TYPE_CHECKING:
@@ -96,6 +97,39 @@ def read_run(run_dir: Path) -> FinishedRun:
             "finish it: the same `trimtab train` command with training.resume=true",
         )
     return FinishedRun(folder=run_dir, config=config, weights=weights)
+
+
+def check_export(config: Config) -> None:
+    """Refuse what `export` asks for where it cannot come about, from the settings and the base model's config alone."""
+    from trimtab.export import ollama
+    from trimtab.export.gguf_model import shape_of
+    from trimtab.export.weights import read_config
+    from trimtab.models import model_source
+
+    if config.export.to == "merged":
+        return
+    if config.export.name is not None and config.export.to == "ollama":
+        ollama.check_name(config.export.name)
+    model = config.model
+    shape_of(read_config(model_source(model), model.revision, model.trust_remote_code))
+
+
+def export_as_asked(config: Config, say: Say) -> ExportResult:
+    """The export that the config of a run asks for, once the run is kept. That stays whole if the export fails."""
+    wanted = config.export
+    assert wanted.to is not None
+    assert config.output_dir is not None
+    folder = Path(config.output_dir).expanduser()
+    try:
+        return export_run(folder, wanted.to, dtype=wanted.dtype, name=wanted.name, say=say)
+    except (TrimtabError, OSError) as error:
+        again = ["trimtab", "export", str(folder), "--to", wanted.to]
+        again += ["--dtype", wanted.dtype] if wanted.dtype else []
+        again += ["--name", wanted.name] if wanted.name else []
+        raise TrimtabError(
+            f"the run is finished and kept in {folder}, but its export failed: {error}\n"
+            f"  once that is mended: {shlex.join(again)}"
+        ) from error
 
 
 def export_run(
@@ -230,11 +264,11 @@ def _ollama(
     create: bool,
 ) -> ExportResult:
     from trimtab.export import ollama
-    from trimtab.export.chat_template import ollama_chat
+    from trimtab.export.chat_template import ollama_chat, plain_text
 
     name = name or ollama.model_name(run.folder.resolve().name)
     ollama.check_name(name)
-    chat = ollama_chat(run_tokenizer(run))
+    chat = (ollama_chat if through_chat_template(run) else plain_text)(run_tokenizer(run))
     longest = model_config(run).max_position_embeddings
     if num_ctx is not None and not 0 < num_ctx <= longest:
         raise RequestError.of(
@@ -259,6 +293,16 @@ def _ollama(
         command=shlex.join(ollama.create_command(folder, name)),
         created=created,
     )
+
+
+def through_chat_template(run: FinishedRun) -> bool:
+    """Whether the run trained on conversations, as its report on the data tells; else as its settings do."""
+    report = run.folder / "data.json"
+    told = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    if "chat" in told:
+        return bool(told["chat"])
+    form = told["train"].get("format") if isinstance(told.get("train"), dict) else run.config.data.format
+    return form != "text" and all(section.through_chat_template for section in recipe_sections(run.config))
 
 
 def run_tokenizer(run: FinishedRun) -> Any:

@@ -59,8 +59,8 @@ def parse_target(words: list[str], *, scratch: Path) -> Target:
             "give the path of a Python script or of a Trimtab config",
         )
     if path.suffix.lower() in _CONFIG_ENDINGS:
-        # The rehearsal must leave no run folder behind.
-        train = ("-m", "trimtab", "train", first, *words[1:], f"output_dir={scratch / 'run'}")
+        # The rehearsal must leave no run folder behind, and has no weights to export.
+        train = ("-m", "trimtab", "train", first, *words[1:], f"output_dir={scratch / 'run'}", "export=null")
         return Target(train, first)
     return Target(tuple(words), first)
 

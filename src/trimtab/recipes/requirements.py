@@ -1,0 +1,91 @@
+"""What a run needs that can be told in a moment, before torch is imported: rank variables, optimizer, trackers.
+
+Loads nothing: transformers' own list of optimizers is read from its source, packages are looked for and not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from difflib import SequenceMatcher
+from importlib.util import find_spec
+from pathlib import Path
+
+from trimtab.config import Config
+from trimtab.config.keys import has_effect
+from trimtab.errors import RequestError
+from trimtab.hardware.launcher import detect_launcher
+from trimtab.monitor.trackers import check_trackers
+
+# How an optimizer's name begins, the package that has it, and what pip calls that; the first that fits counts.
+_PACKAGES = (
+    (("adamw_torch_xla",), "torch_xla", "torch_xla"),
+    (("adamw_torch_npu",), "torch_npu", "torch_npu"),
+    (("adamw_torch_4bit", "adamw_torch_8bit"), "torchao", "torchao"),
+    (("adamw_anyprecision",), "torchdistx", "torchdistx"),
+    (
+        ("adamw_bnb", "adamw_8bit", "ademamix", "lion", "paged_", "rmsprop_bnb"),
+        "bitsandbytes",
+        "bitsandbytes",
+    ),
+    (("lomo", "adalomo"), "lomo_optim", "lomo-optim"),
+    (("grokadamw",), "grokadamw", "grokadamw"),
+    (("schedule_free_",), "schedulefree", "schedulefree"),
+    (("stable_adamw",), "optimi", "torch-optimi"),
+)
+_ALIKE = 0.6
+_BY_MODULES = ("galore_", "apollo_")
+"""Optimizers for layers that are named to them one by one."""
+
+
+def check_requirements(config: Config) -> None:
+    """Raise RequestError for what this machine or its environment cannot give the run."""
+    detect_launcher()
+    if has_effect(config, "training.optimizer"):
+        check_optimizer(config.training.optimizer)
+    if has_effect(config, "monitor.report_to"):
+        check_trackers(config.monitor.report_to)
+
+
+def check_optimizer(name: str) -> None:
+    """Raise RequestError for a name that transformers does not have, or whose package is not installed."""
+    known = optimizer_names()
+    if name in known and (why := _out_of_reach(name)) is None:
+        return
+    usable = [other for other in known if _out_of_reach(other) is None]
+    change = f"write one of {', '.join(usable)}"
+    if name not in known:
+        why = "transformers has no optimizer of this name"
+        # By the whole name and by its first part: `adamm` is nearer to adamw_torch than to adalomo.
+        likeness = {
+            other: max(
+                SequenceMatcher(None, name.lower(), part).ratio() for part in (other, other.partition("_")[0])
+            )
+            for other in usable
+        }
+        nearest = max(usable, key=likeness.__getitem__)
+        change = f"did you mean {nearest}? Or {change}" if likeness[nearest] > _ALIKE else change
+    raise RequestError.of(f"training.optimizer: {name}", str(why), change)
+
+
+def _out_of_reach(name: str) -> str | None:
+    """Why an optimizer that transformers knows cannot be used here."""
+    if name.startswith(_BY_MODULES):
+        return "it must be told which layers it is for, and no setting here tells it"
+    packages = ((module, package) for beginnings, module, package in _PACKAGES if name.startswith(beginnings))
+    module, package = next(packages, ("torch", "torch"))
+    return None if find_spec(module) else f"its package is not installed (`pip install {package}`)"
+
+
+def optimizer_names() -> list[str]:
+    """The values of transformers' `OptimizerNames`; importing it would import torch."""
+    found = find_spec("transformers")
+    assert found is not None
+    assert found.origin is not None
+    source = Path(found.origin).with_name("training_args.py").read_text(encoding="utf-8")
+    (names,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "OptimizerNames"
+    )
+    values = [statement.value for statement in names.body if isinstance(statement, ast.Assign)]
+    return [str(value.value) for value in values if isinstance(value, ast.Constant)]
