@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export import export_run
-from trimtab.export.files import readable_size, whole_file
+from trimtab.export.files import readable_size
+from trimtab.files import whole_file
 
 SIZES: dict[str, Any] = {
     "vocab_size": 480,

@@ -18,6 +18,7 @@ from typing import Any
 
 from trimtab.bench import svg
 from trimtab.errors import RequestError
+from trimtab.files import write_json_whole, write_whole
 from trimtab.monitor.wording import size
 
 NOT_WHOLE = "not whole: the benchmark was interrupted, or is still going"
@@ -101,15 +102,15 @@ class Results:
         """Keep a cell at once, so that an interruption loses nothing that is done."""
         cell = _defined(cell)
         self.cells[_key(cell)] = cell
-        _write(self.path / "cells" / _file_name(*_key(cell)), cell)
+        write_json_whole(self.path / "cells" / _file_name(*_key(cell)), cell)
 
     def save(self) -> None:
         """Write the header, the JSON, the tables and the plots anew."""
-        _write(self.path / "run.json", _defined(self.header))
-        _write(self.path / "results.json", self.as_dict())
-        replace_file(self.path / "results.md", self.markdown())
+        write_json_whole(self.path / "run.json", _defined(self.header))
+        write_json_whole(self.path / "results.json", self.as_dict())
+        write_whole(self.path / "results.md", self.markdown())
         for name, text in self.plots().items():
-            replace_file(self.path / name, text)
+            write_whole(self.path / name, text)
 
     def as_dict(self) -> dict[str, Any]:
         whole = {
@@ -387,14 +388,3 @@ def _read(path: Path, *needed: str) -> dict[str, Any]:
             f"{path}: not what a benchmark writes there", "it was changed or cut short", "remove the file"
         )
     return content
-
-
-def _write(path: Path, content: Any) -> None:
-    replace_file(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Whole or not at all, also when the process is killed."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)

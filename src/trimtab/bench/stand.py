@@ -19,10 +19,11 @@ from typing import Any
 from trimtab import __version__
 from trimtab.bench.cells import INFERENCE, Cell, measure, run_cell
 from trimtab.bench.methods import METHODS, method
-from trimtab.bench.results import make_folder, replace_file
+from trimtab.bench.results import make_folder
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, TrimtabError
+from trimtab.files import write_json_whole, write_whole
 from trimtab.hardware import Hardware, probe
 from trimtab.models import load_model_config, model_source
 from trimtab.models.builtin import NAME as BUILT_IN
@@ -94,14 +95,11 @@ class Stand:
     def save(self) -> list[str]:
         """Write JSON, Markdown and plots anew; their names."""
         text, plots = self.render(self)
-        files = {
-            "results.json": json.dumps(self.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-            "results.md": text,
-            **plots,
-        }
+        write_json_whole(self.path / "results.json", self.as_dict())
+        files = {"results.md": text, **plots}
         for name, content in files.items():
-            replace_file(self.path / name, content)
-        return list(files)
+            write_whole(self.path / name, content)
+        return ["results.json", *files]
 
 
 def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[str], None]) -> Stand:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 from trimtab.config.problems import has_key, has_login
 from trimtab.errors import RequestError
+from trimtab.files import whole_file
 
 T = TypeVar("T")
 
@@ -204,28 +204,22 @@ def _download(fs: Any, name: str, info: dict[str, Any], cache: Path, place: _Pla
     path = cache / key / re.sub(r"[^\w.-]", "_", name.rpartition("/")[2])
     if path.is_file():
         return RemoteFile(address, path, from_cache=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(prefix=".part-", dir=path.parent)
-    os.close(handle)
-    try:
+    with whole_file(path) as scratch:
         try:
-            _ask(lambda: fs.get_file(name, scratch), place)
+            _ask(lambda: fs.get_file(name, str(scratch)), place)
         except PermissionError:
             raise _denied("AccessDenied", place) from None
         except FileNotFoundError:
             raise place.error(
                 f"{address} went away while it was read", "it was listed a moment ago", "try again"
             ) from None
-        size = os.path.getsize(scratch)
+        size = scratch.stat().st_size
         if size != info["size"]:
             raise place.error(
                 f"{address} came as {size} bytes, and the store says {info['size']}",
                 "the download broke off or the object changed meanwhile",
                 "try again",
             )
-        os.replace(scratch, path)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
     return RemoteFile(address, path, from_cache=False)
 
 

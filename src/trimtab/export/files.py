@@ -1,11 +1,10 @@
-"""Writes that are whole or not there: work goes on under a temporary name and is renamed at the end.
+"""Folders that are whole or not there: work goes on under a temporary name and is renamed at the end.
 
 Nothing here knows what is written.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,21 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.errors import RequestError
-
-
-@contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; it becomes `target` when the block ends without an error."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    os.close(handle)
-    scratch = Path(name)
-    try:
-        yield scratch
-        scratch.chmod(0o644)
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.chat_template import OllamaChat
-from trimtab.export.files import whole_file
+from trimtab.files import whole_file
 
 DEFAULT_CONTEXT = 4096
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+){0,2}(:[A-Za-z0-9._-]+)?")

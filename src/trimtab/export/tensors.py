@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trimtab.errors import RequestError, TrimtabError
-from trimtab.export.files import whole_file
+from trimtab.files import whole_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

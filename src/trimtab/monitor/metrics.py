@@ -16,27 +16,14 @@ how many. A run that starts at step 0 starts a new file.
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from trimtab.files import plain_value, write_whole
+
 _OWN_KEYS = ("step", "time", "phase")
-
-
-def plain_value(value: Any) -> Any:
-    """The value as JSON can hold it; array scalars become numbers, non-finite numbers become strings."""
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain_value(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_value(entry) for entry in value]
-    return value
 
 
 def phase_of(values: Mapping[str, Any]) -> str:
@@ -88,9 +75,7 @@ class MetricsFile:
                 seen.add(key)
             kept.append(line)
         if cut:
-            replacement = self.path.with_name(self.path.name + ".tmp")
-            replacement.write_bytes(b"".join(kept))
-            os.replace(replacement, self.path)
+            write_whole(self.path, b"".join(kept))
             self._inherited = 0 if step == 0 else self.path.stat().st_size
         if step:
             self.write(step, "resume", {"cut_lines": cut})

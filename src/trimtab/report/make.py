@@ -6,13 +6,13 @@ It replaces a page that it made before, and no other file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trimtab.errors import RequestError
+from trimtab.files import write_whole
 from trimtab.report.frame import GENERATOR
 from trimtab.report.run_facts import RUN_FILES, hidden, read_run
 
@@ -65,13 +65,9 @@ def write_page(report: Report, out: Path | None) -> Path:
             "only an earlier page is replaced",
             "name another file with --out, or remove this one",
         )
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(report.page, encoding="utf-8")
-        scratch.replace(target)
+        write_whole(target, report.page)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise RequestError.of(
             f"{target}: cannot be written ({error.strerror})",
             "the page needs a place that may be written to",

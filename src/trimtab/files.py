@@ -1,0 +1,63 @@
+"""Files that are written whole or not at all: the work is done under a temporary name beside the target, and renamed.
+
+Also what JSON needs before it can be written. Nothing here knows what is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """Yield an empty file beside `target`, which takes `target`'s place when the block ends without an error.
+
+    A reader finds the old content or the new, also after a kill or a loss of power; an error leaves the old. The
+    folder is made where it is missing.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    # By hand rather than by tempfile, whose files only the owner may read: a run's folder is often shared.
+    os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        yield scratch
+        handle = os.open(scratch, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write the text (as UTF-8) or the bytes, whole or not at all."""
+    with whole_file(path) as scratch:
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json_whole(path: Path, content: Any) -> None:
+    """Write the content as JSON that others can read, whole or not at all. NaN, which JSON lacks, becomes text."""
+    text = json.dumps(plain_value(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    write_whole(path, text + "\n")
+
+
+def plain_value(value: Any) -> Any:
+    """The value as JSON can hold it; array scalars become numbers, non-finite numbers become strings."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(entry) for entry in value]
+    return value
