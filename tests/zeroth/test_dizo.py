@@ -25,7 +25,7 @@ from trimtab.errors import RequestError
 from trimtab.zeroth import NotFinite, ProjectionResult, ZerothOrder, ZerothSettings, tuned_parameters
 from trimtab.zeroth.noise import Stream, noise
 from trimtab.zeroth.objective import candidate_scores, example_losses
-from trimtab.zeroth.parameters import projected_parameters, role_of
+from trimtab.zeroth.parameters import projected_parameters, role_by_name
 from trimtab.zeroth.sweep import PROJECTION
 
 SETTINGS: dict[str, Any] = {
@@ -242,7 +242,7 @@ def test_how_many_of_an_adapter(kind: str, count: int) -> None:
     ],
 )
 def test_roles_by_name(name: str, role: str) -> None:
-    assert role_of(name) == role
+    assert role_by_name(name) == role
 
 
 def test_no_tensor_to_project_is_an_error() -> None:

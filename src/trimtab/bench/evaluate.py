@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from trimtab.bench import metrics
-from trimtab.data.tasks import Question, Task
+from trimtab.data.tasks import Question, Task, metrics
 from trimtab.data.tasks.task import AnyRow
 from trimtab.placement import PlacementPlan
 from trimtab.zeroth.batches import Collate

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from trimtab.bench.metrics import BY_LABEL, answer_scores, multirc, pearson, spearman
 from trimtab.data.tasks import Question, Task
+from trimtab.data.tasks.metrics import BY_LABEL, answer_scores, multirc, pearson, spearman
 from trimtab.zeroth.batches import Collate, by_length
 from trimtab.zeroth.objective import Example, candidate_scores, example_losses
 from trimtab.zeroth.peers import on_several_ranks, together

@@ -33,7 +33,7 @@ from trimtab.zeroth.lane_modules import (
 from trimtab.zeroth.lanes import evaluating
 from trimtab.zeroth.objective import ScoreBatch, example_losses, position_ids
 from trimtab.zeroth.parameters import Tuned
-from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios
+from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios, on_real_gpu
 
 PAD_TO = 32
 """Rows are padded to a multiple of this many tokens: fewer shapes, fewer graphs."""
@@ -273,12 +273,8 @@ class CapturedPasses:
 
 def capturable(model: nn.Module, tuned: Sequence[Tuned]) -> bool:
     """Whether all of the model lies on one real GPU."""
-    from trimtab.virtual.tensor import is_virtual
-
     first = tuned[0].parameter
-    return (
-        first.is_cuda and not is_virtual(first) and all(p.device == first.device for p in model.parameters())
-    )
+    return on_real_gpu(first) and all(p.device == first.device for p in model.parameters())
 
 
 def _one_line(change: Directions) -> bool:

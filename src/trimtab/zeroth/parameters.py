@@ -53,7 +53,7 @@ class Tuned:
         return not set(self.role.split("_")).isdisjoint(roles)
 
 
-def role_of(name: str) -> str:
+def role_by_name(name: str) -> str:
     """The role of a parameter by its name: the innermost part that is known decides."""
     for part in reversed(name.lower().split(".")):
         if part in _ROLE_OF:
@@ -64,7 +64,7 @@ def role_of(name: str) -> str:
 def tuned_parameters(model: nn.Module) -> list[Tuned]:
     """Every tensor of the model that requires a gradient."""
     tuned = [
-        Tuned(name, parameter, index, role_of(name))
+        Tuned(name, parameter, index, role_by_name(name))
         for index, (name, parameter) in enumerate(
             (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
         )

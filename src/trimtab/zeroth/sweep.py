@@ -19,9 +19,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trimtab.virtual.tensor import is_virtual
 from trimtab.zeroth.noise import Kind, NoiseMaker, Stream
 from trimtab.zeroth.parameters import Tuned
 
@@ -37,8 +36,11 @@ def fp32(value: float) -> float:
 
 
 def on_real_gpu(tensor: Tensor) -> bool:
-    """Whether Triton's kernels can work on it: a CUDA tensor, not a virtual one, and Triton is installed."""
-    return tensor.is_cuda and _triton() and not is_virtual(tensor)
+    """Whether Triton's kernels can work on it: a CUDA tensor, of plain memory, and Triton is installed.
+
+    A subclass (a virtual GPU's, a sharded or a quantised tensor) says what its operations do, not where its values lie.
+    """
+    return tensor.is_cuda and _triton() and type(tensor) in (Tensor, nn.Parameter)
 
 
 @cache

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from trimtab.bench import metrics
+from trimtab.data.tasks import metrics
 
 PREDICTED = [1, 1, 1, 0, 0, 1, 0, 0]
 GOLD = [1, 1, 0, 0, 1, 1, 0, 0]
