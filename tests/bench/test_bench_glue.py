@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from trimtab.bench import glue_cell as cell_module
 from trimtab.bench import methods as methods_module
 from trimtab.bench import sources
-from trimtab.bench.evaluate import Layout, evaluate, evaluate_rows, free_answers, option_scores
+from trimtab.bench.evaluate import Layout, evaluate, evaluate_rows, free_answers
 from trimtab.bench.glue import GlueRequest, Outcome, run_glue
 from trimtab.bench.methods import METHODS, Tuning, batches, method, tuner
 from trimtab.cli import app
@@ -27,6 +27,7 @@ from trimtab.models import load_model, load_tokenizer
 from trimtab.models.adapters import add_lora
 from trimtab.monitor.progress import make_progress
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.scored_eval import evaluate as judge_all
 
 CPU = PlacementPlan(device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single")
 
@@ -296,33 +297,18 @@ def test_answers_are_trained_by_their_own_tokens_alone(loaded: tuple[Any, Any]) 
         assert batch.length.shape == (4, count)
 
 
-def test_stsb_is_the_expected_value_of_the_scores(
-    loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trimtab.bench import evaluate as evaluate_module
-
-    model, tokenizer = loaded
-    one = TASKS["stsb"]
-    rows = load_task(one, "sample").splits["validation"]
-    # All probability on the two neighbours of the truth, as near as each is: the expected value is the truth.
-    scores = []
-    for row in rows:
-        truth = float(row.values["label"])
-        low = min(4, int(truth))
-        scores.append([{low: 1 - (truth - low), low + 1: truth - low}.get(k, 0.0) for k in range(6)])
-    logs = [[torch.tensor(p).log().item() for p in row] for row in scores]
-    monkeypatch.setattr(evaluate_module, "option_scores", lambda *a, **k: logs)
-    figures = evaluate_rows(model, tokenizer, one, rows)
-    assert figures == {"pearson": pytest.approx(1.0), "spearman": pytest.approx(1.0)}
-
-
 def test_batch_size_and_padding_change_no_score(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
     one = TASKS["copa"]
     questions = [one.question(r) for r in load_task(one, "sample").splits["train"]]
     layouts = [Layout(tokenizer, size, 256) for size in (1, 16)]
-    single, stacked = (option_scores(model, [x.encode(q) for q in questions], x) for x in layouts)
-    assert torch.allclose(torch.tensor(single), torch.tensor(stacked), atol=1e-5)
+    single, stacked = (
+        judge_all(model, [x.encode(q) for q in questions], x.collate, x.batch_size, by_rows=True)
+        for x in layouts
+    )
+    assert [j.choice for j in single] == [j.choice for j in stacked]
+    assert [j.loss for j in single] == pytest.approx([j.loss for j in stacked], abs=1e-5)
+    assert [j.expected for j in single] == pytest.approx([j.expected for j in stacked], abs=1e-5)
 
 
 def test_free_answers_end_with_the_line_whatever_the_batch(loaded: tuple[Any, Any]) -> None:

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from trimtab.data.tasks import Question, task
-from trimtab.recipes.scored_eval import Judged, measures
+from trimtab.data.tasks.load import load_task
+from trimtab.errors import RequestError
+from trimtab.recipes.scored_eval import Judged, judge, measures
+from trimtab.zeroth.objective import Example, build_batch
+from trimtab.zeroth.optimizer import NotFinite
 
 
 def judged(*choices: int, loss: Sequence[float] = (), expected: Sequence[float] = ()) -> list[Judged]:
@@ -57,3 +62,62 @@ def test_a_regression_is_measured_by_its_expected_values() -> None:
     found = measures(judged(0, 3, 4, expected=(0.5, 3.0, 4.5)), questions, task("stsb"))
     assert found["spearman"] == pytest.approx(1.0)
     assert 0.9 < found["pearson"] < 1.0
+
+
+def test_stsb_is_the_expected_value_of_the_scores() -> None:
+    one = task("stsb")
+    rows = load_task(one, "sample").splits["validation"]
+    questions = [one.question(row) for row in rows]
+    # All probability on the two neighbours of the truth, as near as each is: the expected value is the truth.
+    chances = torch.zeros(1, len(rows), 6)
+    for number, row in enumerate(rows):
+        truth = float(row.values["label"])
+        low = min(4, int(truth))
+        chances[0, number, low], chances[0, number, low + 1] = 1 - (truth - low), truth - low
+    scores = chances.clamp(min=1e-30).log()
+    batch = build_batch([Example([1], [[n] for n in range(1, 7)], q.gold) for q in questions], 0, 8)
+    outcomes = judge(range(len(rows)), scores, batch)
+    # In float64: an fp32 softmax would be wrong in the eighth digit.
+    wide = scores[0].double().softmax(-1) @ torch.arange(6, dtype=torch.float64)
+    assert [j.expected for j in outcomes] == wide.tolist()
+    assert [j.expected for j in outcomes] == pytest.approx([q.value for q in questions], abs=1e-6)
+    found = measures(outcomes, questions, one)
+    assert (found["pearson"], found["spearman"]) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_a_class_never_stands_in_for_the_true_score() -> None:
+    """2.6 and 3.4 are of one class: by the classes there would be no order between them."""
+    options = [str(n) for n in range(6)]
+    questions = [question(3, options, value=v) for v in (2.6, 3.4)]
+    found = measures(judged(3, 3, expected=(2.5, 3.5)), questions, task("stsb"))
+    assert found["spearman"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "lacks"),
+    [
+        ("stsb", question(3, [str(n) for n in range(6)]), "true score"),
+        ("multirc", question(1), "question that it belongs to"),
+        ("record", question(0, [" Ann", " Bo"]), "accepted answers"),
+        ("sst2", question(-1), "right answer"),
+        (None, question(-1), "right answer"),
+    ],
+)
+def test_a_truth_that_is_not_known_is_an_error(name: str | None, asked: Question, lacks: str) -> None:
+    with pytest.raises(RequestError, match=f"a row: no {lacks} is known"):
+        measures(judged(0), [asked], task(name) if name else None)
+
+
+def test_answers_compared_by_words_must_be_words() -> None:
+    asked = Question([1, 2], [[3], [4]], 0, "a row", references=("Ann",))
+    with pytest.raises(RequestError, match="candidates are token ids"):
+        measures(judged(0), [asked], task("record"))
+
+
+def test_scores_that_are_no_numbers_judge_nothing() -> None:
+    batch = build_batch([Example([1], [[2], [3]], 0), Example([1], [[2]], 0)], 0, 8)
+    scores = torch.tensor([[[-1.0, -2.0], [-1.0, -torch.inf]]])
+    assert [j.choice for j in judge([0, 1], scores, batch)] == [0, 0]
+    scores[0, 0, 1] = torch.nan
+    with pytest.raises(NotFinite, match="not finite numbers"):
+        judge([0, 1], scores, batch)

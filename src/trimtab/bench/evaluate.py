@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 
-from trimtab.data.tasks import Question, Task, metrics
-from trimtab.data.tasks.task import AnyRow
+from trimtab.data.tasks import Question, Task
+from trimtab.data.tasks.metrics import answer_scores
+from trimtab.data.tasks.task import questions_of
+from trimtab.errors import RequestError
 from trimtab.placement import PlacementPlan
-from trimtab.zeroth.batches import Collate
-from trimtab.zeroth.objective import Example, candidate_scores
+from trimtab.recipes import scored_eval
+from trimtab.zeroth import lanes
+from trimtab.zeroth.batches import Collate, by_length
+from trimtab.zeroth.objective import Example
 from trimtab.zeroth.tokens import encode_example, starts_with
 
 ANSWER_TOKENS = 50
@@ -48,12 +52,12 @@ class Layout:
 
     def too_long(self, examples: Sequence[Example]) -> int:
         """How many prompts lose their left end."""
-        return sum(len(e.prompt) + max(map(len, e.candidates)) > self.max_length for e in examples)
+        return sum(example.length > self.max_length for example in examples)
 
 
 def evaluate(
     model: Any,
-    task: Task,
+    task: Task | None,
     splits: Mapping[str, Sequence[Question]],
     layout: Layout,
     plan: PlacementPlan | None = None,
@@ -61,103 +65,70 @@ def evaluate(
 ) -> dict[str, float]:
     """The task's metrics, on a scale to 1; those of a second split carry its name (`accuracy_mismatched`).
 
-    Without a plan the model is taken as it is: on its own device, in its own precision.
+    Without a plan the model is taken as it is: on its own device, in its own precision. Without a task the figures are
+    loss and accuracy.
     """
     figures: dict[str, float] = {}
-    total, done = sum(map(len, splits.values())), 0
     with evaluating(model, plan):
         for split, questions in splits.items():
-            before = done
-
-            def tell(count: int, before: int = before) -> None:
-                progress(before + count, total)
-
+            found = _measure(model, task, questions, layout, progress)
             ending = split.removeprefix("validation")
-            found = _measure(model, task, questions, layout, tell)
             figures |= {name + ending: value for name, value in found.items()}
-            done += len(questions)
     return figures
 
 
 def evaluate_rows(
     model: Any,
     tokenizer: Any,
-    task: Task,
-    rows: Sequence[AnyRow],
+    task: Task | None,
+    rows: Any,
     *,
     device: str | None = None,
     batch_size: int = 16,
     max_length: int = 1024,
 ) -> dict[str, float]:
-    """Anybody's own model on rows of a task: on `device` if that is given, else where the model is."""
+    """Anybody's own model on rows of a task: on `device` if that is given, else where the model is.
+
+    Rows come as a list, as columns or alone, each in text, token lists or token tensors: see `Task.question`. Without a
+    task each row brings its own candidates and label.
+    """
     if device is not None:
         model = model.to(device)
-    questions = [task.question(row) for row in rows]
+    questions = questions_of(rows, task, "the rows")
     return evaluate(model, task, {"validation": questions}, Layout(tokenizer, batch_size, max_length))
 
 
 @contextmanager
 def evaluating(model: Any, plan: PlacementPlan | None) -> Iterator[None]:
-    """Evaluation mode and the plan's precision, without gradients; the model's own mode comes back."""
+    """Evaluation mode and the plan's precision, without gradients; each module's own mode comes back."""
     precision = (
         torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32")
         if plan is not None
         else nullcontext()
     )
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), precision:
-            yield
-    finally:
-        model.train(training)
+    with lanes.evaluating(model), torch.inference_mode(), precision:
+        yield
 
 
 def _measure(
-    model: Any, task: Task, questions: Sequence[Question], layout: Layout, tell: Callable[[int], None]
+    model: Any, task: Task | None, questions: Sequence[Question], layout: Layout, tell: Progress
 ) -> dict[str, float]:
-    references = [q.references for q in questions]
-    if task.kind == "answer":
-        f1, em = metrics.answer_scores(free_answers(model, questions, layout, tell), references)
+    if task is not None and task.kind == "answer":
+        references = [q.references for q in questions]
+        f1, em = answer_scores(free_answers(model, questions, layout, tell), references)
         return {"f1": f1, "em": em}
-    scores = option_scores(model, laid_out(task, questions, layout), layout, tell)
-    if task.regression:
-        expected = [_expected(row) for row in scores]
-        truth = [q.value for q in questions if q.value is not None]
-        return {
-            "pearson": metrics.pearson(expected, truth),
-            "spearman": metrics.spearman(expected, truth),
-        }
-    chosen = [max(range(len(row)), key=row.__getitem__) for row in scores]
-    gold = [q.gold for q in questions]
-    if task.name == "multirc":
-        f1a, em = metrics.multirc(chosen, gold, [q.group for q in questions])
-        return {"f1a": f1a, "em": em}
-    if task.accepted is not None:
-        words = [q.options[c].strip() for q, c in zip(questions, chosen, strict=True)]
-        f1, em = metrics.answer_scores(words, references)
-        return {"f1": f1, "em": em}
-    return {name: metrics.BY_LABEL[name](chosen, gold) for name in task.metrics}
-
-
-def option_scores(
-    model: Any, examples: Sequence[Example], layout: Layout, tell: Callable[[int], None] = lambda done: None
-) -> list[list[float]]:
-    """Mean log-probability of each candidate of each example, in the order given."""
-    result: list[list[float]] = [[] for _ in examples]
-    done = 0
-    for places in _by_length(examples, layout.batch_size):
-        batch = layout.collate([examples[p] for p in places])
-        scores = candidate_scores(model, batch)[0].cpu()
-        if not bool(torch.isfinite(scores[batch.length > 0]).all()):
-            raise FloatingPointError(
-                "the model's scores are not finite: its weights or its precision are broken"
-            )
-        for place, row in zip(places, scores.tolist(), strict=True):
-            result[place] = row[: len(examples[place].candidates)]
-        done += len(places)
-        tell(done)
-    return result
+    examples = [layout.encode(q) for q in questions]
+    judged = scored_eval.evaluate(model, examples, layout.collate, layout.batch_size, tell, by_rows=True)
+    found = scored_eval.measures(judged, questions, task)
+    if task is None:
+        return found
+    if not found.keys() >= set(task.metrics):
+        raise RequestError.of(
+            f"{questions[0].where}: the answer alone, without others to choose from",
+            f"{task.name} is measured by {', '.join(task.metrics)}, which need a choice",
+            "give the rows with the task's own columns, or with candidates and a label",
+        )
+    return {name: found[name] for name in task.metrics}
 
 
 def laid_out(task: Task, questions: Sequence[Question], layout: Layout) -> list[Example]:
@@ -172,7 +143,10 @@ def _with_room(questions: Sequence[Question], layout: Layout) -> list[Example]:
 
 
 def free_answers(
-    model: Any, questions: Sequence[Question], layout: Layout, tell: Callable[[int], None] = lambda done: None
+    model: Any,
+    questions: Sequence[Question],
+    layout: Layout,
+    tell: Progress = lambda done, total: None,
 ) -> list[str]:
     """What the model writes after each prompt, greedily, up to the end of the line."""
     tokenizer = layout.tokenizer
@@ -180,8 +154,8 @@ def free_answers(
     result = [""] * len(questions)
     examples = _with_room(questions, layout)
     device = model.get_input_embeddings().weight.device
-    done = 0
-    for places in _by_length(examples, layout.batch_size):
+    groups = by_length(examples, layout.batch_size)
+    for done, places in enumerate(groups, 1):
         room = len(examples[places[0]].candidates[0])
         batch = layout.collate([examples[p] for p in places])
         ids = batch.input_ids[:, : batch.input_ids.shape[1] - room + 1].to(device)
@@ -198,29 +172,5 @@ def free_answers(
         for place, new in zip(places, out[:, ids.shape[1] :].cpu(), strict=True):
             text = str(tokenizer.decode(new, skip_special_tokens=True))
             result[place] = text.lstrip().split("\n")[0].strip()
-        done += len(places)
-        tell(done)
+        tell(done, len(groups))
     return result
-
-
-def _expected(scores: Sequence[float]) -> float:
-    """The mean of 0, 1, 2, … weighted by the candidates' probabilities."""
-    weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
-    return float(weights @ torch.arange(len(scores), dtype=torch.float64))
-
-
-def _by_length(examples: Sequence[Example], rows: int) -> Iterator[list[int]]:
-    """Places of examples of like length, as many as fill `rows` rows: less padding, and the same result."""
-    order = sorted(range(len(examples)), key=lambda p: len(examples[p].prompt))
-    group: list[int] = []
-    filled = 0
-    for place in order:
-        example = examples[place]
-        needed = 1 if max(map(len, example.candidates)) == 1 else len(example.candidates)
-        if group and filled + needed > rows:
-            yield group
-            group, filled = [], 0
-        group.append(place)
-        filled += needed
-    if group:
-        yield group

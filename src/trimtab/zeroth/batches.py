@@ -65,11 +65,18 @@ class BatchStream:
         return self.examples[self._orders[turn][index]]
 
 
-def by_length(examples: Sequence[Example], batch_size: int) -> list[list[int]]:
-    """Places of examples in batches of similar length, the longest first: what does not fit fails at once."""
-    order = sorted(range(len(examples)), key=lambda i: -_length(examples[i]))
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+def by_length(examples: Sequence[Example], batch_size: int, *, by_rows: bool = False) -> list[list[int]]:
+    """Places of examples in batches of similar length, the longest first: what does not fit fails at once.
 
-
-def _length(example: Example) -> int:
-    return len(example.prompt) + max(map(len, example.candidates))
+    A batch has `batch_size` examples, or with `by_rows` as many as fill so many rows (one example at least).
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for place in sorted(range(len(examples)), key=lambda i: -examples[i].length):
+        needed = examples[place].rows if by_rows else 1
+        if needed > room:
+            groups.append([])
+            room = batch_size
+        groups[-1].append(place)
+        room -= needed
+    return groups

@@ -27,6 +27,16 @@ class Example:
     label: int
     """-1 where it is not known."""
 
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt with the longest candidate."""
+        return len(self.prompt) + max(map(len, self.candidates))
+
+    @property
+    def rows(self) -> int:
+        """Rows of a forward: candidates of a single token share the prompt's."""
+        return 1 if max(map(len, self.candidates)) == 1 else len(self.candidates)
+
 
 @dataclass(frozen=True)
 class ScoreBatch:

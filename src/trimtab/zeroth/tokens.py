@@ -1,4 +1,4 @@
-"""From a prompt and its possible answers to token ids, for any tokenizer that can be called.
+"""From a prompt and its possible answers, as text or as token ids, to an example, for any tokenizer that can be called.
 
 A tokenizer may write the end of the prompt and the start of an answer as one token. Then the prompt is cut back to
 where all of the example's answers still agree, so that no answer ever ends up with no token of its own.
@@ -12,18 +12,24 @@ from typing import Any
 from trimtab.errors import RequestError
 from trimtab.zeroth.objective import Example
 
+Text = str | Sequence[int]
+"""Words, or the ids of their tokens."""
+
 
 def encode_example(
-    tokenizer: Any, prompt: str, options: Sequence[str], label: int = -1, where: str = "this example"
+    tokenizer: Any, prompt: Text, options: Sequence[Text], label: int = -1, where: str = "this example"
 ) -> Example:
     """Token ids of `prompt + option` for each option, parted where the options begin. `where` names the row."""
-    texts = [prompt, *(prompt + option for option in options)]
+    words = [option for option in options if isinstance(option, str)]
+    if not isinstance(prompt, str) or len(words) < len(options):
+        return _joined(tokenizer, prompt, options, label, where)
+    texts = [prompt, *(prompt + option for option in words)]
     start, *wholes = [list(ids) for ids in tokenizer(texts)["input_ids"]]
     if _closes(tokenizer, texts, [start, *wholes]):
         # Nothing is closed before it has been scored.
         start, *wholes = [ids[:-1] for ids in (start, *wholes)]
     shared = _common_start([start, *wholes])
-    for option, whole in zip(options, wholes, strict=True):
+    for option, whole in zip(words, wholes, strict=True):
         if len(whole) == len(shared):
             raise RequestError.of(
                 f"{where}: the answer {option!r} has no token of its own",
@@ -37,6 +43,26 @@ def encode_example(
             "put text in front of the answers in the template",
         )
     return Example(shared, [whole[len(shared) :] for whole in wholes], label)
+
+
+def _joined(tokenizer: Any, prompt: Text, options: Sequence[Text], label: int, where: str) -> Example:
+    """Where some are tokens, these stay as they come, and words are tokenized by themselves."""
+    if isinstance(prompt, str):
+        (ids,) = [list(ids) for ids in tokenizer([prompt])["input_ids"]]
+        start = ids[:-1] if _closes(tokenizer, [prompt], [ids]) else ids
+    else:
+        start = list(prompt)
+    ends = [
+        list(tokenizer(option, add_special_tokens=False)["input_ids"] if isinstance(option, str) else option)
+        for option in options
+    ]
+    if not start or not all(ends):
+        raise RequestError.of(
+            f"{where}: {'no token in the prompt' if not start else 'a candidate without a token'}",
+            "a candidate is scored by its tokens, given the prompt's",
+            "give at least one token to the prompt and to each candidate",
+        )
+    return Example(start, ends, label)
 
 
 def starts_with(tokenizer: Any) -> int | None:

@@ -6,15 +6,18 @@ space. Either way it begins a token of its own in the usual BPE vocabularies.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from trimtab.data.tasks.task import Fields, Task
 from trimtab.errors import RequestError
 
-HUB = "nyu-mll/glue"
 YES_NO = ("Yes", "No")
 NO_YES = ("No", "Yes")
-SCORES = ("0", "1", "2", "3", "4", "5")
+_ENTAILS = '{sentence1}\nDoes this mean that "{sentence2}" is true? Yes or No?\n'
+INFER = 'Suppose {premise} Can we infer that "{hypothesis}"? Yes, No, or Maybe?\n'
 
 
 def fixed(*options: str) -> Callable[[Fields], Sequence[str]]:
@@ -24,6 +27,39 @@ def fixed(*options: str) -> Callable[[Fields], Sequence[str]]:
 
 def label(row: Fields) -> int:
     return row.label()
+
+
+def built(name: str, title: str, columns: str, *metrics: str, **parts: Any) -> Task:
+    """A task from what is its own. The columns stand in one text, spaces between.
+
+    What most have in common is not said: classes by the column `label`, measured by accuracy, a subset by its name.
+    """
+    common: dict[str, Any] = {"kind": "classification", "subset": name, "target": label}
+    return Task(
+        name=name,
+        title=title,
+        columns=tuple(columns.split()),
+        metrics=metrics or ("accuracy",),
+        **common | parts,
+    )
+
+
+def worded(
+    name: str, title: str, columns: str, prompt: str, options: Sequence[str], *metrics: str, **parts: Any
+) -> Task:
+    """A task whose prompt is a template over its columns, and whose answers are the same for every row."""
+    shown = re.sub(r"\{(\w+)\}", r"<\1>", prompt).replace("\n", "\\n")
+    ways = ", ".join(o if o == str(n) else f"{n} {o.strip()}" for n, o in enumerate(options))
+    return built(
+        name,
+        title,
+        columns,
+        *metrics,
+        template=f"{shown} -> {ways}",
+        render=lambda row: re.sub(r"\{(\w+)\}", lambda found: row.text(found[1]), prompt),
+        answers=fixed(*options),
+        **parts,
+    )
 
 
 def _similarity_class(row: Fields) -> int:
@@ -38,149 +74,67 @@ def _similarity_class(row: Fields) -> int:
     return int(score + 0.5)
 
 
+_glue = partial(worded, hub="nyu-mll/glue")
+_PAIR = "{sentence1}\n{sentence2}\n"
+
 GLUE = (
-    Task(
-        name="cola",
-        title="CoLA",
-        kind="classification",
-        columns=("sentence", "label"),
-        metrics=("matthews",),
-        template="<sentence>\\nIs this sentence grammatically correct? Yes or No?\\n -> 0 No, 1 Yes",
-        hub=HUB,
-        subset="cola",
-        render=lambda row: f"{row.text('sentence')}\nIs this sentence grammatically correct? Yes or No?\n",
-        answers=fixed(*NO_YES),
-        target=label,
+    _glue(
+        "cola",
+        "CoLA",
+        "sentence label",
+        "{sentence}\nIs this sentence grammatically correct? Yes or No?\n",
+        NO_YES,
+        "matthews",
     ),
-    Task(
-        name="sst2",
-        title="SST-2",
-        kind="classification",
-        columns=("sentence", "label"),
-        metrics=("accuracy",),
-        template="<sentence> It was -> 0 terrible, 1 great",
-        hub=HUB,
-        subset="sst2",
-        render=lambda row: f"{row.text('sentence')} It was",
-        answers=fixed(" terrible", " great"),
-        target=label,
+    _glue("sst2", "SST-2", "sentence label", "{sentence} It was", (" terrible", " great")),
+    _glue(
+        "mrpc",
+        "MRPC",
+        "sentence1 sentence2 label",
+        f"{_PAIR}Do these two sentences mean the same? Yes or No?\n",
+        NO_YES,
+        "accuracy",
+        "f1",
     ),
-    Task(
-        name="mrpc",
-        title="MRPC",
-        kind="classification",
-        columns=("sentence1", "sentence2", "label"),
-        metrics=("accuracy", "f1"),
-        template="<sentence1>\\n<sentence2>\\nDo these two sentences mean the same? Yes or No?\\n -> 0 No, 1 Yes",
-        hub=HUB,
-        subset="mrpc",
-        render=lambda row: (
-            f"{row.text('sentence1')}\n{row.text('sentence2')}\n"
-            "Do these two sentences mean the same? Yes or No?\n"
-        ),
-        answers=fixed(*NO_YES),
-        target=label,
+    _glue(
+        "qqp",
+        "QQP",
+        "question1 question2 label|is_duplicate",
+        "{question1}\n{question2}\nDo these two questions ask the same? Yes or No?\n",
+        NO_YES,
+        "accuracy",
+        "f1",
     ),
-    Task(
-        name="qqp",
-        title="QQP",
-        kind="classification",
-        columns=("question1", "question2", "label|is_duplicate"),
-        metrics=("accuracy", "f1"),
-        template="<question1>\\n<question2>\\nDo these two questions ask the same? Yes or No?\\n -> 0 No, 1 Yes",
-        hub=HUB,
-        subset="qqp",
-        render=lambda row: (
-            f"{row.text('question1')}\n{row.text('question2')}\n"
-            "Do these two questions ask the same? Yes or No?\n"
-        ),
-        answers=fixed(*NO_YES),
-        target=label,
-    ),
-    Task(
-        name="stsb",
-        title="STS-B",
-        kind="classification",
-        columns=("sentence1", "sentence2", "label|score"),
-        metrics=("pearson", "spearman"),
-        template=(
-            "<sentence1>\\n<sentence2>\\nHow similar are these two sentences, from 0 to 5?\\n -> 0, 1, 2, 3, 4, 5"
-        ),
-        hub=HUB,
-        subset="stsb",
-        render=lambda row: (
-            f"{row.text('sentence1')}\n{row.text('sentence2')}\n"
-            "How similar are these two sentences, from 0 to 5?\n"
-        ),
-        answers=fixed(*SCORES),
+    _glue(
+        "stsb",
+        "STS-B",
+        "sentence1 sentence2 label|score",
+        f"{_PAIR}How similar are these two sentences, from 0 to 5?\n",
+        ("0", "1", "2", "3", "4", "5"),
+        "pearson",
+        "spearman",
         target=_similarity_class,
         regression=True,
     ),
-    Task(
-        name="mnli",
-        title="MNLI",
-        kind="classification",
-        columns=("premise", "hypothesis", "label"),
-        metrics=("accuracy",),
-        template=(
-            'Suppose <premise> Can we infer that "<hypothesis>"? Yes, No, or Maybe?\\n -> 0 Yes, 1 Maybe, 2 No'
-        ),
-        hub=HUB,
-        subset="mnli",
-        render=lambda row: (
-            f'Suppose {row.text("premise")} Can we infer that "{row.text("hypothesis")}"? Yes, No, or Maybe?\n'
-        ),
-        answers=fixed("Yes", "Maybe", "No"),
-        target=label,
+    _glue(
+        "mnli",
+        "MNLI",
+        "premise hypothesis label",
+        INFER,
+        ("Yes", "Maybe", "No"),
         splits={
             "train": "train",
             "validation": "validation_matched",
             "validation_mismatched": "validation_mismatched",
         },
     ),
-    Task(
-        name="qnli",
-        title="QNLI",
-        kind="classification",
-        columns=("question", "sentence", "label"),
-        metrics=("accuracy",),
-        template='<sentence>\\nDoes this answer the question "<question>"? Yes or No?\\n -> 0 Yes, 1 No',
-        hub=HUB,
-        subset="qnli",
-        render=lambda row: (
-            f'{row.text("sentence")}\nDoes this answer the question "{row.text("question")}"? Yes or No?\n'
-        ),
-        answers=fixed(*YES_NO),
-        target=label,
+    _glue(
+        "qnli",
+        "QNLI",
+        "question sentence label",
+        '{sentence}\nDoes this answer the question "{question}"? Yes or No?\n',
+        YES_NO,
     ),
-    Task(
-        name="rte",
-        title="RTE",
-        kind="classification",
-        columns=("sentence1|premise", "sentence2|hypothesis", "label"),
-        metrics=("accuracy",),
-        template='<sentence1>\\nDoes this mean that "<sentence2>" is true? Yes or No?\\n -> 0 Yes, 1 No',
-        hub=HUB,
-        subset="rte",
-        render=lambda row: (
-            f'{row.text("sentence1")}\nDoes this mean that "{row.text("sentence2")}" is true? Yes or No?\n'
-        ),
-        answers=fixed(*YES_NO),
-        target=label,
-    ),
-    Task(
-        name="wnli",
-        title="WNLI",
-        kind="classification",
-        columns=("sentence1", "sentence2", "label"),
-        metrics=("accuracy",),
-        template='<sentence1>\\nDoes this mean that "<sentence2>" is true? Yes or No?\\n -> 0 No, 1 Yes',
-        hub=HUB,
-        subset="wnli",
-        render=lambda row: (
-            f'{row.text("sentence1")}\nDoes this mean that "{row.text("sentence2")}" is true? Yes or No?\n'
-        ),
-        answers=fixed(*NO_YES),
-        target=label,
-    ),
+    _glue("rte", "RTE", "sentence1|premise sentence2|hypothesis label", _ENTAILS, YES_NO),
+    _glue("wnli", "WNLI", "sentence1 sentence2 label", _ENTAILS, NO_YES),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
-from trimtab.data.tasks.glue import NO_YES, fixed, label
-from trimtab.data.tasks.task import Fields, Task
+from trimtab.data.tasks.glue import INFER, NO_YES, built, fixed, worded
+from trimtab.data.tasks.task import Fields
 from trimtab.errors import RequestError
 
 HUB = "aps/super_glue"
@@ -74,130 +75,83 @@ def _squad_prompt(row: Fields) -> str:
     return f"{head}Context: {row.text('context')}\nQuestion: {row.text('question')}\nAnswer:"
 
 
+_plus = partial(worded, hub=HUB)
+
 PLUS = (
-    Task(
-        name="boolq",
-        title="BoolQ",
-        kind="classification",
-        columns=("passage", "question", "label|answer"),
-        metrics=("accuracy",),
-        template="<passage> <Question>?\\n -> 0 No, 1 Yes",
+    built(
+        "boolq",
+        "BoolQ",
+        "passage question label|answer",
         hub=HUB,
-        subset="boolq",
-        render=_boolq,
         answers=fixed(*NO_YES),
-        target=label,
+        template="<passage> <Question>?\\n -> 0 No, 1 Yes",
+        render=_boolq,
     ),
-    Task(
-        name="cb",
-        title="CB",
-        kind="classification",
-        columns=("premise", "hypothesis", "label"),
-        metrics=("accuracy", "f1_macro"),
-        template=(
-            'Suppose <premise> Can we infer that "<hypothesis>"? Yes, No, or Maybe?\\n -> 0 Yes, 1 No, 2 Maybe'
-        ),
+    _plus("cb", "CB", "premise hypothesis label", INFER, ("Yes", "No", "Maybe"), "accuracy", "f1_macro"),
+    built(
+        "copa",
+        "COPA",
+        "premise choice1 choice2 question label",
         hub=HUB,
-        subset="cb",
-        render=lambda row: (
-            f'Suppose {row.text("premise")} Can we infer that "{row.text("hypothesis")}"? Yes, No, or Maybe?\n'
-        ),
-        answers=fixed("Yes", "No", "Maybe"),
-        target=label,
-    ),
-    Task(
-        name="copa",
-        title="COPA",
         kind="choice",
-        columns=("premise", "choice1", "choice2", "question", "label"),
-        metrics=("accuracy",),
         template="<premise without its stop> because | so -> choice1, choice2",
-        hub=HUB,
-        subset="copa",
         render=_copa_prompt,
         answers=_copa_options,
-        target=label,
         train_on="answer",
     ),
-    Task(
-        name="wic",
-        title="WiC",
-        kind="classification",
-        columns=("word", "sentence1", "sentence2", "label"),
-        metrics=("accuracy",),
-        template=(
-            'Does the word "<word>" have the same meaning in these two sentences? Yes, No?\\n'
-            "<sentence1>\\n<sentence2>\\n -> 0 No, 1 Yes"
-        ),
-        hub=HUB,
-        subset="wic",
-        render=lambda row: (
-            f'Does the word "{row.text("word")}" have the same meaning in these two sentences? Yes, No?\n'
-            f"{row.text('sentence1')}\n{row.text('sentence2')}\n"
-        ),
-        answers=fixed(*NO_YES),
-        target=label,
+    _plus(
+        "wic",
+        "WiC",
+        "word sentence1 sentence2 label",
+        'Does the word "{word}" have the same meaning in these two sentences? Yes, No?\n{sentence1}\n{sentence2}\n',
+        NO_YES,
     ),
-    Task(
-        name="wsc",
-        title="WSC",
-        kind="classification",
-        columns=("text", "span1_text", "span2_text", "label"),
-        metrics=("accuracy",),
-        template=(
-            '<text>\\nIn the previous sentence, does the pronoun "<span2>" refer to <span1>? Yes or No?\\n '
-            "-> 0 No, 1 Yes"
-        ),
+    built(
+        "wsc",
+        "WSC",
+        "text span1_text span2_text label",
         hub=HUB,
+        answers=fixed(*NO_YES),
         subset="wsc.fixed",
+        template='<text>\\nIn the previous sentence, does the pronoun "<span2>" refer to <span1>? Yes or No?\\n '
+        "-> 0 No, 1 Yes",
         render=lambda row: (
             f'{row.text("text")}\nIn the previous sentence, does the pronoun "{row.text("span2_text").lower()}" '
             f"refer to {row.text('span1_text')}? Yes or No?\n"
         ),
-        answers=fixed(*NO_YES),
-        target=label,
     ),
-    Task(
-        name="multirc",
-        title="MultiRC",
-        kind="classification",
-        columns=("paragraph", "question", "answer", "label"),
-        metrics=("f1a", "em"),
-        template=(
-            '<paragraph>\\nQuestion: <question>\\nI found this answer "<answer>". Is that correct? Yes or No?\\n '
-            "-> 0 No, 1 Yes"
-        ),
-        hub=HUB,
-        subset="multirc",
-        render=lambda row: (
-            f"{row.text('paragraph')}\nQuestion: {row.text('question')}\n"
-            f'I found this answer "{row.text("answer")}". Is that correct? Yes or No?\n'
-        ),
-        answers=fixed(*NO_YES),
-        target=label,
+    _plus(
+        "multirc",
+        "MultiRC",
+        "paragraph question answer label",
+        '{paragraph}\nQuestion: {question}\nI found this answer "{answer}". Is that correct? Yes or No?\n',
+        NO_YES,
+        "f1a",
+        "em",
         grouped_by=_multirc_question,
     ),
-    Task(
-        name="record",
-        title="ReCoRD",
-        kind="choice",
-        columns=("passage", "query", "entities", "answers"),
-        metrics=("f1", "em"),
-        template='<passage>\\n<query>\\nQuestion: what is the "@placeholder"\\nAnswer: -> one of the entities',
+    built(
+        "record",
+        "ReCoRD",
+        "passage query entities answers",
+        "f1",
+        "em",
         hub=HUB,
-        subset="record",
+        kind="choice",
+        template='<passage>\\n<query>\\nQuestion: what is the "@placeholder"\\nAnswer: -> one of the entities',
         render=_record_prompt,
         answers=lambda row: [" " + entity for entity in _entities(row)],
         target=_record_gold,
         train_on="answer",
         accepted=lambda row: row.texts("answers"),
     ),
-    Task(
-        name="squad",
-        title="SQuAD",
+    built(
+        "squad",
+        "SQuAD",
+        "context question answers",
+        "f1",
+        "em",
         kind="answer",
-        columns=("context", "question", "answers"),
-        metrics=("f1", "em"),
         template="Title: <title>\\nContext: <context>\\nQuestion: <question>\\nAnswer: -> the answer, a line break",
         hub="rajpurkar/squad",
         subset=None,

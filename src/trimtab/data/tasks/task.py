@@ -1,6 +1,6 @@
 """What a benchmark task is: from a row of its data set to a prompt, its possible answers and the gold one.
 
-Only text: it reads no file, tokenizes nothing and computes no metric. A row that lacks a column, or whose label is
+It reads no file, tokenizes nothing and computes no metric. A row that lacks a column, or whose label is
 hidden, is an error that names the row; nothing is guessed in its place.
 """
 
@@ -11,20 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trimtab.data.read import Row
+from trimtab.data.tasks.given import Text, lacking, own_answer, own_gold, own_options, own_prompt, rows_of
 from trimtab.errors import RequestError
 
 Kind = Literal["classification", "choice", "answer"]
 """A fixed set of answers; options that differ from row to row; a free answer that the model writes."""
 
-AnyRow = Row | Mapping[str, Any]
+CANDIDATES = ("candidates", "options")
 
 
 @dataclass(frozen=True)
 class Question:
     """One row as the model sees it, and what its answer is judged by."""
 
-    prompt: str
-    options: list[str]
+    prompt: Text
+    options: Sequence[Text]
     """The candidates; of a free answer only the reference that training uses."""
     gold: int
     where: str
@@ -35,6 +36,9 @@ class Question:
     """The true score of a regression task (STS-B)."""
     group: str = ""
     """Rows of one group are judged together (the answers to one question of MultiRC)."""
+
+
+AnyRow = Row | Mapping[str, Any] | Question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,26 +68,45 @@ class Task:
     accepted: Callable[[Fields], Sequence[str]] | None = None
     grouped_by: Callable[[Fields], str] | None = None
 
-    def prompt(self, row: AnyRow) -> str:
-        return self.render(self._fields(row))
+    def prompt(self, row: AnyRow) -> Text:
+        return self.question(row).prompt
 
-    def options(self, row: AnyRow) -> list[str]:
-        return list(self.answers(self._fields(row)))
+    def options(self, row: AnyRow) -> list[Text]:
+        return list(self.question(row).options)
 
     def gold(self, row: AnyRow) -> int:
         """The position of the right answer among the options."""
-        fields = self._fields(row)
-        return self._checked_gold(fields, len(self.answers(fields)))
+        return self.question(row).gold
 
     def question(self, row: AnyRow) -> Question:
-        """All of it at once."""
+        """A row as the model sees it, by the task's own columns.
+
+        Where these are not all there, the row may bring its `prompt`, or `input_ids` as a tensor or a list, in place
+        of the rendered one, `candidates` (or `options`) in place of the task's, and token-wise `labels` in place of
+        both. What it does not bring, the task takes from its columns.
+        """
+        if isinstance(row, Question):
+            return row
         fields = self._fields(row)
-        options = list(self.answers(fields))
+        values, where = fields.values, fields.where
+        given = None if fields.complete else own_answer(values, where)
+        if given is not None:
+            return Question(given[0], [given[1]], 0, where)
+        prompt = None if fields.complete else own_prompt(values, where, "prompt")
+        options = None if prompt is None else own_options(values, where, *CANDIDATES)
+        if prompt is None:
+            fields.check_columns()
+            prompt = self.render(fields)
+        if options is None:
+            options = list(self.answers(fields))
+            gold = self._checked_gold(fields, len(options))
+        else:
+            gold = own_gold(values, len(options), where)
         return Question(
-            prompt=self.render(fields),
-            options=options,
-            gold=self._checked_gold(fields, len(options)),
-            where=fields.where,
+            prompt,
+            options,
+            gold,
+            where,
             references=tuple(self.accepted(fields)) if self.accepted else (),
             value=fields.number("label") if self.regression else None,
             group=self.grouped_by(fields) if self.grouped_by else "",
@@ -99,35 +122,83 @@ class Task:
             )
         return gold
 
-    def _fields(self, row: AnyRow) -> Fields:
+    def _fields(self, row: Row | Mapping[str, Any]) -> Fields:
         values, where = (row.values, row.where) if isinstance(row, Row) else (row, f"a row of {self.name}")
         if not isinstance(values, Mapping):
             raise RequestError.of(
                 f"{where}: a {type(values).__name__}", "a row has named columns", f"needed: {self.columns}"
             )
-        names = {}
-        for column in self.columns:
-            found = next((n for n in column.split("|") if values.get(n) is not None), None)
-            if found is None:
-                empty = [n for n in column.split("|") if n in values]
-                raise RequestError.of(
-                    f"{where}: {'null in' if empty else 'no'} column `{column.replace('|', '` or `')}`",
-                    f"{self.name} needs {', '.join(c.replace('|', ' or ') for c in self.columns)}; the row has "
-                    f"{', '.join(map(str, values)) or 'no columns'}",
-                    "rename the columns of the file, or leave the row out",
-                )
-            names[column.split("|")[0]] = found
-        return Fields(values, names, where, self.name)
+        return Fields(values, self.columns, where, self.name)
+
+
+def questions_of(batch: Any, task: Task | None, where: str = "the batch") -> list[Question]:
+    """The questions of a batch: a list of rows, each in any form, a mapping of columns, or a single row."""
+    named = [name for column in (task.columns if task else ("text",)) for name in column.split("|")]
+    if isinstance(batch, Row | Question):
+        batch = [batch]
+    rows = rows_of(batch, where, ("prompt", *named))
+    return [_question(row, task, where, number) for number, row in enumerate(rows, 1)]
+
+
+def _question(row: Any, task: Task | None, batch: str, number: int) -> Question:
+    if isinstance(row, Question):
+        return row
+    if isinstance(row, Mapping):
+        row = Row(dict(row), batch, number)
+    if not isinstance(row, Row):
+        raise RequestError.of(
+            f"{batch}, row {number}: a {type(row).__name__}",
+            "a row is a mapping with input_ids or a text",
+            "pair the tokens with their candidates: {'input_ids': …, 'candidates': […], 'label': …}",
+        )
+    if task is not None:
+        return task.question(row)
+    values, where = row.values, row.where
+    if (given := own_answer(values, where)) is not None:
+        return Question(given[0], [given[1]], 0, where)
+    prompt = own_prompt(values, where, "prompt", "text")
+    if prompt is None:
+        raise lacking(values, where, "input_ids, prompt or text")
+    options = own_options(values, where, *CANDIDATES)
+    if options is None and values.get("answer") is not None:
+        options = own_options({"answer": [values["answer"]]}, where, "answer")
+    if options is None:
+        raise lacking(values, where, "candidates, options, answer or token-wise labels")
+    return Question(prompt, options, own_gold(values, len(options), where), where)
 
 
 class Fields:
     """A row's values by the task's own names for the columns; each is checked as it is taken."""
 
-    def __init__(self, values: Mapping[str, Any], names: Mapping[str, str], where: str, task: str) -> None:
-        self.values, self.names, self.where, self.task = values, names, where, task
+    def __init__(self, values: Mapping[str, Any], columns: Sequence[str], where: str, task: str) -> None:
+        self.values, self.columns, self.where, self.task = values, columns, where, task
+        self.names: dict[str, str] = {}
+        for column in columns:
+            aliases = column.split("|")
+            found = next((name for name in aliases if values.get(name) is not None), None)
+            if found is not None:
+                self.names[aliases[0]] = found
+        self.complete = len(self.names) == len(columns)
+        if "label" not in self.names and values.get("labels") is not None:
+            self.names["label"] = "labels"  # as collators call it
+
+    def check_columns(self) -> None:
+        """Raise RequestError for the first column that is not there."""
+        for column in self.columns:
+            self[column.split("|")[0]]
 
     def __getitem__(self, name: str) -> Any:
-        return self.values[self.names.get(name, name)]
+        value = self.values.get(self.names.get(name, name))
+        if value is not None:
+            return value
+        column = next((c for c in self.columns if c.split("|")[0] == name), name)
+        empty = any(n in self.values for n in column.split("|"))
+        raise RequestError.of(
+            f"{self.where}: {'null in' if empty else 'no'} column `{column.replace('|', '` or `')}`",
+            f"{self.task} needs {', '.join(c.replace('|', ' or ') for c in self.columns)}; the row has "
+            f"{', '.join(map(str, self.values)) or 'no columns'}",
+            "rename the columns of the file, or leave the row out",
+        )
 
     def get(self, name: str) -> Any:
         """A value that the task can do without."""
