@@ -6,40 +6,87 @@ import json
 import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from trimtab.bench.glue import Outcome
+    from trimtab.bench.glue import GlueRequest, Outcome
+    from trimtab.bench.stand import StandRequest
     from trimtab.monitor.progress import Quiet
 
-# Options that several benchmarks take.
+# Every option once; a benchmark takes those that it needs, with defaults of its own.
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
-Interval = Annotated[int | None, typer.Option(min=1, help="DiZO: steps between two projections.")]
 Methods = Annotated[
     str,
     typer.Option(
         help="Of zero-shot, full, lora, mezo, dizo, fzoo, mezo-lora, dizo-lora and fzoo-lora, commas between; or all."
     ),
 ]
-BatchSizes = Annotated[str, typer.Option(help="Rows in a batch, commas between.")]
-Lengths = Annotated[str, typer.Option(help="Tokens in a row, commas between.")]
-Models = Annotated[str | None, typer.Option(help="Folders, hub ids or smollm2, commas between.")]
-Scales = Annotated[
-    str | None,
-    typer.Option(help="small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B; commas between."),
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the results, runs/bench-<kind>-<time> without it; what bench glue finished there is not run "
+        "again, the others take a new folder."
+    ),
 ]
+# Which model.
+_SCALES = "small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B"
+Model = Annotated[str | None, typer.Option(help="A folder, a hub id or smollm2, in place of --scale.")]
+Models = Annotated[str | None, typer.Option(help="Folders, hub ids or smollm2, commas between.")]
+Scale = Annotated[str | None, typer.Option(help=f"{_SCALES}.")]
+Scales = Annotated[str | None, typer.Option(help=f"{_SCALES}; commas between.")]
 Shapes = Annotated[
     str | None,
     typer.Option(help="Random weights in the shapes of these, as Qwen3-0.6B; no weights are read."),
 ]
-Out = Annotated[
-    Path | None, typer.Option(help="New folder for the results; runs/bench-<kind>-<time> without it.")
+# Which batches.
+BatchSize = Annotated[int, typer.Option(min=1, help="Rows in a step.")]
+BatchSizes = Annotated[str, typer.Option(help="Rows in a batch, commas between.")]
+Lengths = Annotated[str, typer.Option(help="Tokens in a row, commas between.")]
+MaxLength = Annotated[int, typer.Option(min=8, help="Longest row in tokens; prompts lose their left end.")]
+# How a model is tuned on a task.
+Tasks = Annotated[
+    str,
+    typer.Option(
+        help="Of cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, boolq, cb, copa, wic, wsc, multirc, record "
+        "and squad, commas between; or all."
+    ),
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="A folder with <task>/train and <task>/validation files (jsonl, json, tsv, csv or parquet); or hub; "
+        "or sample, the few rows that Trimtab ships. Without it the hub, or the sample where that is out of reach."
+    ),
+]
+TrainRows = Annotated[int, typer.Option(min=1, help="Training rows of each task, at most.")]
+EvalRows = Annotated[int, typer.Option(min=1, help="Evaluated rows of each split, at most.")]
+Epochs = Annotated[float, typer.Option(min=0.0, help="Passes over the training rows.")]
+TuningSteps = Annotated[int | None, typer.Option(min=1, help="Steps, in place of --epochs.")]
+EvalEvery = Annotated[int | None, typer.Option(min=1, help="Steps between two points of the curve.")]
+Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
+Rate = Annotated[float | None, typer.Option(min=0.0, help="Learning rate of every method.")]
+Eps = Annotated[float | None, typer.Option(help="Perturbation of the zeroth-order methods.")]
+Interval = Annotated[int | None, typer.Option(min=1, help="DiZO: steps between two projections.")]
+# What is timed.
+TimedSteps = Annotated[int, typer.Option(min=1, help="Timed steps of each cell.")]
+WarmUp = Annotated[int, typer.Option(min=2, help="Steps before the timed ones.")]
+Compile = Annotated[bool, typer.Option("--compile", help="CUDA: compile the layers of zeroth-order passes.")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        help="Also what it costs to reach this accuracy on --task, as 0.8. --data, --epochs, --tuning-steps, --seeds, "
+        "--lr, --eps and the rows say how, as in bench glue."
+    ),
+]
+
+Asked = dict[str, Any]
+"""A command's options by name, as its parameters are called."""
 
 bench = typer.Typer(name="bench", help="Measure methods, memory and speed.", no_args_is_help=True)
 
@@ -52,81 +99,41 @@ def _bench() -> None:
 @bench.command()
 def glue(
     device: Device = "auto",
-    scale: Annotated[
-        str | None, typer.Option(help="small, medium, large, xlarge: Qwen3 0.6B, 1.7B, 4B, 8B.")
-    ] = None,
-    datasets: Annotated[
-        str,
-        typer.Option(
-            help="Of cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, boolq, cb, copa, wic, wsc, multirc, record "
-            "and squad, commas between; or all."
-        ),
-    ] = "sst2,cola,mrpc,rte",
-    epochs: Annotated[float, typer.Option(min=0.0, help="Passes over the training rows.")] = 3.0,
-    model: Annotated[
-        str | None, typer.Option(help="A folder, a hub id or smollm2, in place of --scale.")
-    ] = None,
+    scale: Scale = None,
+    datasets: Tasks = "sst2,cola,mrpc,rte",
+    epochs: Epochs = 3.0,
+    model: Model = None,
     methods: Methods = "zero-shot,lora,mezo,dizo",
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A folder with <task>/train and <task>/validation files (jsonl, json, tsv, csv or parquet); or hub; "
-            "or sample, the few rows that Trimtab ships. Without it the hub, or the sample where that is out of reach."
-        ),
-    ] = None,
-    train_rows: Annotated[int, typer.Option(min=1, help="Training rows of each task, at most.")] = 1000,
-    eval_rows: Annotated[int, typer.Option(min=1, help="Evaluated rows of each split, at most.")] = 500,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps, in place of --epochs.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows in a step.")] = 16,
-    max_length: Annotated[
-        int, typer.Option(min=8, help="Longest row in tokens; prompts lose their left end.")
-    ] = 1024,
-    lr: Annotated[float | None, typer.Option(min=0.0, help="Learning rate of every method.")] = None,
-    eps: Annotated[float | None, typer.Option(help="Perturbation of the zeroth-order methods.")] = None,
+    seeds: Seeds = "0",
+    data: Data = None,
+    train_rows: TrainRows = 1000,
+    eval_rows: EvalRows = 500,
+    steps: TuningSteps = None,
+    batch_size: BatchSize = 16,
+    max_length: MaxLength = 1024,
+    lr: Rate = None,
+    eps: Eps = None,
     interval: Interval = None,
-    eval_every: Annotated[
-        int | None, typer.Option(min=1, help="Steps between two points of the curve.")
-    ] = None,
+    eval_every: EvalEvery = None,
     precision: Precision = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the results; what is finished there is not run again. runs/bench-glue-<time> without it."
-        ),
-    ] = None,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Tune and evaluate a model on GLUE+ tasks, by every method asked for."""
+    asked: Asked = locals()
     import sys
 
-    from trimtab.bench.glue import GlueRequest, run_glue
-    from trimtab.errors import RequestError
+    from trimtab.bench.glue import run_glue
 
-    if steps is None and epochs <= 0:
-        raise RequestError.of(
-            "--epochs 0", "nothing would be tuned", "give more; --methods zero-shot alone needs no --epochs"
-        )
-    _check_numbers(epochs, lr, eps)
-    request = GlueRequest(
-        tasks=_listed(datasets),
+    request = replace(
+        _tuned(asked, datasets, steps),
         methods=_listed(methods),
-        seeds=_seeds(seeds),
         model=model,
         scale=scale,
         device=device,
         precision=precision,
-        data=data,
-        train_rows=train_rows,
-        eval_rows=eval_rows,
-        epochs=epochs,
-        steps=steps,
         batch_size=batch_size,
         max_length=max_length,
-        learning_rate=lr,
-        eps=eps,
-        interval=interval,
-        eval_every=eval_every,
     )
     _quiet_libraries()
     folder, progress = _begin("glue", out)
@@ -157,19 +164,11 @@ def memory(
     as_json: AsJson = False,
 ) -> None:
     """Peak memory of every method against inference with the same batch."""
+    asked: Asked = locals()
     from trimtab.bench.memory import run_memory
-    from trimtab.bench.stand import StandRequest, finish
+    from trimtab.bench.stand import finish
 
-    request = StandRequest(
-        methods=_listed(methods),
-        model=_listed(model or ""),
-        scale=_listed(scale or ""),
-        shapes=_listed(shapes or ""),
-        batch_sizes=_counts("--batch-size", batch_size),
-        lengths=_counts("--length", length),
-        device=device,
-        precision=precision,
-    )
+    request = _measured(asked)
     folder, progress = _begin("memory", out)
     if not finish(*run_memory(request, folder, progress), progress.say, as_json=as_json):
         raise typer.Exit(1)
@@ -184,72 +183,80 @@ def speed(
     methods: Methods = "all",
     batch_size: BatchSizes = "16",
     length: Lengths = "64",
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each cell.")] = 10,
-    warm_up: Annotated[int, typer.Option(min=2, help="Steps before the timed ones.")] = 2,
-    compile_layers: Annotated[
-        bool, typer.Option("--compile", help="CUDA: compile the layers of zeroth-order passes.")
-    ] = False,
+    steps: TimedSteps = 10,
+    warm_up: WarmUp = 2,
+    compile_layers: Compile = False,
     precision: Precision = "auto",
-    target: Annotated[
-        float | None, typer.Option(help="Also what it costs to reach this accuracy on --task, as 0.8.")
-    ] = None,
-    task: Annotated[str, typer.Option(help="With --target: tasks of bench glue, commas between.")] = "sst2",
-    data: Annotated[str | None, typer.Option(help="With --target: as in bench glue.")] = None,
-    epochs: Annotated[float, typer.Option(min=0.01, help="With --target: passes over the rows.")] = 3.0,
-    tuning_steps: Annotated[
-        int | None, typer.Option(min=1, help="With --target: steps, in place of --epochs.")
-    ] = None,
-    train_rows: Annotated[int, typer.Option(min=1, help="With --target: training rows, at most.")] = 1000,
-    eval_rows: Annotated[int, typer.Option(min=1, help="With --target: evaluated rows, at most.")] = 500,
-    eval_every: Annotated[
-        int | None, typer.Option(min=1, help="With --target: steps between two evaluations.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="With --target: seeds, separated by commas.")] = "0",
-    lr: Annotated[float | None, typer.Option(min=0.0, help="With --target: learning rate.")] = None,
-    eps: Annotated[float | None, typer.Option(help="With --target: perturbation.")] = None,
+    target: Target = None,
+    task: Tasks = "sst2",
+    data: Data = None,
+    epochs: Epochs = 3.0,
+    tuning_steps: TuningSteps = None,
+    train_rows: TrainRows = 1000,
+    eval_rows: EvalRows = 500,
+    eval_every: EvalEvery = None,
+    seeds: Seeds = "0",
+    lr: Rate = None,
+    eps: Eps = None,
     interval: Interval = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Step time of every method against its bare forwards, and the cost of a target accuracy."""
-    from trimtab.bench.glue import GlueRequest
+    asked: Asked = locals()
     from trimtab.bench.speed import run_speed
-    from trimtab.bench.stand import StandRequest, finish
+    from trimtab.bench.stand import finish
 
-    request = StandRequest(
-        methods=_listed(methods),
-        model=_listed(model or ""),
-        scale=_listed(scale or ""),
-        shapes=_listed(shapes or ""),
-        batch_sizes=_counts("--batch-size", batch_size),
-        lengths=_counts("--length", length),
-        device=device,
-        precision=precision,
+    request = replace(
+        _measured(asked),
         warm_up=warm_up,
         steps=steps,
         iterations=10,
         compile=compile_layers,
     )
-    _check_numbers(epochs, lr, eps)
-    runs = GlueRequest(
-        tasks=_listed(task),
-        seeds=_seeds(seeds),
-        data=data,
-        train_rows=train_rows,
-        eval_rows=eval_rows,
-        epochs=epochs,
-        steps=tuning_steps,
-        batch_size=request.batch_sizes[0],
-        learning_rate=lr,
-        eps=eps,
-        interval=interval,
-        eval_every=eval_every,
-    )
+    runs = replace(_tuned(asked, task, tuning_steps), batch_size=request.batch_sizes[0])
     _quiet_libraries()
     folder, progress = _begin("speed", out)
     found = run_speed(request, folder, progress, interval=interval, target=target, runs=runs)
     if not finish(*found, progress.say, as_json=as_json):
         raise typer.Exit(1)
+
+
+def _measured(asked: Asked) -> StandRequest:
+    """What the test stand is asked for."""
+    from trimtab.bench.stand import StandRequest
+
+    return StandRequest(
+        methods=_listed(asked["methods"]),
+        batch_sizes=_counts("--batch-size", asked["batch_size"]),
+        lengths=_counts("--length", asked["length"]),
+        device=asked["device"],
+        precision=asked["precision"],
+        model=_listed(asked["model"] or ""),
+        scale=_listed(asked["scale"] or ""),
+        shapes=_listed(asked["shapes"] or ""),
+    )
+
+
+def _tuned(asked: Asked, tasks: str, steps: int | None) -> GlueRequest:
+    """How models are tuned on tasks."""
+    from trimtab.bench.glue import GlueRequest
+    from trimtab.errors import RequestError
+
+    epochs, lr, eps = asked["epochs"], asked["lr"], asked["eps"]
+    if steps is None and epochs <= 0:
+        raise RequestError.of(
+            "--epochs 0", "nothing would be tuned", "give more; --methods zero-shot alone needs no --epochs"
+        )
+    _check_numbers(epochs, lr, eps)
+    same = ("data", "train_rows", "eval_rows", "epochs", "eps", "interval", "eval_every")
+    return GlueRequest(
+        tasks=_listed(tasks),
+        seeds=_seeds(asked["seeds"]),
+        steps=steps,
+        learning_rate=lr,
+        **{name: asked[name] for name in same},
+    )
 
 
 def _begin(kind: str, out: Path | None) -> tuple[Path, Quiet]:

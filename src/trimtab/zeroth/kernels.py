@@ -151,6 +151,24 @@ def _logsumexp(logits, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _store_lanes(
+    value, at, inside, group, tensor, out, state, coefficients, out_stride,
+    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """out[lane] = value + coefficient[lane] * z, for the elements `at` of the groups of one tensor."""
+    key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
+    step = tl.load(state + 2).to(tl.uint32)
+    # MeZO's lanes are two ends of one line, so one draw serves both.
+    z = _noise(group, tensor, step, tl.load(state + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
+    for lane in tl.static_range(LANES):
+        if not ONE_LINE and lane > 0:
+            query = tl.load(state + 3 + lane).to(tl.uint32)
+            z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
+        moved = value + _coefficient(coefficients, lane, SIGNS) * z
+        tl.store(out + lane * out_stride + at, moved.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _perturb(
     weight, out, key, state, coefficients, count, first_group, out_stride,
     LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr,
@@ -161,18 +179,10 @@ def _perturb(
     at = local[:, None] * 8 + tl.arange(0, 8)[None, :]
     inside = at < count
     value = tl.load(weight + at, mask=inside).to(tl.float32)
-    tensor = tl.load(key).to(tl.uint32)
-    key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
-    step = tl.load(state + 2).to(tl.uint32)
-    group = first_group + local
-    # MeZO's lanes are two ends of one line, so one draw serves both.
-    z = _noise(group, tensor, step, tl.load(state + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
-    for lane in tl.static_range(LANES):
-        if not ONE_LINE and lane > 0:
-            query = tl.load(state + 3 + lane).to(tl.uint32)
-            z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
-        moved = value + _coefficient(coefficients, lane, SIGNS) * z
-        tl.store(out + lane * out_stride + at, moved.to(out.dtype.element_ty), mask=inside)
+    _store_lanes(
+        value, at, inside, first_group + local, tl.load(key).to(tl.uint32), out, state, coefficients, out_stride,
+        LANES, ONE_LINE, SIGNS, INTERPRETED,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -191,15 +201,10 @@ def _perturb_small(
     at = group[:, None] * 8 + tl.arange(0, 8)[None, :]
     inside = at < count
     value = tl.load(weight + at, mask=inside).to(tl.float32)
-    key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
-    step = tl.load(state + 2).to(tl.uint32)
-    z = _noise(group, index, step, tl.load(state + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
-    for lane in tl.static_range(LANES):
-        if not ONE_LINE and lane > 0:
-            query = tl.load(state + 3 + lane).to(tl.uint32)
-            z = _noise(group, index, step, query, key0, key1, SIGNS, INTERPRETED)
-        moved = value + _coefficient(coefficients, lane, SIGNS) * z
-        tl.store(out + lane * out_stride + at, moved.to(DTYPE), mask=inside)
+    _store_lanes(
+        value, at, inside, group, index, out, state, coefficients, out_stride,
+        LANES, ONE_LINE, SIGNS, INTERPRETED,
+    )  # fmt: skip
 
 
 @triton.jit
