@@ -181,7 +181,7 @@ def test_whatever_ends_it(tmp_path: Path, error: BaseException, status: str) -> 
     facts = make_report(tmp_path).facts
     assert facts["status"] == status
     assert type(error).__name__ in facts["health"][0]["said"]
-    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".trimtab-run.json", "summary.json"]
 
 
 def test_long_errors_are_cut(tmp_path: Path) -> None:
@@ -229,18 +229,6 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
             open_run_folder(load_config(None, [f"output_dir={tmp_path / name}"]))
 
 
-def test_what_a_link_points_to_is_not_removed_with_a_run_that_is_replaced(tmp_path: Path) -> None:
-    run, disk = tmp_path / "run", tmp_path / "disk"
-    for folder in (run, disk):
-        folder.mkdir()
-        (folder / "config.yaml").write_text("kept")
-    (run / "stacks-rank1.txt").write_text("of the earlier run")
-    (run / "checkpoints").symlink_to(disk)
-    open_run_folder(load_config(None, [f"output_dir={run}", "overwrite=true"]))
-    assert list(run.iterdir()) == []
-    assert (disk / "config.yaml").read_text() == "kept"
-
-
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     fail(RunFolder(tmp_path / "never"), ValueError("early"), 1, 2)
     assert not (tmp_path / "never").exists()
@@ -250,7 +238,7 @@ def test_a_disk_that_is_full_does_not_hide_the_error(tmp_path: Path, monkeypatch
     def full(self: Path, *_: Any, **__: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     error = ValueError("the cause")
     fail(RunFolder(tmp_path), error)
     assert "No space left" in error.__notes__[0]
@@ -259,8 +247,8 @@ def test_a_disk_that_is_full_does_not_hide_the_error(tmp_path: Path, monkeypatch
 def test_a_run_that_failed_is_neither_exported_nor_replaced_unasked(tmp_path: Path) -> None:
     config = load_config(None, [f"output_dir={tmp_path / 'run'}"])
     run = open_run_folder(config)
-    run.write_request(config, PLAN, {})
-    adapter = run.kept_folder(config)
+    run.begin(config, PLAN, {})
+    adapter = run.claim("adapter")
     adapter.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (adapter / name).write_text("{}")

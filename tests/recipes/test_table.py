@@ -46,7 +46,7 @@ class Descent:
     def __init__(self, job: Job) -> None:
         self._job, self._step = job, 0
 
-    def open(self, folder: Path) -> None:
+    def open(self, *, main: bool) -> None:
         return None
 
     def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.config.keys import recipe_sections
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import check_replaceable, readable_size
+from trimtab.recipes.run_mark import claim
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -154,6 +155,8 @@ def export_run(
         raise RequestError.of(f"--to {to}", "there is no such export", f"take one of {', '.join(KINDS)}")
     run = read_run(Path(run_dir))
     folder = Path(out) if out is not None else run.folder / "export" / to
+    if out is None:
+        claim(run.folder, "export")
     say = say or _silent
     if to == "merged":
         return _merged(run, folder, dtype, say)

@@ -39,8 +39,8 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: TextIO | None = None
-        # How much of the file was there before this object wrote to it.
-        self._inherited = path.stat().st_size if path.exists() else 0
+        self._inherited: int | None = None
+        """How much of the file was there before this object wrote to it; known from the first use on."""
 
     def write(self, step: int, phase: str, values: Mapping[str, Any]) -> None:
         """Append one line and flush it."""
@@ -55,10 +55,9 @@ class MetricsFile:
 
     def begin(self, step: int) -> int:
         """Make the file fit a training that begins after `step` (0: afresh); say how many lines were cut."""
-        if not self.path.exists():
-            return 0
         self.close()
-        raw = self.path.read_bytes()
+        raw = self.path.read_bytes() if self.path.exists() else b""
+        known = len(raw) if self._inherited is None else self._inherited
         kept: list[bytes] = []
         seen: set[tuple[Any, ...]] = set()
         cut = position = 0
@@ -66,7 +65,7 @@ class MetricsFile:
             position += len(line)
             entry = _parse(line)
             # What this process measured before training (the held-out loss of the untouched model) belongs to it.
-            inherited = position <= self._inherited
+            inherited = position <= known
             key = () if entry is None else (entry["step"], entry["phase"], *sorted(entry))
             if entry is None or entry["step"] > step or (step == 0 and inherited) or key in seen:
                 cut += 1
@@ -76,8 +75,8 @@ class MetricsFile:
             kept.append(line)
         if cut:
             write_whole(self.path, b"".join(kept))
-            self._inherited = 0 if step == 0 else self.path.stat().st_size
-        if step:
+        self._inherited = 0 if step == 0 else len(b"".join(kept))
+        if raw and step:
             self.write(step, "resume", {"cut_lines": cut})
         return cut
 
@@ -90,6 +89,7 @@ class MetricsFile:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             before = self.path.read_bytes() if self.path.exists() else b""
+            self._inherited = len(before) if self._inherited is None else self._inherited
             self._file = self.path.open("a", encoding="utf-8")
             if before and not before.endswith(b"\n"):
                 self._file.write("\n")

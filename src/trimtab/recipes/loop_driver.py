@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any, Protocol
 
 from trimtab.config import keeps_best
@@ -35,8 +34,8 @@ class Engine(Protocol):
     evaluates: bool
     """Whether there is something held out."""
 
-    def open(self, folder: Path) -> None:
-        """Begin or go on in the run's folder, or refuse."""
+    def open(self, *, main: bool) -> None:
+        """Begin or go on in the run's folder, or refuse; the main process writes."""
 
     def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
         """One step: its number, the data drawn so far, its figures, and those that are shown beside the loss."""
@@ -78,7 +77,7 @@ class LoopDriver:
         self._contexts.__exit__(*error)
 
     def open(self) -> None:
-        self.engine.open(self._job.run.path)
+        self.engine.open(main=self.main)
 
     def together(self, doing: str) -> AbstractContextManager[None]:
         return together(doing)

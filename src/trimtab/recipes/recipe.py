@@ -74,7 +74,7 @@ class Driver(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
     def open(self) -> None:
-        """What may refuse to go on, before the run's folder says that it does."""
+        """Begin to write to the run's folder, or refuse to go on there."""
 
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Work that each process does by itself: what fails in one ends it in all."""

@@ -45,9 +45,12 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
 
     with recipe.build(job) as driver:
         with driver.together("opening the run's folder"):
-            driver.open()
+            if checkpoint is not None:
+                driver.open()  # what may refuse to go on comes first: then nothing of the run has been overwritten
             if driver.main:
-                run.write_request(config, plan, job.prepared.report.as_dict())
+                run.begin(config, plan, job.prepared.report.as_dict(), say)
+            if checkpoint is None:
+                driver.open()
         before = _first_look(recipe, job, driver)
         started = time.perf_counter()
         try:
@@ -123,7 +126,7 @@ def _keep(job: Job, driver: Driver) -> None:
     """Write the adapter (or the whole model) and the tokenizer, from the process that writes."""
     weights = driver.settle()
     if driver.main:
-        target = job.run.kept_folder(job.config)
+        target = job.run.claim(job.run.kept_folder(job.config).name)
         driver.model.config.use_cache = True
         driver.model.save_pretrained(target, state_dict=weights)
         job.prepared.processor.save_pretrained(target)

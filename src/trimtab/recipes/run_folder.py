@@ -1,15 +1,16 @@
 """The folder that a run keeps: what is in it, when it may be written to, and how a run that fails ends in it.
 
-It never deletes without being asked.
+It deletes nothing. An earlier run is moved aside when that is asked for, by the list of what it wrote (run_mark.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import shutil
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,23 +19,24 @@ from typing import TYPE_CHECKING, Any
 from trimtab.config import Config, dump_config
 from trimtab.config.problems import without_secrets
 from trimtab.errors import RequestError
+from trimtab.files import write_json_whole, write_whole
+from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 
 if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
-OURS = (
+CONFIG, PLAN, DATA, METRICS, SUMMARY = (
     "config.yaml",
     "plan.json",
+    "data.json",
     "metrics.jsonl",
     "summary.json",
-    "baseline.json",
-    "data.json",
-    "stacks.txt",
-    "trajectory.bin",
-    "report.html",
 )
-OUR_FOLDERS = ("adapter", "model", "checkpoints", "export")
-SUMMARY = "summary.json"
+NAMES = (
+    *(CONFIG, PLAN, DATA, METRICS, SUMMARY, "baseline.json", "stacks.txt", "trajectory.bin", "report.html"),
+    *("adapter", "model", "checkpoints", "export"),
+)
+"""What runs write; beside these, stacks-rankN.txt."""
 _ERROR_LINES = 30
 _ERROR_CHARACTERS = 4000
 
@@ -69,30 +71,66 @@ class RunFolder:
         whole = [f for f in self.checkpoint_folders().values() if (f / "trainer_state.json").is_file()]
         return whole[-1] if whole else None
 
-    def write_request(self, config: Config, plan: PlacementPlan, data: dict[str, Any]) -> None:
-        """What the run was asked for, where it runs, and the report on its data."""
+    def held(self) -> list[str]:
+        """Names of a run's files that are taken, by whomever."""
+        names = [*NAMES, *sorted(path.name for path in self.path.glob("stacks-rank*.txt"))]
+        return [name for name in names if not is_free(self.path / name)]
+
+    def goes_on(self, config: Config) -> bool:
+        """Whether the config resumes this very run."""
+        wanted = config.training.resume
+        return wanted is True or (
+            isinstance(wanted, str) and _is_inside(Path(wanted).expanduser(), self.path)
+        )
+
+    def begin(
+        self, config: Config, plan: PlacementPlan, data: dict[str, Any], say: Callable[[str], None] = print
+    ) -> None:
+        """The run is ready to start: make room, then write what was asked for, where it runs, and what its data is.
+
+        By the main process alone, before anything else writes to the folder.
+        """
+        self._make_room(config, say)
+        stacks = ["stacks.txt", *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes))]
+        # Also what other processes write: one alone may change the list.
+        claim(self.path, CONFIG, PLAN, DATA, METRICS, SUMMARY, "checkpoints", *stacks)
         # Without `overwrite`, so that the kept config can resume this very run.
-        kept = config.model_copy(update={"overwrite": False})
-        (self.path / "config.yaml").write_text(dump_config(kept), encoding="utf-8")
-        plan.save(self.path / "plan.json")
-        self.write_json("data.json", data)
+        write_whole(self.path / CONFIG, dump_config(config.model_copy(update={"overwrite": False})))
+        plan.save(self.path / PLAN)
+        self.write_json(DATA, data)
         self.begun = True
+
+    def _make_room(self, config: Config, say: Callable[[str], None]) -> None:
+        """Mark the folder as this run's, with an earlier one moved aside where `overwrite` asks for it."""
+        check_room(self, config)
+        mark = Mark.of(self.path)
+        if self.goes_on(config) and self.held():
+            # A run of a version that marked nothing stays without a mark: who wrote what is not known.
+            mark = mark and dataclasses.replace(mark, began=True)
+        elif mark is not None and mark.began and mark.present(self.path):
+            aside = move_aside(self.path, mark)
+            say(f"the earlier run is now {aside}; to free its room: rm -r {shlex.quote(str(aside))}")
+            mark = Mark(began=True)
+        else:
+            mark = Mark(mark.entries if mark is not None else (), began=True)
+        if mark is not None:
+            dataclasses.replace(mark, started=time.time()).write(self.path)
+        self.begun = True
+
+    def claim(self, name: str) -> Path:
+        """The place of something that this run is about to write: from now on it is on the run's list."""
+        if Mark.of(self.path) is None and not self.held():
+            Mark().write(self.path)
+        claim(self.path, name)
+        return self.path / name
 
     def reached(self, step: int, planned_steps: int) -> None:
         """So many whole steps are done; told by a recipe at the latest when it fails."""
         self.begun, self.step, self.planned_steps = True, step, planned_steps
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Whole or as it was: written beside its place and renamed. NaN, which JSON lacks, becomes text."""
-        from trimtab.monitor.metrics import plain_value
-
-        text = json.dumps(plain_value(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
-        scratch = self.path / f".{name}.{os.getpid()}"
-        try:
-            scratch.write_text(text + "\n", encoding="utf-8")
-            scratch.replace(self.path / name)
-        finally:
-            scratch.unlink(missing_ok=True)
+        """Whole or as it was. NaN, which JSON lacks, becomes text."""
+        write_json_whole(self.claim(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -106,11 +144,17 @@ def default_folder(config: Config) -> str:
 
 
 def open_run_folder(config: Config) -> RunFolder:
-    """Make the run's folder, or go on in it. An earlier run is replaced only with `overwrite: true`."""
+    """Check that the run may be kept in `output_dir`, and make the folder. Nothing that is in it is touched."""
+    assert config.output_dir is not None
+    run = RunFolder(Path(config.output_dir).expanduser())
     try:
-        run = _opened(config)
-        writable = os.access(run.path, os.W_OK) or not run.path.exists()
-        why = "" if writable else "you may not write to it"
+        if run.path.exists() and not run.path.is_dir():
+            why = "it is a file, and a run is kept in a folder"
+        else:
+            check_inputs(run, config)
+            check_room(run, config)
+            run.path.mkdir(parents=True, exist_ok=True)
+            why = "" if os.access(run.path, os.W_OK) else "you may not write to it"
     except OSError as error:
         why = str(error)
     if why:
@@ -120,36 +164,56 @@ def open_run_folder(config: Config) -> RunFolder:
     return run
 
 
-def _opened(config: Config) -> RunFolder:
-    assert config.output_dir is not None
-    run = RunFolder(Path(config.output_dir).expanduser())
-    if run.path.exists() and not run.path.is_dir():
+def check_inputs(run: RunFolder, config: Config) -> None:
+    """Refuse a run that would be kept where it reads from, unless it only goes on there."""
+    inputs = {
+        "model": config.model.name,
+        "model.chat_template": config.model.chat_template,
+        "data.source": config.data.source,
+        "data.eval_source": config.data.eval_source,
+    }
+    for setting, name in inputs.items() if not run.goes_on(config) else ():
+        path = Path(os.path.expanduser(name or ""))
+        if name and os.path.lexists(path) and _is_inside(path, run.path):
+            raise RequestError.of(
+                f"{setting}={name} lies inside output_dir={config.output_dir}",
+                "a run is not kept where it reads from: what it writes would mix with what it reads",
+                f"choose another output_dir, such as {run.path / 'run'}",
+            )
+
+
+def check_room(run: RunFolder, config: Config) -> None:
+    """Refuse to mix with an earlier run, and to write over anything that is not known to be a run's."""
+    mark, held, goes_on = Mark.of(run.path), run.held(), run.goes_on(config)
+    if mark is None and goes_on and PLAN in held:
+        return  # a run of a version that marked nothing
+    others = [name for name in held if mark is None or name not in mark.entries]
+    if others:
         raise RequestError.of(
-            f"output_dir={config.output_dir}: this is a file",
-            "a run is kept in a folder",
-            "choose another output_dir",
+            f"output_dir={config.output_dir} holds {_listed(others)}, not known to be a run's",
+            "a run would write there, and nothing is replaced that is not on the list of what a run wrote (a run of "
+            "an earlier version has no list)",
+            "choose another output_dir, or move them away",
         )
-    held = [name for name in (*OURS, *OUR_FOLDERS) if (run.path / name).exists()]
-    held += sorted(path.name for path in run.path.glob("stacks-rank*.txt"))
-    if config.training.resume:
-        return run
-    # A run that failed before it began has left nothing but the reason.
-    never_began = set(held) <= {SUMMARY, "report.html"} and _failed(run)
-    if held and not config.overwrite and not never_began:
+    present = mark.present(run.path) if mark is not None and mark.began else []
+    if present and not goes_on and not config.overwrite:
         resumable = run.newest_checkpoint() is not None
         raise RequestError.of(
-            f"output_dir={config.output_dir} already holds a run ({', '.join(held[:4])})",
+            f"output_dir={config.output_dir} already holds a run ({_listed(present)})",
             "writing into it would mix two runs",
             ("training.resume=true goes on from its last checkpoint, " if resumable else "")
-            + "overwrite=true replaces it, another output_dir keeps both",
+            + "overwrite=true moves it aside, another output_dir keeps both",
         )
-    for name in held:
-        target = run.path / name
-        # Of a link the link goes; what it points to is kept elsewhere, and not ours to remove.
-        linked = target.is_symlink()
-        shutil.rmtree(target) if target.is_dir() and not linked else target.unlink()
-    run.path.mkdir(parents=True, exist_ok=True)
-    return run
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Whether the path leads into the folder, by its name or by way of links."""
+    places = [(Path(os.path.abspath(place)), place.resolve()) for place in (path, folder)]
+    return any(inner.is_relative_to(outer) for inner in places[0] for outer in places[1])
 
 
 @contextmanager
@@ -171,9 +235,7 @@ def failure_kept(run: RunFolder, config: Config, plan: PlacementPlan, rank: int 
 def _keep_failure(
     run: RunFolder, config: Config, plan: PlacementPlan, rank: int, error: BaseException
 ) -> None:
-    # A request to go on that came to nothing leaves what the earlier run wrote, or another folder, as it is.
-    mistaken = bool(config.training.resume) and not run.begun
-    if mistaken or not run.path.is_dir() or _told(run):
+    if not run.path.is_dir() or _has_ended(run) or not _may_say(run, config):
         return
     checkpoint = run.newest_checkpoint()
     text = without_secrets(str(error))[:_ERROR_CHARACTERS]
@@ -198,19 +260,18 @@ def _keep_failure(
     )
 
 
-def _told(run: RunFolder) -> bool:
-    """Whether this very run has told its end: another process failed first, or the result was kept before this."""
+def _has_ended(run: RunFolder) -> bool:
+    """Whether this very run has said its end: another process failed first, or the result was kept before this."""
     summary = run.path / SUMMARY
     return summary.is_file() and summary.stat().st_mtime >= run.opened
 
 
-def _failed(run: RunFolder) -> bool:
-    """Whether the folder's summary is one that `failure_kept` wrote."""
-    try:
-        summary = run.read_json(SUMMARY)
-    except (FileNotFoundError, ValueError):
-        return False
-    return "error" in summary
+def _may_say(run: RunFolder, config: Config) -> bool:
+    """Whether the folder is this run's by now, or nobody's; else it stays as it is, an earlier run or whatever."""
+    mark = Mark.of(run.path)
+    if run.begun or (mark is not None and mark.began and mark.started >= run.opened):
+        return True
+    return not config.training.resume and (not run.held() if mark is None else not mark.began)
 
 
 def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config import schema
@@ -113,8 +112,10 @@ class ZerothEngine:
         self.evaluates = bool(job.prepared.eval)
         self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
 
-    def open(self, folder: Path) -> None:
-        self.optimizer.record(folder / TRAJECTORY, **about(self._job.config, self._job.plan))
+    def open(self, *, main: bool) -> None:
+        run = self._job.run
+        file = run.claim(TRAJECTORY) if main else run.path / TRAJECTORY
+        self.optimizer.record(file, **about(self._job.config, self._job.plan))
 
     def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
         optimizer = self.optimizer

@@ -13,6 +13,7 @@ from typing import Any
 
 from trimtab.errors import RequestError
 from trimtab.files import write_whole
+from trimtab.recipes.run_mark import claim
 from trimtab.report.frame import GENERATOR
 from trimtab.report.run_facts import RUN_FILES, hidden, read_run
 
@@ -66,6 +67,7 @@ def write_page(report: Report, out: Path | None) -> Path:
             "name another file with --out, or remove this one",
         )
     try:
+        claim(target.parent, target.name)
         write_whole(target, report.page)
     except OSError as error:
         raise RequestError.of(
