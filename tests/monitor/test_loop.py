@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
 from pathlib import Path
 
 import pytest
 
 from trimtab.config.schema import MonitorSettings
+from trimtab.monitor import readings
 from trimtab.monitor.loop import LoopMonitor
 
 
@@ -47,6 +50,30 @@ def test_a_run_is_written_down_and_shown(tmp_path: Path, capsys: pytest.CaptureF
     assert "forwards 6" in shown
     assert "trained 3 steps" in shown
     assert "loss 2.5 → 1.5" in shown
+    assert re.search(r"^first step on cpu: .+; then about .+ a step \(about .+ left\)$", shown, re.MULTILINE)
+    assert re.search(r"^checkpoint-3 saved \(.+\)$", shown, re.MULTILINE)
+    assert "tokens/s" not in shown
+
+
+def test_a_loop_is_told_what_a_trainer_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = MonitorSettings(progress="plain")
+    with LoopMonitor(settings, tmp_path, "cpu", devices=("cpu", "meta")) as monitor:
+        monitor.begin(0, 2)
+        for step in (1, 2):
+            values = {"loss": 1.0, "learning_rate": 0.1, "num_tokens": 100 * step}
+            monitor.step(step, values, log=True)
+            monitor.saved(step)
+        monitor.evaluated(2, {"loss": math.nan, "accuracy": 0.5})
+        monitor.end()
+    found = lines(tmp_path)
+    assert found[0]["memory_bytes/cpu"]
+    assert "memory_bytes/meta" in found[0]
+    assert found[0]["tokens_per_second"]
+    shown = capsys.readouterr().err
+    assert "tokens/s" in shown
+    assert shown.count(" saved (") == 1, "at most one line a minute"
+    assert "warning: loss is nan after step 2" in shown
+    assert found[-1]["eval_loss"] == "nan"
 
 
 def test_a_resumed_run_cuts_what_it_makes_again(tmp_path: Path) -> None:
@@ -61,7 +88,14 @@ def test_a_resumed_run_cuts_what_it_makes_again(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(tmp_path) if line["phase"] == "train"] == [1, 2, 3]
 
 
-def test_an_error_leaves_no_watchdog_and_other_ranks_write_nothing(tmp_path: Path) -> None:
+def test_an_error_leaves_no_watchdog_and_other_ranks_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the other process would send: the same again.
+    monkeypatch.setattr(
+        readings.dist, "all_gather_object", lambda into, mine: into.__setitem__(slice(None), [mine] * 2)
+    )
+
     def failing() -> None:
         with LoopMonitor(MonitorSettings(progress="none"), tmp_path, "cpu", 1, 2) as monitor:
             monitor.begin(0, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -19,34 +19,43 @@ class Readings:
     def __init__(self, device: str, devices: Sequence[str] = ()) -> None:
         """`devices` are all that the process uses, where a model is split over several."""
         self.device = device
-        self.loss: float | None = None
-        self.first_loss: float | None = None
-        self.learning_rate: float | None = None
-        self._grad_norm: float | None = None
-        self._reward: float | None = None
         self._memory = MemoryMeter(device)
         self._memory_now: int | None = None
         self._meters = {name: MemoryMeter(name) for name in devices} if len(devices) > 1 else {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A training begins: what an earlier one logged is past."""
+        self._latest: dict[str, float] = {}
+        self._more: tuple[str, ...] = ()
+        self.first_loss: float | None = None
+
+    @property
+    def loss(self) -> float | None:
+        return self._latest.get("loss")
+
+    @property
+    def learning_rate(self) -> float | None:
+        return self._latest.get("learning_rate")
 
     @property
     def peak_memory(self) -> int:
         return self._memory.read().peak
 
-    def begin(self) -> None:
-        """A training begins: what an earlier one logged is past."""
-        self.loss = self.first_loss = self._grad_norm = self._reward = None
+    def note(self, values: Mapping[str, Any], more: tuple[str, ...] = ()) -> None:
+        """Take over the figures that are shown, and `more`: a recipe's own, as they are shown."""
+        shown = ("loss", "learning_rate", "grad_norm", "reward")
+        self._latest.update({key: values[key] for key in shown if values.get(key) is not None})
+        self._more = more or self._more
+        if self.first_loss is None:
+            self.first_loss = self.loss
 
     def take_in(self, values: dict[str, Any], tokens: int | None, pace: Pace, *, processes: int = 1) -> None:
         """Take the figures over from a log of the trainer, and add our own to it. `tokens` counts from the start.
 
         Of several `processes` every one has to call it: each reads the device that it uses, and all get all.
         """
-        self.loss = values.get("loss", self.loss)
-        self.learning_rate = values.get("learning_rate", self.learning_rate)
-        self._grad_norm = values.get("grad_norm", self._grad_norm)
-        self._reward = values.get("reward", self._reward)
-        if self.first_loss is None:
-            self.first_loss = self.loss
+        self.note(values)
         pace.touch()
         pace.logged(tokens)
         memory = self._memory.read()
@@ -83,6 +92,7 @@ class Readings:
 
     def figures(self, pace: Pace) -> Figures:
         """For the display."""
+        reward = self._latest.get("reward")
         return Figures(
             step=pace.step,
             total=pace.total,
@@ -90,9 +100,9 @@ class Readings:
             left=pace.left,
             loss=self.loss,
             learning_rate=self.learning_rate,
-            grad_norm=self._grad_norm,
+            grad_norm=self._latest.get("grad_norm"),
             tokens_per_second=pace.tokens_per_second,
             steps_per_second=pace.steps_per_second,
             memory=self._memory_now,
-            more=() if self._reward is None else (f"reward {self._reward:.3g}",),
+            more=self._more if reward is None else (f"reward {reward:.3g}", *self._more),
         )

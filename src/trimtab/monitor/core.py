@@ -1,0 +1,234 @@
+"""`Monitor`: shows, writes down and watches one run; whoever trains (a trainer or a loop of our own) says what it did.
+
+In a run of several processes the main one shows progress and writes metrics, and every one has a watchdog. It never
+changes the training; it stops it in one case only, by `NonFiniteError`. Leaving its context gives the terminal back and
+stops the watchdog, also when training fails.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+
+from trimtab.config.schema import MonitorSettings
+from trimtab.monitor.health import GradientCheck, NonFiniteError, Standing, check_logged
+from trimtab.monitor.memory import gpu_busy_share
+from trimtab.monitor.metrics import MetricsFile
+from trimtab.monitor.pace import Pace
+from trimtab.monitor.progress import make_progress
+from trimtab.monitor.readings import Readings
+from trimtab.monitor.watchdog import Watchdog
+from trimtab.monitor.wording import count_of, duration, size
+
+_SAVE_LINE_SECONDS = 60.0
+
+
+class Monitor:
+    """One run's progress, metrics, memory, health and watchdog, from its beginning to its end."""
+
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        run_dir: Path,
+        device: str,
+        rank: int = 0,
+        processes: int = 1,
+        *,
+        devices: Sequence[str] = (),
+        console: Console | None = None,
+    ) -> None:
+        """`device` is the plan's, such as `cpu` or `cuda:0`; `devices` are all that a split model is spread over."""
+        self.settings = settings
+        self.device = device
+        self.gradients: GradientCheck | None = None
+        self._main = rank == 0
+        self._processes = processes
+        self._progress = make_progress(settings.progress, console=console, main=self._main)
+        self._metrics = MetricsFile(run_dir / "metrics.jsonl")
+        self._readings = Readings(device, devices)
+        prefix = f"rank {rank}: " if processes > 1 else ""
+        self._watchdog = Watchdog(
+            settings.slow_after_seconds,
+            settings.stuck_after_seconds,
+            lambda text: self.say(prefix + text),
+            run_dir / (f"stacks-rank{rank}.txt" if rank else "stacks.txt"),
+            gpu_busy=lambda: gpu_busy_share(device),
+            processes=processes,
+        )
+        self._pace = Pace(0, 0)
+        self._training = self._timed = self._warned = False
+        self._good_loss: tuple[float, int] | None = None
+        self._last_save_line = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def say(self, text: str) -> None:
+        """Print a line that matters, without damaging the bar."""
+        self._progress.say(text)
+
+    def write(self, step: int, phase: str, values: Mapping[str, Any]) -> None:
+        """A line in metrics.jsonl, by the main process alone."""
+        if self._main:
+            self._metrics.write(step, phase, values)
+
+    def beat(self, doing: str) -> None:
+        """Something got done; `doing` names what comes next."""
+        self._watchdog.beat(doing)
+
+    def begin(self, step: int, total: int) -> None:
+        """Training begins after `step`; metrics of abandoned later steps are cut."""
+        atexit.register(self.close)
+        self._watchdog.start()
+        self.beat("the first batch")
+        self._training, self._timed, self._warned, self._good_loss = True, False, False, None
+        self._readings.begin()
+        self._pace = Pace(step, total)
+        if self._main:
+            cut = self._metrics.begin(step)
+            if step:
+                gone = f"; {count_of(cut, 'line')} cut from metrics.jsonl" if cut else ""
+                self._progress.note(f"going on after step {step} of {total}{gone}")
+        self._progress.begin(self._readings.figures(self._pace))
+
+    def first_begins(self) -> None:
+        """The first step begins: whatever came before it was no training."""
+        self._pace.first_begins()
+        self._progress.note(f"first step on {self.device} …")
+
+    def step_done(self, step: int) -> None:
+        """A step is done; its figures may follow, by `logged`."""
+        self._pace.step_done(step)
+        self._time_first_step()
+        self._progress.update(self._readings.figures(self._pace))
+
+    def settle(self) -> None:
+        """Nothing more will be said about the last step."""
+        self._progress.settle(self._readings.figures(self._pace))
+
+    def logged(self, step: int, values: dict[str, Any], tokens: int | None = None) -> None:
+        """The figures of the steps since the last log: ours are added to them, and all are written and shown.
+
+        Every process has to call it. `tokens` counts from the start of the run.
+        """
+        self._readings.take_in(values, tokens, self._pace, processes=self._processes)
+        self.write(step, "train", values)
+        self._progress.update(self._readings.figures(self._pace))
+        self.settle()
+
+    def judge(self, step: int, values: Mapping[str, Any], *, scaler: bool) -> None:
+        """Stop at a logged loss or gradient norm that is not finite, or warn once where the run is to go on."""
+        loss = values.get("loss")
+        try:
+            standing = self.standing(step, self._readings.learning_rate)
+            check_logged(loss, values.get("grad_norm"), standing, scaler=scaler)
+        except NonFiniteError as error:
+            if self.settings.stop_on_nonfinite:
+                self.failed(error)
+                raise
+            if not self._warned:
+                self._warned = True
+                self.say(f"warning: {error}")
+        if loss is not None and math.isfinite(loss):
+            self._good_loss = (loss, step)
+
+    def standing(self, step: int, learning_rate: float | None) -> Standing:
+        """Where the run stands, for a message."""
+        return Standing(step, learning_rate, *(self._good_loss or (None, None)))
+
+    def failed(self, error: NonFiniteError) -> None:
+        """The run ends here: its last metrics line says why, and the terminal is free for the message."""
+        found = {"what": error.what, "parameters": error.parameters, "message": str(error)}
+        self.write(error.step, "nonfinite", found)
+        self.close()
+
+    def evaluating(self, done: int, total: int | None) -> None:
+        """So many batches of an evaluation are done."""
+        self._watchdog.start()
+        self.beat("evaluation")
+        self._progress.evaluating(done, total)
+
+    def evaluated(self, step: int, figures: Mapping[str, float], seconds: float | None = None) -> None:
+        """An evaluation is over; `seconds` is how long it took, where the caller knows."""
+        self._progress.evaluated()
+        took = self._pace.set_aside() if self._training else None
+        if not self._training:
+            self._watchdog.stop()
+        took = took if seconds is None else seconds
+        if not figures:
+            return
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        self._progress.note(
+            f"evaluation after step {step}: {shown}" + (f" ({duration(took)})" if took is not None else "")
+        )
+        for name, value in figures.items():
+            if name.endswith("loss") and not math.isfinite(value):
+                # Training itself may be sound, and stopping here would lose it: said, not stopped.
+                self.say(
+                    f"warning: {name} is {value} after step {step}\n"
+                    "  why: a held-out row without any label, or a forward pass that overflows; "
+                    "the best checkpoint cannot be told by it\n"
+                    "  change: look at the held-out rows (`data.eval_source`); with fp16, set `precision: bf16`"
+                )
+
+    def saved(self, step: int) -> None:
+        """A checkpoint has been written; said at most once a minute."""
+        took = self._pace.set_aside()
+        self.write(step, "save", {"checkpoint": f"checkpoint-{step}"})
+        if time.monotonic() - self._last_save_line >= _SAVE_LINE_SECONDS:
+            self._last_save_line = time.monotonic()
+            self._progress.note(f"checkpoint-{step} saved ({duration(took)})")
+
+    def end(self) -> None:
+        """Training is over: one line says what it was."""
+        self._time_first_step(last=True)
+        self.settle()
+        self._progress.end()
+        pace, read = self._pace, self._readings
+        parts = [f"trained {count_of(pace.step - pace.begin_step, 'step')} in {duration(pace.elapsed)}"]
+        if read.first_loss is not None and read.loss is not None:
+            parts.append(f"loss {read.first_loss:.4g} → {read.loss:.4g}")
+        parts.append(f"peak memory on {self.device} {size(read.peak_memory)}")
+        self._progress.note("; ".join(parts))
+        self.close()
+
+    def completions(self, step: int, samples: list[dict[str, Any]]) -> None:
+        """Completions of a step with their rewards (None: did not apply): shown, and kept in metrics.jsonl."""
+        self.write(step, "completions", {"samples": samples})
+        for sample in samples:
+            rewards = sample["rewards"].items()
+            scores = ", ".join(f"{name} {'none' if v is None else f'{v:.3g}'}" for name, v in rewards)
+            asked, said = (repr(sample[key][-80:]) for key in ("prompt", "completion"))
+            self._progress.note(f"step {step}: {asked} → {said} ({scores})")
+
+    def close(self) -> None:
+        """Stop watching and give the terminal back. May be called twice, and at any time."""
+        self._watchdog.stop()
+        if self.gradients is not None:
+            self.gradients.close()
+            self.gradients = None
+        self._progress.end()
+        self._metrics.close()
+        self._training = False
+        atexit.unregister(self.close)
+
+    def _time_first_step(self, *, last: bool = False) -> None:
+        """Said once: when the second step has shown the pace, or when there is no second one."""
+        pace = self._pace
+        if self._timed or pace.first_step_seconds is None or (pace.seconds_a_step is None and not last):
+            return
+        self._timed = True
+        text = f"first step on {self.device}: {duration(pace.first_step_seconds)}"
+        if pace.seconds_a_step is not None:
+            text += f"; then about {duration(pace.seconds_a_step)} a step"
+            text += f" (about {duration(pace.left)} left)" if pace.left else ""
+        self._progress.note(text)
