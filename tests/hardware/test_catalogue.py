@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from trimtab.errors import RequestError
 from trimtab.hardware import GpuModel, accelerators, find_gpu, probe
-from trimtab.hardware.catalogue import DEFAULT, MODELS
+from trimtab.hardware.models import DEFAULT, MODELS, nearest
 
 GIB = 2**30
 
@@ -54,6 +55,51 @@ def test_figures(text: str, gib: float, capability: str, bf16: bool) -> None:
     # torch reports a little less than the box says, never more.
     assert 0.96 * gib * GIB < model.memory_bytes < gib * GIB
     assert (model.capability, model.bf16) == (capability, bf16)
+
+
+# What the vendors publish: GB/s to memory, and 32-bit TFLOP/s. They follow from the table's clocks, bus and
+# multiprocessors, so a slip in one of those shows here.
+PUBLISHED = {
+    "T4": (320, 8.1),
+    "V100-16GB": (900, 15.7),
+    "V100-32GB": (900, 15.7),
+    "A10": (600, 31.2),
+    "A10G": (600, 35.0),
+    "A40": (696, 37.4),
+    "A100-40GB": (1555, 19.5),
+    "A100-80GB": (2039, 19.5),
+    "L4": (300, 30.3),
+    "L40S": (864, 91.6),
+    "RTX-3060": (360, 12.7),
+    "RTX-3090": (936, 35.6),
+    "RTX-4090": (1008, 82.6),
+    "RTX-5090": (1792, 104.8),
+    "RTX-A6000": (768, 38.7),
+    "RTX-6000-Ada": (960, 91.1),
+    "H100": (3350, 66.9),
+    "H100-PCIe": (2039, 51.2),
+    "H100-NVL": (3938, 60.3),
+    "H200": (4800, 66.9),
+    "B200": (7700, 74.5),
+    "MI250X": (1638, 23.9),
+    "MI300X": (5300, 163.4),
+}
+LANES = {"7.0": 64, "7.5": 64, "8.0": 64}
+"""32-bit units of a multiprocessor; 128 where it is not said, and 64 on an MI250X."""
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.key)
+def test_clocks_bus_and_multiprocessors_give_the_published_peaks(model: GpuModel) -> None:
+    gigabytes, teraflops = PUBLISHED[model.key]
+    assert model.memory_mhz * 2 * model.bus_bits / 8 / 1e3 == pytest.approx(gigabytes, rel=0.01)
+    lanes = 64 if model.key == "MI250X" else LANES.get(model.capability, 128)
+    assert model.multiprocessors * lanes * 2 * model.clock_mhz / 1e6 == pytest.approx(teraflops, rel=0.01)
+
+
+def test_a_name_that_is_not_known_gets_figures_of_its_kind() -> None:
+    assert nearest("NVIDIA H200", "9.0") is find_gpu("H200")
+    assert nearest("NVIDIA A100-PCIE-40GB", "8.0").capability == "8.0"
+    assert nearest("Something else", "1.0") is find_gpu(DEFAULT)
 
 
 def test_an_ambiguous_name_is_not_guessed() -> None:
@@ -104,3 +150,12 @@ def test_the_catalogue_agrees_with_a_gpu_that_is_here() -> None:
         model = known[gpu.model]
         assert (model.capability, model.bf16) == (gpu.capability, gpu.bf16)
         assert abs(model.memory_bytes - gpu.total_bytes) < 0.02 * gpu.total_bytes
+        there = torch.cuda.get_device_properties(gpu.name)
+        assert (model.multiprocessors, model.bus_bits) == (
+            there.multi_processor_count,
+            there.memory_bus_width,
+        )
+        assert int(model.cache_mib * 2**20) == there.L2_cache_size
+        assert model.architecture.shared_kib * 1024 == there.shared_memory_per_multiprocessor
+        assert model.architecture.block_kib * 1024 == there.shared_memory_per_block_optin
+        assert model.architecture.threads == there.max_threads_per_multi_processor

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from trimtab.hardware.models import MODELS, GpuModel
 from trimtab.virtual.context import virtual_gpus
 from trimtab.virtual.state import Machine, NotSimulated
 
@@ -36,6 +37,18 @@ def test_the_machine_shows_in_torch_cuda(two: Machine) -> None:
     assert torch.backends.cuda.is_built()
     assert torch.version.cuda is not None
     assert torch.cuda.nccl.version()[0] == 2
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.key)
+def test_properties_are_those_of_the_catalogue(model: GpuModel) -> None:
+    major, minor = (int(part) for part in model.capability.split("."))
+    with virtual_gpus(1, name=model.name, capability=(major, minor), memory=model.memory_bytes):
+        found = torch.cuda.get_device_properties(0)
+    assert (found.name, found.total_memory) == (model.name, model.memory_bytes)
+    assert (found.multi_processor_count, found.memory_bus_width) == (model.multiprocessors, model.bus_bits)
+    assert (found.L2_cache_size, found.clock_rate) == (model.cache_mib * 2**20, model.clock_mhz * 1000)
+    assert found.shared_memory_per_multiprocessor == model.architecture.shared_kib * 1024
+    assert found.max_threads_per_multi_processor == model.architecture.threads
 
 
 def test_nothing_is_left_behind() -> None:

@@ -1,4 +1,4 @@
-"""What `torch.cuda.get_device_properties` says of a virtual GPU. Figures of known models; never measured."""
+"""What `torch.cuda.get_device_properties` says of a virtual GPU: the figures of its model. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -6,27 +6,13 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trimtab.hardware.models import KIB, MIB, nearest
+
 if TYPE_CHECKING:
     from trimtab.virtual.state import VirtualDevice
 
-# Name fragment -> multiprocessors, second-level cache in MiB. The first that fits counts.
-_MODELS = (
-    ("B200", 148, 126),
-    ("H200", 132, 60),
-    ("H100 PCIe", 114, 50),
-    ("H100", 132, 50),
-    ("A100", 108, 40),
-    ("L40", 142, 96),
-    ("L4", 58, 48),
-    ("A10", 72, 6),
-    ("4090", 128, 72),
-    ("3090", 82, 6),
-    ("V100", 80, 6),
-    ("T4", 40, 4),
-)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
     """The fields of torch's `_CudaDeviceProperties`."""
 
@@ -42,17 +28,17 @@ class DeviceProperties:
     pci_device_id: int = 0
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
-    max_threads_per_multi_processor: int = 2048
+    max_threads_per_multi_processor: int
     max_threads_per_block: int = 1024
     regs_per_multiprocessor: int = 65536
-    shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 232448
-    shared_memory_per_multiprocessor: int = 233472
-    warp_size: int = 32
-    gcnArchName: str = ""
-    clock_rate: int = 1980000
-    memory_clock_rate: int = 2619000
-    memory_bus_width: int = 5120
+    shared_memory_per_block: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    warp_size: int
+    gcnArchName: str
+    clock_rate: int
+    memory_clock_rate: int
+    memory_bus_width: int
 
     def __repr__(self) -> str:
         return (
@@ -64,18 +50,25 @@ class DeviceProperties:
 
 
 def properties_of(device: VirtualDevice) -> DeviceProperties:
-    multiprocessors, cache = next(
-        ((count, cache) for fragment, count, cache in _MODELS if fragment in device.name), (108, 40)
-    )
     major, minor = device.capability
+    model = nearest(device.name, f"{major}.{minor}")
+    design = model.architecture
     return DeviceProperties(
         name=device.name,
         major=major,
         minor=minor,
         total_memory=device.total_bytes,
-        multi_processor_count=multiprocessors,
-        L2_cache_size=cache << 20,
+        multi_processor_count=model.multiprocessors,
+        L2_cache_size=int(model.cache_mib * MIB),
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"trimtab-virtual-gpu-{device.index}"),
         pci_bus_id=device.index + 1,
-        gcnArchName=device.name,
+        max_threads_per_multi_processor=design.threads,
+        shared_memory_per_block=design.default_block_kib * KIB,
+        shared_memory_per_block_optin=design.block_kib * KIB,
+        shared_memory_per_multiprocessor=design.shared_kib * KIB,
+        warp_size=design.warp,
+        gcnArchName=design.gcn or device.name,
+        clock_rate=model.clock_mhz * 1000,
+        memory_clock_rate=model.memory_mhz * 1000,
+        memory_bus_width=model.bus_bits,
     )

@@ -1,0 +1,120 @@
+"""The one table of GPU models: what torch says of each. It imports the standard library alone and looks at no machine.
+
+Figures are those of the vendors' architecture whitepapers, programming guides and data sheets. Clocks are a reference
+board's; boards differ. Memory is the total that torch reports, which is less than what the box says (a driver keeps a
+share) and differs by about one part in a hundred between drivers; the lower of the usual figures is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What all GPUs of one design have in common."""
+
+    capability: str
+    """CUDA compute capability; for AMD the architecture's number as torch reports it."""
+    threads: int
+    """Most threads that one multiprocessor holds."""
+    shared_kib: int
+    """Shared memory of one multiprocessor."""
+    block_kib: int
+    """The most of it that one block can ask for."""
+    warp: int = 32
+    gcn: str = ""
+    """AMD's name of the architecture."""
+
+    @property
+    def default_block_kib(self) -> int:
+        """Shared memory of a block that does not ask for more."""
+        return self.block_kib if self.gcn else 48
+
+
+VOLTA = Architecture("7.0", 2048, 96, 96)
+TURING = Architecture("7.5", 1024, 64, 64)
+A100 = Architecture("8.0", 2048, 164, 163)
+AMPERE = Architecture("8.6", 1536, 100, 99)
+ADA = Architecture("8.9", 1536, 100, 99)
+HOPPER = Architecture("9.0", 2048, 228, 227)
+B200 = Architecture("10.0", 2048, 228, 227)
+BLACKWELL = Architecture("12.0", 1536, 100, 99)
+CDNA2 = Architecture("9.0", 2048, 64, 64, warp=64, gcn="gfx90a:sramecc+:xnack-")
+CDNA3 = Architecture("9.4", 2048, 64, 64, warp=64, gcn="gfx942:sramecc+:xnack-")
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """One GPU model."""
+
+    key: str
+    """What to call it on the command line: `H200`."""
+    name: str
+    """What torch calls it: `NVIDIA H200`."""
+    memory_gib: float
+    architecture: Architecture
+    multiprocessors: int
+    cache_mib: float
+    """Second-level cache; on an MI300X that of one of its eight dies, as torch reports it."""
+    clock_mhz: int
+    """The highest that is published."""
+    memory_mhz: int
+    """Data moves twice in each cycle of it."""
+    bus_bits: int
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory_gib * 1024) * MIB
+
+    @property
+    def capability(self) -> str:
+        return self.architecture.capability
+
+    @property
+    def bf16(self) -> bool:
+        """Whether bf16 runs natively."""
+        return int(self.capability.split(".")[0]) >= 8
+
+
+# fmt: off
+MODELS: tuple[GpuModel, ...] = (
+    #        key             name                              GiB     design     SMs  cache  clock memory bits
+    GpuModel("T4",           "Tesla T4",                       14.56,  TURING,    40,  4,     1590, 5001,  256),
+    GpuModel("V100-16GB",    "Tesla V100-SXM2-16GB",           15.77,  VOLTA,     80,  6,     1530, 877,   4096),
+    GpuModel("V100-32GB",    "Tesla V100-SXM2-32GB",           31.73,  VOLTA,     80,  6,     1530, 877,   4096),
+    GpuModel("A10",          "NVIDIA A10",                     22.05,  AMPERE,    72,  6,     1695, 6251,  384),
+    GpuModel("A10G",         "NVIDIA A10G",                    22.05,  AMPERE,    80,  6,     1710, 6251,  384),
+    GpuModel("A40",          "NVIDIA A40",                     44.34,  AMPERE,    84,  6,     1740, 7251,  384),
+    GpuModel("A100-40GB",    "NVIDIA A100-SXM4-40GB",          39.38,  A100,      108, 40,    1410, 1215,  5120),
+    GpuModel("A100-80GB",    "NVIDIA A100-SXM4-80GB",          79.14,  A100,      108, 40,    1410, 1593,  5120),
+    GpuModel("L4",           "NVIDIA L4",                      22.03,  ADA,       58,  48,    2040, 6251,  192),
+    GpuModel("L40S",         "NVIDIA L40S",                    44.39,  ADA,       142, 96,    2520, 9001,  384),
+    GpuModel("RTX-3060",     "NVIDIA GeForce RTX 3060",        11.65,  AMPERE,    28,  3,     1777, 7501,  192),
+    GpuModel("RTX-3090",     "NVIDIA GeForce RTX 3090",        23.56,  AMPERE,    82,  6,     1695, 9751,  384),
+    GpuModel("RTX-4090",     "NVIDIA GeForce RTX 4090",        23.52,  ADA,       128, 72,    2520, 10501, 384),
+    GpuModel("RTX-5090",     "NVIDIA GeForce RTX 5090",        31.36,  BLACKWELL, 170, 96,    2407, 14001, 512),
+    GpuModel("RTX-A6000",    "NVIDIA RTX A6000",               47.40,  AMPERE,    84,  6,     1800, 8001,  384),
+    GpuModel("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 47.37,  ADA,       142, 96,    2505, 10001, 384),
+    GpuModel("H100",         "NVIDIA H100 80GB HBM3",          79.10,  HOPPER,    132, 50,    1980, 2619,  5120),
+    GpuModel("H100-PCIe",    "NVIDIA H100 PCIe",               79.10,  HOPPER,    114, 50,    1755, 1593,  5120),
+    GpuModel("H100-NVL",     "NVIDIA H100 NVL",                93.00,  HOPPER,    132, 60,    1785, 2619,  6016),
+    GpuModel("H200",         "NVIDIA H200",                    139.79, HOPPER,    132, 60,    1980, 3201,  6016),
+    GpuModel("B200",         "NVIDIA B200",                    178.35, B200,      148, 126.5, 1965, 3996,  7680),
+    # torch sees each half of an MI250X as a GPU of its own.
+    GpuModel("MI250X",       "AMD Instinct MI250X",            63.98,  CDNA2,     110, 8,     1700, 1600,  4096),
+    GpuModel("MI300X",       "AMD Instinct MI300X",            191.69, CDNA3,     304, 4,     2100, 2600,  8192),
+)
+# fmt: on
+
+DEFAULT = "H100"
+"""What a bare count of GPUs means: `2` is two of these."""
+
+
+def nearest(name: str, capability: str) -> GpuModel:
+    """The model that torch calls so; of an unknown name the first of its compute capability, or the default."""
+    named = [model for model in MODELS if model.name == name]
+    alike = [model for model in MODELS if model.capability == capability]
+    return next(iter(named + alike), None) or next(model for model in MODELS if model.key == DEFAULT)
