@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from trimtab.virtual.state import Machine
+from trimtab.virtual.wording import words
 
-    from trimtab.virtual.state import Machine
-
-KEY = torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
-)  # tensor.py makes virtual tensors with this extra key
+# Virtual tensors are made with this extra key (tensor.py).
+KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
 class _Here(threading.local):
@@ -48,23 +46,19 @@ def is_aside() -> bool:
     return _here.aside > 0
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Which operations have a CUDA autocast rule is read from torch; which rule it is follows its documentation. What is in
 # none of these lists runs in float32.
-_LOWER = _names(
+_LOWER = words(
     """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
     convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv
     linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
     _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell lstm gru rnn_tanh rnn_relu
     _scaled_dot_product_flash_attention scaled_dot_product_attention"""
 )
-_DTYPE_ARGUMENT = _names(
+_DTYPE_ARGUMENT = words(
     """prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"""
 )
-_WIDEST = _names(
+_WIDEST = words(
     """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"""
 )
 # Recurrent layers run in cuDNN on a GPU, where autocast lowers them whole.
@@ -187,11 +181,6 @@ def _kernel_for(name: str, op: Any) -> Callable[..., Any]:
     if name == "binary_cross_entropy":
         return _banned_kernel(op)
     return _cast_kernel(op, _lower if name in _LOWER else _widest if name in _WIDEST else _single)
-
-
-def patches(machine: Machine) -> list[tuple[object, str, object]]:
-    """Nothing: torch.autocast and GradScaler are torch's own, see `enter`."""
-    return []
 
 
 _installed = 0

@@ -6,7 +6,6 @@ child that does not import torch.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -43,24 +42,3 @@ def environment(machine: Machine, setup: str | None = None) -> dict[str, str]:
         VARIABLE: json.dumps(describe(machine, setup)),
         "PYTHONPATH": os.pathsep.join([str(SITE), *path]),
     }
-
-
-def install_from_environment() -> None:
-    """Called in the child when torch has been imported."""
-    text = os.environ.get(VARIABLE)
-    if not text:
-        return
-    from trimtab.virtual import context
-
-    wanted = json.loads(text)
-    machine = context.install(
-        wanted["count"],
-        memory=wanted["memory"],
-        name=wanted["name"],
-        capability=tuple(wanted["capability"]),
-        on_fault=wanted["on_fault"],
-    )
-    machine.extras["visible_at_install"] = wanted["visible_at_install"]
-    if wanted.get("setup"):
-        module, function = wanted["setup"].split(":")
-        getattr(importlib.import_module(module), function)(machine)

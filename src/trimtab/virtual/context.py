@@ -7,6 +7,8 @@ machine replaces the outer one until it ends.
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +18,21 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trimtab.virtual import dispatch, functions, memory, serialization, state
+from trimtab.virtual import (
+    amp,
+    bootstrap,
+    cuda,
+    dispatch,
+    functions,
+    generators,
+    legacy,
+    processes,
+    ranks,
+    serialization,
+    sharded,
+    state,
+)
+from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine
 from trimtab.virtual.tensor import VirtualParameter, materialize
@@ -24,8 +40,10 @@ from trimtab.virtual.tensor import VirtualParameter, materialize
 Patch = tuple[object, str, object]
 _MISSING = object()
 
-# Each has patches(machine) -> list of (object, attribute name, replacement), and may have enter(machine) -> undo.
-_PARTS = ("cuda", "legacy", "generators", "amp", "processes", "ranks", "sharded")
+# Each has patches(machine) -> list of (object, attribute name, replacement).
+_PATCHING = (cuda, legacy, generators, processes, ranks, serialization)
+# Each has enter(machine) -> undo.
+_ENTERED = (cuda, amp, processes, sharded)
 
 _open: list[ExitStack] = []
 
@@ -78,14 +96,11 @@ def install(
         undo.callback(_restore_handlers, handlers)
         state.push(machine)
         undo.callback(state.pop)
-        for part in _PARTS:
-            module = importlib.import_module(f"trimtab.virtual.{part}")
-            _apply(undo, module.patches(machine))
-            enter = getattr(module, "enter", None)
-            if enter is not None:
-                undo.callback(enter(machine))
-        _apply(undo, serialization.patches(machine))
-        _apply(undo, _own_patches(machine))
+        for patching in _PATCHING:
+            _apply(undo, patching.patches(machine))
+        _apply(undo, _own_patches())
+        for entered in _ENTERED:
+            undo.callback(entered.enter(machine))
         if len(state._stack) == 1:
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
@@ -105,7 +120,23 @@ def uninstall() -> None:
     _open.pop().close()
 
 
-parse_bytes = memory.parse_bytes
+def install_from_environment() -> None:
+    """Called in a child process when torch has been imported: the machine that bootstrap.py described."""
+    text = os.environ.get(bootstrap.VARIABLE)
+    if not text:
+        return
+    wanted = json.loads(text)
+    machine = install(
+        wanted["count"],
+        memory=wanted["memory"],
+        name=wanted["name"],
+        capability=tuple(wanted["capability"]),
+        on_fault=wanted["on_fault"],
+    )
+    machine.extras["visible_at_install"] = wanted["visible_at_install"]
+    if wanted.get("setup"):
+        module, function = wanted["setup"].split(":")
+        getattr(importlib.import_module(module), function)(machine)
 
 
 def _restore_handlers(before: dict[Any, Any]) -> None:
@@ -133,7 +164,7 @@ def _remember(module: nn.Module, inputs: Any) -> None:
         machine.modules.add(module)
 
 
-def _own_patches(machine: Machine) -> list[Patch]:
+def _own_patches() -> list[Patch]:
     return [
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),
@@ -177,9 +208,7 @@ def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         """Hooks and recomputation run user code inside backward, where torch has put the function mode aside."""
-        if functions.is_on():
-            return original(*args, **kwargs)
-        with functions.MODE:
+        with functions.switched_on():
             return original(*args, **kwargs)
 
     return _engine_run_backward

@@ -9,32 +9,22 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trimtab.virtual import memory_stats, streams
 from trimtab.virtual.processes import in_bad_fork, initialise
 from trimtab.virtual.properties import properties_of
-from trimtab.virtual.state import NotSimulated, invalid_ordinal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, NotSimulated
 
 Patch = tuple[object, str, object]
 CUDA_VERSION = "12.8"  # what a CPU build answers for torch.version.cuda; a CUDA build keeps its own
 NCCL_VERSION = (2, 27, 3)
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-def check_ordinal(machine: Machine, index: int) -> int:
-    if not 0 <= index < len(machine.devices):
-        raise invalid_ordinal()
-    return index
 
 
 def visible_count(machine: Machine) -> int:
@@ -74,14 +64,14 @@ class Layer:
     def set_device(self, index: int) -> None:
         if index >= 0:
             self._initialised()
-            self.machine.current_device = check_ordinal(self.machine, index)
+            self.machine.current_device = self.machine.at(index).index
 
     def exchange_device(self, index: int) -> int:
         if index < 0:
             return -1
         self._initialised()
         before = self.machine.current_device
-        self.machine.current_device = check_ordinal(self.machine, index)
+        self.machine.current_device = self.machine.at(index).index
         return before
 
     def _initialised(self) -> None:
@@ -95,7 +85,7 @@ class Layer:
         return None
 
     def properties(self, index: int) -> Any:
-        return properties_of(self.machine.devices[check_ordinal(self.machine, index)])
+        return properties_of(self.machine.at(index))
 
     def can_access_peer(self, device: int, peer: int) -> bool:
         return device != peer
@@ -104,10 +94,10 @@ class Layer:
         return stream.stream_id, stream.device_index, stream.device_type
 
     def current_stream(self, index: int) -> tuple[int, int, int]:
-        return self.stream_data(streams.current(check_ordinal(self.machine, index)))
+        return self.stream_data(streams.current(self.machine.at(index).index))
 
     def default_stream(self, index: int) -> tuple[int, int, int]:
-        return (0, check_ordinal(self.machine, index), streams.CUDA_DEVICE_TYPE)
+        return (0, self.machine.at(index).index, streams.CUDA_DEVICE_TYPE)
 
     def set_stream(self, stream_id: int, device_index: int, device_type: int) -> None:
         streams.select(streams.Stream(stream_id=stream_id, device_index=device_index))
@@ -163,7 +153,7 @@ class Layer:
             "_accelerator_setDeviceIndex": self.set_device,
             "_accelerator_exchangeDevice": self.exchange_device,
             "_accelerator_maybeExchangeDevice": self.exchange_device,
-            "_accelerator_getStream": lambda index: streams.current(check_ordinal(self.machine, index)),
+            "_accelerator_getStream": lambda index: streams.current(self.machine.at(index).index),
             "_accelerator_setStream": streams.select,
             "_accelerator_synchronizeDevice": self.synchronize,
             "_accelerator_isAllocatorInitialized": lambda: self.machine.initialised,

@@ -1,7 +1,7 @@
 """Carries out every operation: rules over the operands, the op on the payloads, the result on its device.
 
-This is the hot path. The schema of an op is read once (plans.py); arguments are walked by hand, since they nest one
-level at most. It never decides what is legal: see rules.py.
+This is the hot path; the way through it is drawn at the head of `work`. The schema of an op is read once (plans.py). It
+never decides what is legal: see rules.py.
 """
 
 from __future__ import annotations
@@ -26,90 +26,55 @@ from trimtab.virtual import (
     traces,
 )
 from trimtab.virtual.memory import Block
-from trimtab.virtual.plans import FRESH, INPLACE, PLANS, VIEW, Plan, plan_of
-from trimtab.virtual.state import VirtualDevice, is_virtual_device
-from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, set_worker, sync, wrap
-
-aten = torch.ops.aten
+from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual.tensor import VIRTUAL, set_worker, sync, wrap
 
 _PLAIN = frozenset(
     (int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
-
 # Operations with a result that CUDA leaves on the CPU, and its place among the results.
 _HOST_RESULTS = {"aten::_pack_padded_sequence": 1}
 
+PLANS: dict[Any, Plan] = {}
 
-def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Carry out one operation."""
+
+def plan_of(func: Any) -> Plan:
+    """The plan of an operation, made on first use."""
+    plan = PLANS[func] = Plan(func)
+    plan.rule = rules.rule_for(func, plan.name)
+    plan.before = kernels.BEFORE.get(plan.name)
+    return plan
+
+
+def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Carry out one operation.
+
+    1. Know it: its plan. A collective between ranks goes its own way (ranks.py).
+    2. Walk the arguments once: payloads, the first virtual device among them (`slot`), how they mix.
+    3. What is not one kernel goes on by its parts, which come back here: a tensor class with rules of its own
+       (sharded.py), a composite operation, one that a program wrote in Python.
+    4. Tell the observer; a process that was forked touches the GPU for the first time.
+    5. Decide the device: `device=` of a factory, the rule of a mix (rules.py), the kind of a generator. No virtual
+       device: it is an operation on the CPU.
+    6. Compute on the payloads; where CUDA's kernel differs from the CPU's, kernels.py steps in.
+    7. Put the result on its device, as a fresh tensor, a view of the first operand, or that operand itself.
+    """
     plan = PLANS.get(func) or plan_of(func)
     if plan.collective:
         return ranks.collective(func, args, kwargs)
-    slot: VirtualDevice | None = None
-    mixed = False
-    payloads: list[Any] = []
-    for value in args:
-        cls = value.__class__
-        if cls in VIRTUAL:
-            payloads.append(value.payload)
-            if slot is None:
-                slot = value._slot
-            elif slot is not value._slot:
-                mixed = True
-        elif cls in _PLAIN:
-            payloads.append(value)
-        elif cls is list or cls is tuple:
-            inner = []
-            for item in value:
-                if item.__class__ in VIRTUAL:
-                    inner.append(item.payload)
-                    if slot is None:
-                        slot = item._slot
-                    elif slot is not item._slot:
-                        mixed = True
-                else:
-                    if isinstance(item, Tensor):
-                        if sharded.has_own_rules(item.__class__):
-                            return sharded.by_its_class(work, func, args, kwargs)
-                        mixed = True
-                    inner.append(item)
-            payloads.append(inner)
-        else:
-            if isinstance(value, Tensor):
-                if sharded.has_own_rules(cls):
-                    return sharded.by_its_class(work, func, args, kwargs)
-                mixed = True
-            payloads.append(value)
+
+    payloads, slot, mix = _payloads((*args, *kwargs.values()) if kwargs else args)
     named = kwargs
     if kwargs:
-        named = {}
-        for name, value in kwargs.items():
-            cls = value.__class__
-            if cls in VIRTUAL:
-                if slot is None:
-                    slot = value._slot
-                elif slot is not value._slot:
-                    mixed = True
-                value = value.payload
-            elif cls not in _PLAIN:
-                if cls is list or cls is tuple:
-                    for item in value:
-                        if item.__class__ in VIRTUAL:
-                            if slot is None:
-                                slot = item._slot
-                            elif slot is not item._slot:
-                                mixed = True
-                        elif isinstance(item, Tensor):
-                            mixed = True
-                    value = [item.payload if item.__class__ in VIRTUAL else item for item in value]
-                elif isinstance(value, Tensor):
-                    mixed = True
-            named[name] = value
+        count = len(args)
+        named = dict(zip(kwargs, payloads[count:], strict=True))
+        del payloads[count:]
 
+    if mix is FOREIGN:
+        return sharded.by_its_class(work, func, args, kwargs)
     if plan.parts and (slot is not None or plan.factory):
-        if plan.author is not None:
-            return _by_its_author(plan, args, kwargs)
-        return _take_apart(func, args, kwargs)
+        return (_take_apart if plan.author is None else _by_its_author)(plan, func, args, kwargs)
 
     machine = state._stack[-1] if state._stack else None
     observer = machine.observer if machine is not None else None
@@ -119,22 +84,18 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         processes.touch(machine)
 
     if plan.factory and (slot is not None or kwargs.get("device") is not None):
-        slot = _factory_slot(plan, slot, args, named, machine)
-    elif slot is not None and mixed:
+        slot = _factory_slot(slot, args, named, machine)
+    elif mix and slot is not None:
         slot = plan.rule(plan, args, kwargs, slot)
     if plan.seeded and named.get("generator") is not None:
         rules.generator(plan, named, slot)
         named["generator"] = generators.source_of(named["generator"])
     if slot is None:
-        if plan.factory and named.get("pin_memory"):
-            named["pin_memory"] = False  # there is no driver to lock the pages with
-        try:
-            out = _plain(plan, func, payloads, named)
-        except RuntimeError as error:
-            out = func(*kernels.with_tensors(func, payloads, error), **named)
+        out = _on_cpu(plan, func, payloads, named)
         if observer is not None:
             traces.made_plain(plan, out, args)
         return out
+
     if plan.before is not None:
         payloads = plan.before(plan, payloads, args)
     try:
@@ -147,26 +108,56 @@ def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = wrap(out, slot)
     elif kind == INPLACE:
         return args[0]
+    elif kind == VIEW and args[0].__class__ in VIRTUAL:
+        if out is args[0].payload:
+            return args[0]
+        result = wrap(out, slot, args[0]._block)
     elif kind == VIEW:
-        base = args[0]
-        if base.__class__ in VIRTUAL:
-            if out is base.payload:
-                return base
-            result = wrap(out, slot, base._block)
-        else:
-            result = wrap(out, slot)
+        result = wrap(out, slot)
     else:
-        result = _general(plan, args, kwargs, out, slot)
+        result = _several(plan, args, kwargs, out, slot)
     if observer is not None:
         traces.made(plan, result, args)
     return result
+
+
+ALIKE, MIXED, FOREIGN = range(3)
+"""How operands mix: all on one device; not so; one is of a class with rules of its own."""
+
+
+def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
+    """The values with payloads in the place of virtual tensors, the first virtual device, and how they mix."""
+    found: list[Any] = []
+    slot: VirtualDevice | None = None
+    mix = ALIKE
+    for value in values:
+        cls = value.__class__
+        own = None
+        if cls in VIRTUAL:
+            own = value._slot
+            value = value.payload
+        elif cls in _PLAIN:
+            pass
+        elif cls is list or cls is tuple:
+            value, own, inner = _payloads(value)
+            if inner > mix:
+                mix = inner
+        elif isinstance(value, Tensor):
+            mix = FOREIGN if sharded.has_own_rules(cls) else mix or MIXED
+        found.append(value)
+        if own is not slot and own is not None:
+            if slot is None:
+                slot = own
+            else:
+                mix = mix or MIXED
+    return found, slot, mix
 
 
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 _CPU_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
-def _for_inference(args: tuple[Any, ...]) -> bool:
+def _for_inference(args: Args) -> bool:
     return torch.is_inference_mode_enabled() or any(isinstance(a, Tensor) and a.is_inference() for a in args)
 
 
@@ -178,7 +169,7 @@ def _switched_on(keys: Any) -> Any:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
-def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _take_apart(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Carry out a composite operation by its parts, which have the rules and know a view from a copy.
 
     Autograd does so before an operation gets here, but it never sees inference tensors. The parts go through what torch
@@ -191,36 +182,38 @@ def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return func.decompose(*args, **kwargs)
 
 
-def _by_its_author(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _by_its_author(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An operation written in Python (torch.library.custom_op): what its kernel for CUDA does passes here again."""
-    kernels = plan.author._backend_fns
-    kernel = kernels.get("cuda") or kernels.get(None)
+    written = plan.author._backend_fns
+    kernel = written.get("cuda") or written.get(None)
     if kernel is None:
         raise NotImplementedError(f"Could not run '{plan.name}' with arguments from the 'CUDA' backend.")
-    with torch._C._EnableTorchFunction(), VirtualMode():
-        if functions.is_on():
-            return kernel(*args, **kwargs)
-        with functions.MODE:
-            return kernel(*args, **kwargs)
+    with torch._C._EnableTorchFunction(), VirtualMode(), functions.switched_on():
+        return kernel(*args, **kwargs)
 
 
-def _plain(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
+def _on_cpu(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
     """An operation on plain tensors; a composite one under inference mode keeps its views as above."""
-    if plan.composite and _for_inference(tuple(payloads)):
-        cast = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU")
-        with _switched_on(_VIEWS if cast else _VIEWS | _CPU_AUTOCAST):
-            return func(*payloads, **named)
-    return func(*payloads, **named)
+    if plan.factory and named.get("pin_memory"):
+        named["pin_memory"] = False  # there is no driver to lock the pages with
+    try:
+        if plan.composite and _for_inference(tuple(payloads)):
+            cast = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU")
+            with _switched_on(_VIEWS if cast else _VIEWS | _CPU_AUTOCAST):
+                return func(*payloads, **named)
+        return func(*payloads, **named)
+    except RuntimeError as error:
+        return func(*kernels.with_tensors(func, payloads, error), **named)
 
 
 def _factory_slot(
-    plan: Plan, slot: VirtualDevice | None, args: tuple[Any, ...], named: dict[str, Any], machine: Any
+    slot: VirtualDevice | None, args: Args, named: Kwargs, machine: Machine | None
 ) -> VirtualDevice | None:
     """The device of an operation that takes `device=`: the one that is asked for, else that of its input."""
     device = named.get("device")
     if device is None:
         return slot
-    if not is_virtual_device(device):
+    if not state.is_virtual_device(device):
         return None
     named["device"] = torch.device("cpu")
     if named.get("pin_memory"):
@@ -229,7 +222,7 @@ def _factory_slot(
         return slot
     if machine is None:
         raise rules.no_machine()
-    target: VirtualDevice = machine.device(device)
+    target = processes.used(machine, device.index)
     if args and args[0].__class__ is list:
         _check_room(target, args[0], named.get("dtype"))
     return target
@@ -245,39 +238,28 @@ def _check_room(slot: VirtualDevice, size: list[Any], dtype: torch.dtype | None)
         memory.ensure(slot, count * (dtype or torch.get_default_dtype()).itemsize)
 
 
-def _general(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, slot: VirtualDevice) -> Any:
+def _several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevice) -> Any:
     """Wrap any other result: several tensors, lists, out= variants, operations that change a shape in place."""
-    written: dict[int, Tensor] = {}
-    inputs: list[Any] = []
-    slots: list[VirtualDevice | None] = []
-    for value in (*args, *kwargs.values()):
-        if value.__class__ in VIRTUAL:
-            inputs.append(value)
-        elif value.__class__ in (list, tuple):
-            inputs.extend(item for item in value if item.__class__ in VIRTUAL)
-            if not slots and plan.foreach:
-                slots = [getattr(item, "_slot", None) for item in value]
-    for tensor in inputs:
-        written[id(tensor.payload)] = tensor
-    if plan.writes:
-        for name, value in _written(plan, args, kwargs):
-            _after_write(name, value)
+    operands = [(n, t) for n, t in rules.operands(plan, args, kwargs) if t.__class__ in VIRTUAL]
+    inputs: list[Any] = [tensor for _, tensor in operands]
+    known = {id(tensor.payload): tensor for tensor in inputs}
+    for name, tensor in operands:
+        if name in plan.writes:
+            _after_write(tensor)
+    # Members of a list stay each on its own device.
+    first = next((value for value in (*args, *kwargs.values()) if value.__class__ in (list, tuple)), ())
+    slots = [getattr(item, "_slot", None) for item in first] if plan.foreach else []
 
     def one(value: Any, index: int = -1) -> Any:
         if not isinstance(value, Tensor):
             return value
-        known = written.get(id(value))
-        if known is not None:
-            return known
-        where: VirtualDevice | None = slot
-        if 0 <= index < len(slots):
-            where = slots[index]
+        if id(value) in known:
+            return known[id(value)]
+        where = slots[index] if 0 <= index < len(slots) else slot
         if where is None:
             return value
-        block = None
-        if not plan.writes and value.layout is torch.strided:
-            block = _block_of(value, inputs)
-        return wrap(value, where, block)
+        shares = not plan.writes and value.layout is torch.strided
+        return wrap(value, where, _block_of(value, inputs) if shares else None)
 
     if not isinstance(out, (list, tuple)):
         return one(out)
@@ -301,20 +283,11 @@ def _block_of(value: Tensor, inputs: list[Any]) -> Block | None:
     return None
 
 
-def _written(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    named = dict(zip(plan.names, args, strict=False)) | kwargs
-    return [(name, named[name]) for name in plan.writes if name in named]
-
-
-def _after_write(name: str, value: Any) -> None:
-    for tensor in value if isinstance(value, (list, tuple)) else (value,):
-        if tensor.__class__ in VIRTUAL:
-            before = tensor._block.nbytes
-            if tensor.payload.layout is torch.strided:
-                size = tensor.payload.untyped_storage().nbytes()
-                if (size + 511) & -512 != before:
-                    memory.resize(tensor._block, size)
-            sync(tensor)
+def _after_write(tensor: Any) -> None:
+    """An operation wrote to it, and may have changed its size and shape."""
+    if tensor.payload.layout is torch.strided:
+        memory.resize(tensor._block, tensor.payload.untyped_storage().nbytes())
+    sync(tensor)
 
 
 class VirtualMode(TorchDispatchMode):
@@ -328,15 +301,14 @@ class VirtualMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _unseen(func, args, kwargs or {})
+        # Past the function mode: in a backward pass it is on, and would see every question to a payload.
+        with torch._C.DisableTorchFunction():
+            return work(func, args, kwargs or {})
 
 
-def _unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`work`, past the function mode: in a backward pass it is on, and would see every question to a payload."""
+def _unseen(func: Any, args: Args, kwargs: Kwargs) -> Any:
     with torch._C.DisableTorchFunction():
         return work(func, args, kwargs)
 
 
 set_worker(_unseen)
-
-__all__ = ["PLANS", "Plan", "VirtualMode", "VirtualTensor", "is_virtual_device", "plan_of", "work"]

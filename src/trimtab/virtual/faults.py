@@ -7,40 +7,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from trimtab.virtual import origin, state
-from trimtab.virtual.origin import Origin
+from trimtab.virtual.observer import Fault, Operand
 
-
-@dataclass
-class Operand:
-    """One tensor that took part in the failing operation."""
-
-    name: str
-    device: str
-    dtype: str
-    shape: tuple[int, ...]
-    origin: Origin | None = None
-    tensor: weakref.ReferenceType[torch.Tensor] | None = None
-
-
-@dataclass
-class Fault:
-    """What would fail, in the words of the hardware, and where."""
-
-    kind: str
-    message: str
-    op: str
-    operands: list[Operand] = field(default_factory=list)
-    frame: Origin | None = None
-    """The nearest line of user code; None when no user code is on the stack."""
-    stack: list[Origin] = field(default_factory=list)
-    """User frames, innermost first."""
-    frames: list[Origin] = field(default_factory=list)
-    """All frames, libraries included, innermost first."""
+__all__ = ["DeviceMismatch", "Fault", "Operand", "operand", "report"]
 
 
 class DeviceMismatch(RuntimeError):
@@ -63,11 +36,20 @@ def operand(name: str, tensor: torch.Tensor) -> Operand:
     )
 
 
-def make(kind: str, message: str, op: str, operands: Sequence[tuple[str, torch.Tensor]]) -> Fault:
-    """A fault at the present place in the program."""
+def report(
+    kind: str,
+    message: str,
+    op: str,
+    operands: Sequence[tuple[str, torch.Tensor]] = (),
+    raises: type[BaseException] | None = None,
+) -> None:
+    """A fault at the present place in the program: tell the observer; then raise, unless the machine repairs.
+
+    `raises` is what the hardware would raise; without it a DeviceMismatch carries the message. Every rule ends here.
+    """
     frames = origin.stack(1)
     users = [frame for frame, user in frames if user]
-    return Fault(
+    fault = Fault(
         kind=kind,
         message=message,
         op=op,
@@ -76,13 +58,6 @@ def make(kind: str, message: str, op: str, operands: Sequence[tuple[str, torch.T
         stack=users,
         frames=[frame for frame, _ in frames],
     )
-
-
-def report(fault: Fault, error: BaseException | None = None) -> None:
-    """Tell the observer; then raise, unless the machine repairs. Every rule ends here.
-
-    `error` is the exception that the hardware would raise; without it a DeviceMismatch carries the message.
-    """
     machine = state.machine()
     if machine is not None:
         repairs = machine.on_fault == "repair"
@@ -90,10 +65,10 @@ def report(fault: Fault, error: BaseException | None = None) -> None:
             machine.observer.fault(fault)
         if repairs:
             return
-    if error is None:
-        error = DeviceMismatch(fault)
-    elif not hasattr(error, "fault"):
-        error.fault = fault  # type: ignore[attr-defined]
+    if raises is None:
+        raise DeviceMismatch(fault)
+    error = raises(message)
+    error.fault = fault  # type: ignore[attr-defined]
     raise error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import amp, faults, origin, state
-from trimtab.virtual.tensor import VIRTUAL, payload_of, set_data, wrap
+from trimtab.virtual.processes import used, virtual_device
+from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, payload_of, set_data, wrap
 from trimtab.virtual.wording import in_cuda_words
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -26,23 +28,6 @@ AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
 """Told of every torch function with its result; empty unless a rehearsal listens."""
 
 _default_device_functions: frozenset[Any] | None = None
-
-
-def virtual_device(device: Any) -> torch.device | None:
-    """The device as the dispatcher takes it (meta with an index) when it names a virtual GPU, else None."""
-    if device.__class__ is torch.device:
-        if device.type != "cuda":
-            return None
-    elif device.__class__ is str:
-        if not device.startswith("cuda"):
-            return None
-        device = torch.device(device)
-    elif device.__class__ is int:
-        device = torch.device("cuda", device)
-    else:
-        return None
-    machine = state.machine()
-    return machine.device(device).meta if machine is not None else None
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,43 +74,18 @@ class VirtualFunctions(TorchFunctionMode):
         except (RuntimeError, TypeError) as error:
             in_cuda_words(error)
             raise
-        for told in AFTER:
-            told(func, args, kwargs or {}, result)
+        for listener in AFTER:
+            listener(func, args, kwargs or {}, result)
         return result
 
 
 MODE = VirtualFunctions()
 
 
-def is_on() -> bool:
-    """Whether the function mode is on in this thread."""
+def switched_on() -> AbstractContextManager[object]:
+    """The function mode, on in this thread: hooks and kernels written in Python run where torch has put it aside."""
     stack = torch.overrides._get_current_function_mode_stack()
-    return any(mode is MODE for mode in stack)
-
-
-def to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Tensor.to, whose device may be the first positional argument."""
-    if len(args) > 1:
-        target = virtual_device(args[1])
-        if target is not None:
-            args = (args[0], target, *args[2:])
-    elif kwargs:
-        target = virtual_device(kwargs.get("device"))
-        if target is not None:
-            kwargs = {**kwargs, "device": target}
-    result: Tensor = torch.Tensor.to(*args, **kwargs)
-    return result
-
-
-def cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Tensor.cuda(device=None, …): None is the current device."""
-    device = args[1] if len(args) > 1 else kwargs.get("device")
-    if device is not None and device.__class__ is not int and torch.device(device).type != "cuda":
-        raise RuntimeError(f"Invalid device, must be cuda device, got {device}")
-    target = virtual_device("cuda" if device is None else device)
-    if target is None:
-        return func(*args, **kwargs)  # type: ignore[no-any-return]
-    return torch.Tensor.to(args[0], target)
+    return nullcontext() if any(mode is MODE for mode in stack) else MODE
 
 
 def device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
@@ -154,7 +114,7 @@ def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     }
     machine = state.machine()
     if target is not None and machine is not None:
-        slot = machine.device(target)
+        slot = used(machine, target.index)
     elif asked is None and virtual_data:
         slot = data._slot
     else:
@@ -293,7 +253,7 @@ def assign_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         else:
             message = "assigned grad has data located on a different device"
         named = [("self", tensor), ("grad", grad)]
-        faults.report(faults.make("device-mismatch", message, "Tensor.grad", named), RuntimeError(message))
+        faults.report("device-mismatch", message, "Tensor.grad", named, RuntimeError)
         grad = grad.to(tensor.device)
     func(tensor, grad)
 
@@ -323,8 +283,7 @@ def _attention(
             f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
         )
         named = [("query", query), ("key", key), ("value", value)]
-        op = "aten.scaled_dot_product_attention"
-        faults.report(faults.make("device-mismatch", message, op, named))
+        faults.report("device-mismatch", message, "aten.scaled_dot_product_attention", named)
         key, value = key.to(query.device), value.to(query.device)
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
@@ -350,8 +309,8 @@ def _attention(
 
 HANDLERS.update(
     {
-        torch.Tensor.to: to,
-        torch.Tensor.cuda: cuda,
+        torch.Tensor.to: moved,
+        torch.Tensor.cuda: moved_to_gpu,
         torch.device: device,
         torch.tensor: from_data,
         torch.as_tensor: from_data,

@@ -8,14 +8,11 @@ same order as it would with the CPU for its device. Never imitates CUDA's Philox
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from trimtab.virtual.state import machine
-
-if TYPE_CHECKING:
-    from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, machine
 
 _Native: type[torch._C.Generator] = torch._C.Generator
 # C++ hands a generator to the dispatcher in a fresh Python object; the address of the generator itself is the same.
@@ -101,11 +98,8 @@ class _GeneratorType(type):
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if in_force is None or wanted.type != "cuda":
             return _Native(wanted)
-        from trimtab.virtual.cuda import check_ordinal
-
         torch.cuda._lazy_init()
-        index = wanted.index if wanted.index is not None else in_force.current_device
-        return VirtualGenerator(check_ordinal(in_force, index))
+        return VirtualGenerator(in_force.at(wanted.index).index)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _Native)
@@ -130,7 +124,7 @@ def generator_device(generator: torch._C.Generator) -> torch.device:
     return virtual.device if virtual is not None else generator.device
 
 
-def mismatch(generator: torch._C.Generator, wanted: str) -> str | None:
+def complaint(generator: torch._C.Generator, wanted: str) -> str | None:
     """What hardware would say to an operation on that type of device given this generator; None if nothing."""
     found = generator_device(generator).type
     return None if found == wanted else f"Expected a '{wanted}' device type for generator but found '{found}'"

@@ -7,26 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.virtual import batch_norm, faults, state
-from trimtab.virtual.wording import DEVICE_ASSERT, scalar_name, words
+from trimtab.virtual.plans import Args, Kwargs, Plan
+from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name, words
 
-if TYPE_CHECKING:
-    from trimtab.virtual.plans import Plan
-
-_PRODUCTS = {
-    "mm": (0, 1),
-    "addmm": (1, 2),
-    "addmm_": (1, 2),
-    "bmm": (0, 1),
-    "baddbmm": (1, 2),
-    "addmv": (1, 2),
-}
-_PRODUCTS |= {"mv": (0, 1), "dot": (0, 1)}
+# Matrix products, and which of their arguments are multiplied.
+_PRODUCTS = dict.fromkeys(("mm", "bmm", "mv", "dot"), (0, 1))
+_PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "addmv"), (1, 2))
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool))
 _ASSERTING = words(
     """
@@ -37,7 +29,7 @@ _ASSERTING = words(
 _UNSUPPORTED = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
 
 
-def product(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     """Matrix products on CUDA take no integers and no two types."""
     base = plan.name.removeprefix("aten::")
     left, right = _PRODUCTS[base]
@@ -46,27 +38,27 @@ def product(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]
         if one.dtype in _INTEGERS:
             kernel = "baddbmm_cuda" if "bmm" in base else "dot" if base == "dot" else "addmm_cuda"
             message = f"\"{kernel}\" not implemented for '{scalar_name(one.dtype)}'"
-            _tell("backend-unsupported", message, plan, args, NotImplementedError(message))
+            _tell("backend-unsupported", message, plan, args, NotImplementedError)
         return payloads
     if "bmm" in base:
         message = f"expected scalar type {scalar_name(one.dtype)} but found {scalar_name(two.dtype)}"
     else:
         names = f"{scalar_name(one.dtype)} and {scalar_name(two.dtype)}"
         message = f"mat1 and mat2 must have the same dtype, but got {names}"
-    _tell("dtype-mismatch", message, plan, args, RuntimeError(message))
+    _tell("dtype-mismatch", message, plan, args, RuntimeError)
     # Repaired: the weight follows the activation, so that the rest of the network sees the type it expects.
     return [p.to(one.dtype) if isinstance(p, Tensor) else p for p in payloads]
 
 
-def unscale(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+def unscale(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     """GradScaler's kernel has no bfloat16 on CUDA."""
     if any(grad.dtype is torch.bfloat16 for grad in payloads[0]):
         message = "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
-        _tell("scaler-misuse", message, plan, args, NotImplementedError(message))
+        _tell("scaler-misuse", message, plan, args, NotImplementedError)
     return payloads
 
 
-def packing(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+def packing(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     """The lengths of a packed sequence are read on the host."""
     lengths = args[1]
     if isinstance(lengths, Tensor) and lengths.is_cuda:
@@ -74,32 +66,32 @@ def packing(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]
             "'lengths' argument should be a 1D CPU int64 tensor, but got "
             f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)} tensor"
         )
-        _tell("device-mismatch", message, plan, args, RuntimeError(message))
+        _tell("device-mismatch", message, plan, args, RuntimeError)
     return payloads
 
 
-def host_only(plan: Plan, payloads: list[Any], args: tuple[Any, ...]) -> list[Any]:
+def host_only(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     """CUDA has no kernel for these."""
     full = f"{plan.name}.{plan.overload}" if plan.overload else plan.name
     message = f"Could not run '{full}' with arguments from the 'CUDA' backend."
-    _tell("backend-unsupported", message, plan, args, NotImplementedError(message))
+    _tell("backend-unsupported", message, plan, args, NotImplementedError)
     return payloads
 
 
-BEFORE: dict[str, Callable[[Plan, list[Any], tuple[Any, ...]], list[Any]]] = {
-    f"aten::{name}": product for name in _PRODUCTS
-}
-BEFORE["aten::_amp_foreach_non_finite_check_and_unscale_"] = unscale
-BEFORE["aten::_pack_padded_sequence"] = packing
-for _name in words(
+_HOST_ONLY = words(
     "histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors to_mkldnn"
-):
-    BEFORE[f"aten::{_name}"] = host_only
+)
+BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
+    **{f"aten::{name}": product for name in _PRODUCTS},
+    **{f"aten::{name}": host_only for name in _HOST_ONLY},
+    "aten::_amp_foreach_non_finite_check_and_unscale_": unscale,
+    "aten::_pack_padded_sequence": packing,
+}
 
 
-def _tell(kind: str, message: str, plan: Plan, args: tuple[Any, ...], error: BaseException) -> None:
+def _tell(kind: str, message: str, plan: Plan, args: Args, raises: type[Exception]) -> None:
     named = [(n, v) for n, v in zip(plan.names, args, strict=False) if isinstance(v, Tensor)]
-    faults.report(faults.make(kind, message, plan.name.replace("::", "."), named), error)
+    faults.report(kind, message, plan.name.replace("::", "."), named, raises)
 
 
 def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
@@ -113,9 +105,7 @@ def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
     return [torch.tensor(value) if number else value for number, value in zip(numbers, payloads, strict=True)]
 
 
-def rescue(
-    plan: Plan, func: Any, args: tuple[Any, ...], payloads: list[Any], named: dict[str, Any], error: Exception
-) -> Any:
+def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs, error: Exception) -> Any:
     """A CPU kernel refused. Either CUDA's kernel would not have (compute it in float32), or it says so otherwise."""
     text = str(error)
     base = plan.name.removeprefix("aten::")
@@ -132,7 +122,8 @@ def rescue(
             return batch_norm.SUBSTITUTES[base](*payloads, **named)
         raise state.NotSimulated(f"{plan.name} has no kernel on the CPU: virtual GPUs lack it.") from error
     if base in _ASSERTING and ("out of range" in text or "out of bounds" in text):
-        raise state.accelerator_error(DEVICE_ASSERT + f"(on the CPU: {text})") from error
+        asserted = runtime_error("device-side assert triggered")
+        raise AcceleratorError(f"{asserted}(on the CPU: {text})") from error
     if "Expected a value of type 'Tensor'" in text and isinstance(error, RuntimeError):
         return func(*with_tensors(func, payloads, error), **named)
     if "type (torch." in text:
@@ -140,7 +131,7 @@ def rescue(
     raise error
 
 
-def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
+def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
     half = (torch.float16, torch.bfloat16)
     dtype = next((p.dtype for p in _tensors(payloads, named) if p.dtype in half), torch.float16)
 
@@ -172,7 +163,7 @@ def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: dict[str, Any
     return payloads[0] if plan.writes and isinstance(out, Tensor) and out is raised[0] else down(out)
 
 
-def _wide_product(func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
+def _wide_product(func: Any, payloads: list[Any], named: Kwargs) -> Any:
     """`torch.mm(a, b, out_dtype=torch.float32)` of 16-bit operands, which only CUDA has."""
     dtype = next(value for value in (*payloads, *named.values()) if isinstance(value, torch.dtype))
     operands = [value.to(dtype) for value in payloads if isinstance(value, Tensor)]
@@ -182,7 +173,7 @@ def _wide_product(func: Any, payloads: list[Any], named: dict[str, Any]) -> Any:
     return made if out is None else out.copy_(made)
 
 
-def _tensors(payloads: list[Any], named: dict[str, Any]) -> list[Tensor]:
+def _tensors(payloads: list[Any], named: Kwargs) -> list[Tensor]:
     found: list[Tensor] = []
     for value in (*payloads, *named.values()):
         if isinstance(value, Tensor):

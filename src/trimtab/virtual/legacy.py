@@ -5,27 +5,15 @@ Old scripts still use them. Each stands for a dtype on the current GPU; they are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from trimtab.virtual.state import Machine
 from trimtab.virtual.tensor import VirtualTensor
+from trimtab.virtual.wording import LEGACY
 
-if TYPE_CHECKING:
-    from trimtab.virtual.state import Machine
-
-_DTYPES = {
-    "FloatTensor": torch.float32,
-    "DoubleTensor": torch.float64,
-    "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16,
-    "LongTensor": torch.int64,
-    "IntTensor": torch.int32,
-    "ShortTensor": torch.int16,
-    "CharTensor": torch.int8,
-    "ByteTensor": torch.uint8,
-    "BoolTensor": torch.bool,
-}
+_DTYPES = {name: dtype for dtype, name in LEGACY.items()}
 
 
 class _TensorType(type):
@@ -47,6 +35,10 @@ class _TensorType(type):
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
 
 
+def _name(kind: Any) -> str:
+    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+
+
 def _types() -> dict[str, _TensorType]:
     return {
         name: _TensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
@@ -59,7 +51,7 @@ def patches(machine: Machine) -> list[tuple[object, str, object]]:
     native = torch.set_default_tensor_type
 
     def set_default_tensor_type(t: Any) -> None:
-        name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+        name = _name(t)
         if name.startswith("torch.cuda."):
             torch.set_default_dtype(_DTYPES[name.removeprefix("torch.cuda.")])
             torch.set_default_device("cuda")
@@ -69,13 +61,7 @@ def patches(machine: Machine) -> list[tuple[object, str, object]]:
 
     def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         """Tensor.type of a plain tensor, also to a GPU's type."""
-        name = (
-            dtype
-            if isinstance(dtype, str)
-            else f"{dtype.__module__}.{dtype.__name__}"
-            if isinstance(dtype, _TensorType)
-            else ""
-        )
+        name = _name(dtype) if isinstance(dtype, (str, _TensorType)) else ""
         if name.startswith("torch.cuda."):
             return self.to("cuda", _DTYPES[name.removeprefix("torch.cuda.")])
         return native_type(self, dtype, non_blocking, **kwargs) if dtype is not None else native_type(self)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trimtab.virtual import faults
 from trimtab.virtual.state import VirtualDevice
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -77,8 +78,6 @@ def ensure(device: VirtualDevice, nbytes: int) -> None:
 
 def exhausted(device: VirtualDevice, nbytes: int) -> None:
     """Report that an allocation does not fit: raises, unless the machine repairs."""
-    from trimtab.virtual import faults
-
     free = max(device.total_bytes - device.allocated, 0)
     message = (
         f"CUDA out of memory. Tried to allocate {human(nbytes)}. GPU {device.index} has a total capacity of "
@@ -89,7 +88,7 @@ def exhausted(device: VirtualDevice, nbytes: int) -> None:
         "documentation for Memory Management  "
         "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
-    faults.report(faults.make("out-of-memory", message, "alloc", []), torch.OutOfMemoryError(message))
+    faults.report("out-of-memory", message, "alloc", raises=torch.OutOfMemoryError)
 
 
 def human(nbytes: int) -> str:

@@ -6,10 +6,9 @@ use since the last `empty_cache`, in segments of 2 MiB. Never models fragmentati
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual.state import Machine, VirtualDevice
 
 SEGMENT = 2 << 20
 
@@ -29,9 +28,7 @@ class Statistics:
         self._fraction: dict[int, float] = {}
 
     def _device(self, index: int) -> VirtualDevice:
-        from trimtab.virtual.cuda import check_ordinal
-
-        return self.machine.devices[check_ordinal(self.machine, index)]
+        return self.machine.at(index)
 
     def reserved(self, index: int) -> int:
         device = self._device(index)

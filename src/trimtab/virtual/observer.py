@@ -1,14 +1,45 @@
-"""What a rehearsal may listen to. Every method here does nothing; a listener overrides what it wants.
+"""What a rehearsal may listen to, and the fault that it is told of. Every method of a listener does nothing here.
 
 An observer never changes what happens: whether a fault raises or is repaired is the machine's setting.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from trimtab.virtual.faults import Fault
+import torch
+
+from trimtab.virtual.origin import Origin
+
+
+@dataclass
+class Operand:
+    """One tensor that took part in the failing operation."""
+
+    name: str
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    origin: Origin | None = None
+    tensor: weakref.ReferenceType[torch.Tensor] | None = None
+
+
+@dataclass
+class Fault:
+    """What would fail, in the words of the hardware, and where."""
+
+    kind: str
+    message: str
+    op: str
+    operands: list[Operand] = field(default_factory=list)
+    frame: Origin | None = None
+    """The nearest line of user code; None when no user code is on the stack."""
+    stack: list[Origin] = field(default_factory=list)
+    """User frames, innermost first."""
+    frames: list[Origin] = field(default_factory=list)
+    """All frames, libraries included, innermost first."""
 
 
 class Observer:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch._library.custom_ops import OPDEFS
 
-from trimtab.virtual import kernels, rules
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+"""Positional and named arguments of an operation."""
 
 FRESH, VIEW, INPLACE, GENERAL = range(4)
 
@@ -41,6 +43,10 @@ class Plan:
     """The definition of an operation that was written in Python (torch.library.custom_op)."""
     parts: bool
     """Whether it is carried out by its parts."""
+    rule: Any
+    """What says which operands may mix: see rules.py."""
+    before: Any
+    """What a kernel on CUDA would refuse: see kernels.py; None for most."""
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -55,8 +61,6 @@ class Plan:
         self.factory = "device" in self.names
         self.seeded = "generator" in self.names
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
-        self.rule = rules.rule_for(func, self.name)
-        self.before = kernels.BEFORE.get(self.name)
         self.kind = self._kind(func, schema)
 
     def _kind(self, func: Any, schema: Any) -> int:
@@ -78,12 +82,3 @@ def _composite(func: Any) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     name = func.name()
     return has(name, "CompositeImplicitAutograd") and not (has(name, "CPU") or has(name, "ADInplaceOrView"))
-
-
-PLANS: dict[Any, Plan] = {}
-
-
-def plan_of(func: Any) -> Plan:
-    """The plan of an operation, made on first use."""
-    made = PLANS[func] = Plan(func)
-    return made

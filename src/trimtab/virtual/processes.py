@@ -1,4 +1,4 @@
-"""Processes and page-locked memory around virtual GPUs.
+"""Processes and page-locked memory around virtual GPUs, and the first use of a GPU in a process.
 
 A process forked after CUDA was initialised may not use it, as on hardware; one that is spawned starts with the same
 virtual machine (see bootstrap.py). Pinned memory is ordinary memory that says it is pinned. Never shares a GPU tensor
@@ -8,29 +8,20 @@ between processes without a copy.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from trimtab.virtual import bootstrap, faults, state
-from trimtab.virtual.state import machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual.wording import AcceleratorError, runtime_error
 
 BAD_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' "
     "start method"
 )
-
-
-CHILD_TENSOR = (
-    "CUDA error: initialization error\nCUDA kernel errors might be asynchronously reported at some other API call, "
-    "so the stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-)
+CHILD_TENSOR = runtime_error("initialization error")
 
 
 def in_bad_fork(in_force: Machine) -> bool:
@@ -40,29 +31,50 @@ def in_bad_fork(in_force: Machine) -> bool:
 
 def initialise(in_force: Machine) -> None:
     """The first use of a GPU in this process. Tells of a fork that cannot use it."""
-    if in_bad_fork(in_force):
-        faults.report(faults.make("worker-uses-gpu", BAD_FORK, "cuda.init", []), RuntimeError(BAD_FORK))
-    initialise_here(in_force)
-
-
-def initialise_here(in_force: Machine) -> None:
-    """From now on this process may use the GPUs (after a repaired fault: as if it had been spawned)."""
-    in_force.pid = os.getpid()
-    in_force.initialised = True
-    in_force.ready = True
-    torch.cuda._initialized = True
+    _first_use(in_force, BAD_FORK, RuntimeError)
 
 
 def touch(in_force: Machine) -> None:
     """A GPU tensor that came over a fork is computed with: the driver's answer differs from torch's own."""
+    _first_use(in_force, CHILD_TENSOR, AcceleratorError)
+
+
+def _first_use(in_force: Machine, message: str, raises: type[RuntimeError]) -> None:
     if in_bad_fork(in_force):
-        error = state.accelerator_error(CHILD_TENSOR)
-        faults.report(faults.make("worker-uses-gpu", CHILD_TENSOR, "cuda.init", []), error)
-    initialise_here(in_force)
+        faults.report("worker-uses-gpu", message, "cuda.init", raises=raises)
+    # After a repaired fault too: as if the process had been spawned.
+    in_force.pid = os.getpid()
+    in_force.initialised = in_force.ready = True
+    torch.cuda._initialized = True
+
+
+def used(in_force: Machine, index: int | None) -> VirtualDevice:
+    """The device of an index (None: the current one) that the program is about to use."""
+    device = in_force.at(index)
+    if not in_force.ready:
+        initialise(in_force)
+    return device
+
+
+def virtual_device(device: Any) -> torch.device | None:
+    """The device as the dispatcher takes it (meta with an index) when it names a virtual GPU, else None."""
+    if device.__class__ is torch.device:
+        if device.type != "cuda":
+            return None
+    elif device.__class__ is str:
+        if not device.startswith("cuda"):
+            return None
+        device = torch.device(device)
+    elif device.__class__ is int:
+        device = torch.device("cuda", device)
+    else:
+        return None
+    in_force = state.machine()
+    return used(in_force, device.index).meta if in_force is not None else None
 
 
 def _after_fork() -> None:
-    in_force = machine()
+    in_force = state.machine()
     if in_force is not None:
         in_force.ready = False
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trimtab.virtual import faults, origin, sharded, state
+from trimtab.virtual.state import Machine
 from trimtab.virtual.tensor import VIRTUAL
-
-if TYPE_CHECKING:
-    from trimtab.virtual.state import Machine
 
 _NAMES = {
     "allreduce_": "all_reduce",
@@ -137,8 +135,7 @@ def _check(name: str, named: dict[str, Any]) -> None:
     plain = [(key, tensor) for key, tensor in operands if tensor.__class__ not in VIRTUAL]
     if plain:
         message = "No backend type associated with device type cpu"
-        fault = faults.make("device-mismatch", message, f"c10d.{_NAMES.get(name, name)}", plain)
-        faults.report(fault, RuntimeError(message))
+        faults.report("device-mismatch", message, f"c10d.{_NAMES.get(name, name)}", plain, RuntimeError)
 
 
 def _mapped(backend: Any) -> tuple[Any, str | None]:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trimtab.virtual import faults, generators
+from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, device_of
 from trimtab.virtual.wording import iterator_message, method_name, type_name, words
 
-if TYPE_CHECKING:
-    from trimtab.virtual.plans import Plan
-
-Rule = Callable[["Plan", tuple[Any, ...], dict[str, Any], VirtualDevice], VirtualDevice | None]
+Slot = VirtualDevice | None
+Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], Slot]
 Named = list[tuple[str, Tensor]]
 
 _CROSSING = words(
@@ -92,7 +91,7 @@ def rule_for(func: Any, name: str) -> Rule:
     return checked
 
 
-def operands(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Named:
+def operands(plan: Plan, args: Args, kwargs: Kwargs) -> Named:
     """The tensors of a call with the names that the schema gives them; the members of a list share its name."""
     found: Named = []
     for name, value in (*zip(plan.names, args, strict=False), *kwargs.items()):
@@ -103,7 +102,7 @@ def operands(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Named
     return found
 
 
-def slot_of(tensor: Tensor) -> VirtualDevice | None:
+def slot_of(tensor: Tensor) -> Slot:
     """The virtual device of a tensor, None for a plain one."""
     return tensor._slot if tensor.__class__ in VIRTUAL else None
 
@@ -113,7 +112,7 @@ def is_scalar(tensor: Tensor) -> bool:
     return tensor.__class__ not in VIRTUAL and tensor.dim() == 0
 
 
-def winner(found: Named, plan: Plan) -> VirtualDevice | None:
+def winner(found: Named, plan: Plan) -> Slot:
     """Where a faulty operation goes on: where its output lies, its parameters lie, or most operands lie."""
     for name, tensor in found:
         if name in plan.writes:
@@ -124,22 +123,24 @@ def winner(found: Named, plan: Plan) -> VirtualDevice | None:
     return counted.most_common(1)[0][0] if counted else None
 
 
-def mismatch(kind: str, message: str, plan: Plan, found: Named, error: BaseException | None = None) -> None:
-    """Report an illegal mix."""
-    op = plan.name.replace("::", ".")
-    faults.report(faults.make(kind, message, op, found), error)
+def mismatch(
+    message: str,
+    plan: Plan,
+    found: Named,
+    kind: str = "device-mismatch",
+    raises: type[Exception] | None = None,
+) -> Slot:
+    """Report an illegal mix; where the operation goes on if the machine repairs."""
+    faults.report(kind, message, plan.name.replace("::", "."), found, raises)
+    return winner(found, plan)
 
 
-def crossing(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def crossing(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """Copies go between any two devices; the result is where the first operand is."""
     return slot_of(args[0]) if args and isinstance(args[0], Tensor) else slot
 
 
-def iterator(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def iterator(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """Elementwise operations: one device, save for 0-dim CPU tensors that are only read."""
     found = operands(plan, args, kwargs)
     hosted = _HOSTED.get(plan.name.removeprefix("aten::"), ())
@@ -151,14 +152,11 @@ def iterator(
         if device not in devices:
             devices.append(device)
     if len(devices) > 1:
-        mismatch("device-mismatch", iterator_message(devices), plan, found)
-        return winner(found, plan)
+        return mismatch(iterator_message(devices), plan, found)
     return slot
 
 
-def checked(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def checked(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """All other kernels: the arguments are checked one after the other, 0-dim ones too, and the odd one is named."""
     found = operands(plan, args, kwargs)
     base = plan.name.removeprefix("aten::")
@@ -176,14 +174,11 @@ def checked(
                 f"Expected all tensors to be on the same device, but got {spoken} is on {device}, different from "
                 f"other tensors on {common} (when checking argument in method {method})"
             )
-            mismatch("device-mismatch", message, plan, found)
-            return winner(found, plan)
+            return mismatch(message, plan, found)
     return slot
 
 
-def indexing(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def indexing(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """A GPU tensor takes CPU indices; a CPU tensor takes no GPU indices; a 0-dim value may be anywhere."""
     source = args[0]
     own = device_of(source)
@@ -196,7 +191,7 @@ def indexing(
             if device.type == "cpu":
                 continue
             message = f"indices should be either on cpu or on the same device as the indexed tensor ({own})"
-            mismatch("index-device", message, plan, found)
+            mismatch(message, plan, found, "index-device")
             break
         if tensor.dim():
             adds = own.type == "cuda" and True in (*args[3:4], kwargs.get("accumulate"))
@@ -205,16 +200,14 @@ def indexing(
                 if adds
                 else iterator_message([own, device])
             )
-            mismatch("device-mismatch", message, plan, found)
+            mismatch(message, plan, found)
             break
     else:
         return slot_of(source)
     return slot_of(source) if plan.writes else winner(found, plan)
 
 
-def masked(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def masked(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """masked_fill: the mask is where the tensor is; the value of a GPU tensor is read on the host."""
     found = operands(plan, args, kwargs)
     source, mask = args[0], args[1]
@@ -223,37 +216,29 @@ def masked(
             f"expected self and mask to be on the same device, but got mask on {device_of(mask)} and self on "
             f"{device_of(source)}"
         )
-        mismatch("device-mismatch", message, plan, found)
-        return winner(found, plan)
+        return mismatch(message, plan, found)
     if slot_of(source) is None:
-        mismatch("device-mismatch", "masked_fill_: Expected inputs to be on same device", plan, found)
+        mismatch("masked_fill_: Expected inputs to be on same device", plan, found)
         return None
     return slot
 
 
-def choice(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def choice(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """where: 0-dim tensors are brought along from any device to that of the first GPU tensor."""
     found = operands(plan, args, kwargs)
     for name, tensor in found:
         if slot_of(tensor) is not slot and (tensor.dim() or name in plan.writes):
             message = iterator_message([slot.device, device_of(tensor)])
-            mismatch("device-mismatch", message, plan, found)
-            return winner(found, plan)
+            return mismatch(message, plan, found)
     return slot
 
 
-def probabilities(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def probabilities(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """bernoulli_: a GPU tensor fetches its probabilities from anywhere."""
     return slot_of(args[0]) or iterator(plan, args, kwargs, slot)
 
 
-def convolution(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def convolution(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """Convolutions compare type names, which hold the device."""
     found = operands(plan, args, kwargs)
     source = found[0][1]
@@ -265,25 +250,21 @@ def convolution(
         message = f"Input type ({type_name(source)}) and {name} type ({type_name(tensor)}) should be the same"
         if device_of(source).type == "cpu" and name == "weight":
             message += " or input should be a MKLDNN tensor and weight is a dense tensor"
-        mismatch("device-mismatch", message, plan, found)
-        return winner(found, plan)
+        return mismatch(message, plan, found)
     return slot
 
 
-def foreach(
-    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slot: VirtualDevice
-) -> VirtualDevice | None:
+def foreach(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
     """Lists are taken member by member: each index has one device; 0-dim CPU tensors mix as ever."""
-    lists = [(n, v) for n, v in zip(plan.names, args, strict=False) if isinstance(v, (list, tuple))]
-    singles = [(n, v) for n, v in zip(plan.names, args, strict=False) if isinstance(v, Tensor)]
-    lists += [(n, v) for n, v in kwargs.items() if isinstance(v, (list, tuple))]
-    singles += [(n, v) for n, v in kwargs.items() if isinstance(v, Tensor)]
+    named = (*zip(plan.names, args, strict=False), *kwargs.items())
+    lists = [(n, v) for n, v in named if isinstance(v, (list, tuple))]
+    singles = [(n, v) for n, v in named if isinstance(v, Tensor)]
     fused = plan.name.startswith("aten::_fused")
     if plan.overload == "Tensor" and plan.name in ("aten::_foreach_add", "aten::_foreach_add_") and singles:
         first, scalar = lists[0][1][0], singles[0][1]
         if device_of(first) != device_of(scalar):
             message = f"scalar tensor expected to be on {device_of(first)} but is on {device_of(scalar)}"
-            mismatch("device-mismatch", message, plan, [(lists[0][0], first), singles[0]])
+            mismatch(message, plan, [(lists[0][0], first), singles[0]])
             return slot
     length = max((len(v) for _, v in lists), default=0)
     for index in range(length):
@@ -296,16 +277,16 @@ def foreach(
             if device_of(tensor) not in devices:
                 devices.append(device_of(tensor))
         if len(devices) > 1:
-            mismatch("device-mismatch", iterator_message(devices), plan, row)
+            mismatch(iterator_message(devices), plan, row)
             break
     return slot
 
 
 def generator(plan: Plan, named: dict[str, Any], slot: VirtualDevice | None) -> None:
     """A random generator belongs to a device."""
-    message = generators.mismatch(named["generator"], "cuda" if slot is not None else "cpu")
+    message = generators.complaint(named["generator"], "cuda" if slot is not None else "cpu")
     if message is not None:
-        mismatch("generator-device", message, plan, [], RuntimeError(message))
+        mismatch(message, plan, [], "generator-device", RuntimeError)
 
 
 def no_machine() -> RuntimeError:

@@ -6,80 +6,14 @@ map_location, and with torch's own error without.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trimtab.virtual import memory, origin, state
-
-if TYPE_CHECKING:
-    from trimtab.virtual.tensor import VirtualTensor
-
-
-class VirtualStorage(torch.UntypedStorage):
-    """A payload's storage that says it is on a virtual GPU."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return self._virtual_device  # type: ignore[attr-defined,no-any-return]
-
-    @property
-    def is_cuda(self) -> bool:
-        return True
-
-    def get_device(self) -> int:
-        return self.device.index
-
-    def resize_(self, size: int) -> Any:
-        """FSDP frees and makes its gathered weights by this; the memory of the device knows it."""
-        made = super().resize_(size)
-        block = getattr(self, "_virtual_block", None)
-        if block is not None:
-            memory.resize(block, size)
-        return made
-
-    def cpu(self) -> torch.UntypedStorage:
-        return cpu_copy(self)
-
-    def __reduce__(self) -> Any:
-        # Reached by plain pickling and by multiprocessing; torch.save writes the bytes itself.
-        return _storage_from, (bytes(cpu_copy(self).tolist()), str(self.device))
-
-    def __repr__(self) -> str:
-        return f"[torch.storage.UntypedStorage(device={self.device}) of size {len(self)}]"
-
-
-def label_storage(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
-    """Mark a payload's storage as being on a virtual device."""
-    if storage.__class__ is torch.UntypedStorage:
-        storage.__class__ = VirtualStorage
-    storage._virtual_device = device  # type: ignore[attr-defined]
-    return storage
-
-
-def _storage_from(data: bytes, location: str) -> torch.UntypedStorage:
-    with torch._C.DisableTorchFunction():
-        storage = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8).clone().untyped_storage()
-    return torch.serialization.default_restore_location(storage, location)  # type: ignore[no-any-return]
-
-
-def cpu_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """An ordinary CPU storage with the same bytes."""
-    with torch._C.DisableTorchFunction():
-        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).clone().untyped_storage()
-
-
-def reduce(tensor: VirtualTensor) -> tuple[Any, ...]:
-    """What pickle and torch.save write."""
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
-    payload = tensor.payload
-    untyped = label_storage(payload.untyped_storage(), tensor._slot.device)
-    storage = torch.TypedStorage(wrap_storage=untyped, dtype=payload.dtype, _internal=True)
-    place = (payload.storage_offset(), tuple(payload.size()), payload.stride())
-    return torch._utils._rebuild_tensor_v2, (storage, *place, tensor.requires_grad, OrderedDict())
+from trimtab.virtual import origin, processes, state
+from trimtab.virtual.storage import VirtualStorage, cpu_copy, label_storage
+from trimtab.virtual.tensor import wrap
 
 
 def without_origin(original: Any) -> Any:
@@ -98,8 +32,6 @@ def rebuild_tensor(original: Any) -> Any:
     """torch._utils._rebuild_tensor that makes a virtual tensor of a storage marked as virtual."""
 
     def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
-        from trimtab.virtual.tensor import wrap
-
         untyped = storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
         machine = state.machine()
         if not isinstance(untyped, VirtualStorage) or machine is None:
@@ -107,7 +39,7 @@ def rebuild_tensor(original: Any) -> Any:
         with torch._C.DisableTorchFunction():
             payload = torch.empty(0, dtype=storage.dtype, device="cpu")
             payload.set_(untyped, offset, tuple(size), tuple(stride))
-        return wrap(payload, machine.device(untyped.device))
+        return wrap(payload, processes.used(machine, untyped.device.index))
 
     return _rebuild_tensor
 
@@ -127,7 +59,7 @@ def restore_location(original: Any) -> Any:
                 f"{len(machine.devices)}. Please use torch.load with map_location to map your storages to an "
                 "existing device."
             )
-        return label_storage(storage, machine.device(torch.device("cuda", index)).device)
+        return label_storage(storage, processes.used(machine, index).device)
 
     return default_restore_location
 
@@ -136,7 +68,7 @@ def _storage_cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: 
     machine = state.machine()
     assert machine is not None
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
-    return label_storage(cpu_copy(self), machine.device(target).device)
+    return label_storage(cpu_copy(self), processes.used(machine, target.index).device)
 
 
 def _storage_to(original: Any) -> Any:

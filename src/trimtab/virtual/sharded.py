@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trimtab.virtual import state
+from trimtab.virtual.state import Machine
 from trimtab.virtual.tensor import VIRTUAL
-
-if TYPE_CHECKING:
-    from trimtab.virtual.state import Machine
 
 SHARDED: set[type] = set()
 """DTensor, once it has been changed."""
@@ -86,7 +84,7 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
 
     A shard that is not virtual yet would not: one that is moved to a GPU, or made on one in the shape of another.
     """
-    whole: Any = args[0]
+    whole: Any = args[0] if args else None
     alike = func._schema.name in _ALIKE and type(whole) in SHARDED
     if not (alike and state.is_virtual_device(kwargs.get("device"))):
         return func(*args, **kwargs)
@@ -94,10 +92,6 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     return whole.from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
-
-
-def patches(machine: Machine) -> list[tuple[object, str, object]]:
-    return []
 
 
 def enter(machine: Machine) -> Callable[[], None]:

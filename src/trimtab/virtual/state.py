@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from trimtab.virtual.observer import Observer
+from trimtab.virtual.wording import AcceleratorError, runtime_error
 
 OnFault = Literal["raise", "repair"]
 
@@ -88,40 +89,21 @@ class Machine:
     def current_device(self, index: int) -> None:
         self._local.current = index
 
-    def device(self, device: torch.device) -> VirtualDevice:
-        """The virtual device that a `cuda` (or internal `meta:i`) device names; raises as CUDA does."""
-        index = device.index
+    def at(self, index: int | None) -> VirtualDevice:
+        """The device of an index, None for the current one; raises as CUDA does where there is none."""
         if index is None:
             index = self.current_device
         if not 0 <= index < len(self.devices):
-            raise invalid_ordinal()
-        if not self.ready:
-            from trimtab.virtual.processes import initialise
-
-            initialise(self)
+            raise AcceleratorError(
+                runtime_error(
+                    "invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+                )
+            )
         return self.devices[index]
 
 
 class NotSimulated(NotImplementedError):
     """Something that a GPU can do and a virtual one cannot: it says nothing about the program."""
-
-
-def invalid_ordinal() -> RuntimeError:
-    """The error for a device index that is not there, in CUDA's words."""
-    return accelerator_error(
-        "CUDA error: invalid device ordinal\n"
-        "GPU device may be out of range, do you have enough GPUs?\n"
-        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
-        "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
-
-
-def accelerator_error(message: str) -> RuntimeError:
-    """torch.AcceleratorError where this torch has it, else the RuntimeError that it derives from."""
-    kind = getattr(torch, "AcceleratorError", RuntimeError)
-    error: RuntimeError = kind(message)
-    return error
 
 
 _stack: list[Machine] = []

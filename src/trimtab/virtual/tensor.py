@@ -6,6 +6,7 @@ The payload never requires a gradient and is never handed out: autograd runs on 
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.virtual import faults, origin, state
+from trimtab.virtual.amp import KEY as AUTOCAST
 from trimtab.virtual.memory import Block
+from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.storage import label_storage
 
 _make = torch.Tensor._make_wrapper_subclass
-# Makes torch.autocast("cuda") see virtual tensors; amp.py holds its rules.
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE)
 
 # dispatch.py puts its worker here; the tensor module cannot import it without a circle.
@@ -101,14 +103,10 @@ class VirtualTensor(torch.Tensor):
         return self._slot.index
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        from trimtab.virtual import functions
-
-        return functions.to(torch.Tensor.to, (self, *args), kwargs)
+        return moved(torch.Tensor.to, (self, *args), kwargs)
 
     def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
-        from trimtab.virtual import functions
-
-        return functions.cuda(torch.Tensor.cuda, (self, device), {})
+        return moved_to_gpu(torch.Tensor.cuda, (self, device), {})
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is None:
@@ -127,8 +125,6 @@ class VirtualTensor(torch.Tensor):
         return self.payload.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        from trimtab.virtual.serialization import label_storage
-
         storage = label_storage(self.payload.untyped_storage(), self._slot.device)
         storage._virtual_block = self._block  # type: ignore[attr-defined]
         return storage
@@ -150,8 +146,7 @@ class VirtualTensor(torch.Tensor):
 
     def pin_memory(self, device: Any = None) -> Tensor:
         message = f"cannot pin '{self.type()}' only dense CPU tensors can be pinned"
-        fault = faults.make("pin-of-gpu-tensor", message, "Tensor.pin_memory", [("self", self)])
-        faults.report(fault, RuntimeError(message))
+        faults.report("pin-of-gpu-tensor", message, "Tensor.pin_memory", [("self", self)], RuntimeError)
         return self.cpu()
 
     def tolist(self) -> Any:
@@ -168,8 +163,7 @@ class VirtualTensor(torch.Tensor):
             f"can't convert {self.device} device type tensor to numpy. "
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
-        fault = faults.make("device-mismatch", message, "Tensor.numpy", [("self", self)])
-        faults.report(fault, TypeError(message))
+        faults.report("device-mismatch", message, "Tensor.numpy", [("self", self)], TypeError)
         return self.payload.numpy(force=True)
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -222,9 +216,13 @@ class VirtualTensor(torch.Tensor):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        from trimtab.virtual import serialization
-
-        return serialization.reduce(self)
+        """What pickle and torch.save write: the CUDA tensor that this one stands for."""
+        if isinstance(self, nn.Parameter):
+            return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, OrderedDict())
+        untyped = label_storage(self.payload.untyped_storage(), self._slot.device)
+        storage = torch.TypedStorage(wrap_storage=untyped, dtype=self.payload.dtype, _internal=True)
+        place = (self.payload.storage_offset(), tuple(self.payload.size()), self.payload.stride())
+        return torch._utils._rebuild_tensor_v2, (storage, *place, self.requires_grad, OrderedDict())
 
 
 class VirtualParameter(VirtualTensor, nn.Parameter):
@@ -258,6 +256,31 @@ def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> Vi
     return made
 
 
+def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Tensor.to, whose device may be the first positional argument."""
+    if len(args) > 1:
+        target = virtual_device(args[1])
+        if target is not None:
+            args = (args[0], target, *args[2:])
+    elif kwargs:
+        target = virtual_device(kwargs.get("device"))
+        if target is not None:
+            kwargs = {**kwargs, "device": target}
+    result: Tensor = torch.Tensor.to(*args, **kwargs)
+    return result
+
+
+def moved_to_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Tensor.cuda(device=None, …): None is the current device."""
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    if device is not None and device.__class__ is not int and torch.device(device).type != "cuda":
+        raise RuntimeError(f"Invalid device, must be cuda device, got {device}")
+    target = virtual_device("cuda" if device is None else device)
+    if target is None:
+        return func(*args, **kwargs)  # type: ignore[no-any-return]
+    return torch.Tensor.to(args[0], target)
+
+
 def _wrapper(payload: Tensor, slot: VirtualDevice) -> Any:
     if payload.layout is torch.strided:
         return _make(
@@ -267,7 +290,7 @@ def _wrapper(payload: Tensor, slot: VirtualDevice) -> Any:
             storage_offset=payload.storage_offset(),
             dtype=payload.dtype,
             device=slot.meta,
-            _extra_dispatch_keys=_AUTOCAST,
+            _extra_dispatch_keys=AUTOCAST,
         )
     return _make(
         VirtualTensor,
@@ -275,7 +298,7 @@ def _wrapper(payload: Tensor, slot: VirtualDevice) -> Any:
         dtype=payload.dtype,
         layout=payload.layout,
         device=slot.meta,
-        _extra_dispatch_keys=_AUTOCAST,
+        _extra_dispatch_keys=AUTOCAST,
     )
 
 

@@ -54,7 +54,7 @@ def iterator_message(devices: list[torch.device]) -> str:
     )
 
 
-_LEGACY = {
+LEGACY = {
     torch.float32: "FloatTensor",
     torch.float64: "DoubleTensor",
     torch.float16: "HalfTensor",
@@ -66,12 +66,12 @@ _LEGACY = {
     torch.int64: "LongTensor",
     torch.bool: "BoolTensor",
 }
-_SCALAR = {dtype: name.removesuffix("Tensor") for dtype, name in _LEGACY.items()}
+_SCALAR = {dtype: name.removesuffix("Tensor") for dtype, name in LEGACY.items()}
 
 
 def type_name(tensor: Tensor) -> str:
     """The legacy type name, such as torch.cuda.FloatTensor."""
-    name = _LEGACY.get(tensor.dtype, "Tensor")
+    name = LEGACY.get(tensor.dtype, "Tensor")
     return f"torch.cuda.{name}" if tensor.device.type == "cuda" else f"torch.{name}"
 
 
@@ -80,12 +80,19 @@ def scalar_name(dtype: torch.dtype) -> str:
     return _SCALAR.get(dtype, str(dtype).removeprefix("torch."))
 
 
-DEVICE_ASSERT = (
-    "CUDA error: device-side assert triggered\n"
-    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
-    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-)
+AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
+"""What the CUDA runtime's errors are in this torch."""
+
+
+def runtime_error(what: str) -> str:
+    """The text of an error of the CUDA runtime."""
+    return (
+        f"CUDA error: {what}\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+        "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+
 
 _META = (
     (re.compile(r"\bmeta:(\d+)"), r"cuda:\1"),

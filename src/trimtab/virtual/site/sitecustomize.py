@@ -32,7 +32,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             run(module)
-            from trimtab.virtual.bootstrap import install_from_environment
+            from trimtab.virtual.context import install_from_environment
 
             install_from_environment()
 

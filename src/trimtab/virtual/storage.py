@@ -1,0 +1,62 @@
+"""The storage of a virtual tensor: the payload's own, saying that it is on a virtual GPU. It never holds a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trimtab.virtual import memory
+
+
+class VirtualStorage(torch.UntypedStorage):
+    """A payload's storage that says it is on a virtual GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._virtual_device  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def get_device(self) -> int:
+        return self.device.index
+
+    def resize_(self, size: int) -> Any:
+        """FSDP frees and makes its gathered weights by this; the memory of the device knows it."""
+        made = super().resize_(size)
+        block = getattr(self, "_virtual_block", None)
+        if block is not None:
+            memory.resize(block, size)
+        return made
+
+    def cpu(self) -> torch.UntypedStorage:
+        return cpu_copy(self)
+
+    def __reduce__(self) -> Any:
+        # Reached by plain pickling and by multiprocessing; torch.save writes the bytes itself.
+        return _storage_from, (bytes(cpu_copy(self).tolist()), str(self.device))
+
+    def __repr__(self) -> str:
+        return f"[torch.storage.UntypedStorage(device={self.device}) of size {len(self)}]"
+
+
+def label_storage(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    """Mark a payload's storage as being on a virtual device."""
+    if storage.__class__ is torch.UntypedStorage:
+        storage.__class__ = VirtualStorage
+    storage._virtual_device = device  # type: ignore[attr-defined]
+    return storage
+
+
+def _storage_from(data: bytes, location: str) -> torch.UntypedStorage:
+    with torch._C.DisableTorchFunction():
+        storage = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8).clone().untyped_storage()
+    return torch.serialization.default_restore_location(storage, location)  # type: ignore[no-any-return]
+
+
+def cpu_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """An ordinary CPU storage with the same bytes."""
+    with torch._C.DisableTorchFunction():
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).clone().untyped_storage()
