@@ -23,70 +23,107 @@ def _machine():
         yield machine
 
 
+def of(device: str) -> torch.Tensor:
+    return torch.arange(6.0, device=device).view(2, 3)
+
+
+def ones(device: str = "cpu") -> torch.Tensor:
+    return torch.ones(2, 3, device=device)
+
+
 def gpu(index: int = 0) -> torch.Tensor:
-    return torch.arange(6.0, device=f"cuda:{index}").view(2, 3)
+    return of(f"cuda:{index}")
 
 
-def cpu() -> torch.Tensor:
-    return torch.ones(2, 3)
+def number(value: float, device: str = "cpu") -> torch.Tensor:
+    return torch.tensor(value, device=device)
 
 
-LEGAL: dict[str, Work] = {
-    "0-dim cpu": lambda: gpu() * torch.tensor(2.0),
-    "0-dim cpu first": lambda: torch.tensor(2.0) - gpu(),
-    "cpu index": lambda: gpu()[torch.tensor([0])],
-    "cpu mask index": lambda: gpu()[torch.tensor([True, False])],
-    "set by cpu index": lambda: gpu().index_put_((torch.tensor([0]),), torch.tensor(7.0)),
-    "copy": lambda: gpu().copy_(cpu()),
-    "copy between gpus": lambda: gpu(0).copy_(gpu(1)),
-    "copy to cpu": lambda: cpu().copy_(gpu()),
-    "slice from cpu": lambda: gpu().__setitem__((slice(None), 1), torch.zeros(2)),
-    "where scalar": lambda: torch.where(gpu() > 1, gpu(), torch.tensor(0.0)),
-    "masked_fill scalar": lambda: gpu().masked_fill(gpu() > 1, torch.tensor(3.0)),
-    "fill by another gpu": lambda: gpu(0).fill_(torch.tensor(1.0, device="cuda:1")),
-    "fill a cpu tensor": lambda: cpu().fill_(torch.tensor(1.0, device="cuda")),
-    "where 0-dim of another gpu": lambda: torch.where(gpu() > 1, gpu(), torch.tensor(0.0, device="cuda:1")),
-    "masked_fill by another gpu": lambda: gpu().masked_fill(gpu() > 1, torch.tensor(3.0, device="cuda:1")),
-    "set by gpu value": lambda: cpu().index_put_((torch.tensor([0]),), torch.tensor(7.0, device="cuda")),
-    "probabilities from cpu": lambda: gpu().bernoulli_(cpu() / 2),
-    "index_fill by cpu value": lambda: gpu().index_fill(0, gpu()[0, :1].long(), torch.tensor(3.0)),
-    "slice_scatter from cpu": lambda: torch.slice_scatter(gpu(), cpu()[:1], 0, 0, 1),
-    "allclose to 0-dim cpu": lambda: torch.allclose(gpu(), torch.tensor(1.0)),
-    "floor division": lambda: gpu() // torch.tensor(2.0),
-    "comparison in place": lambda: gpu().lt_(torch.tensor(2.0)),
-    "foreach copy": lambda: torch._foreach_copy_([gpu()], [cpu()]),
-    "foreach times cpu": lambda: torch._foreach_mul_([gpu()], torch.tensor(2.0)),
-    "list index": lambda: gpu()[[0, 1]],
-    "list index of another gpu": lambda: gpu(1)[:, [True, False, True]],
-    "range index": lambda: gpu()[range(1)],
-    "set by list index": lambda: gpu().__setitem__(([0, 1], [0, 2]), 5.0),
-    "ctc lengths and targets on the cpu": lambda: F.ctc_loss(
-        torch.zeros(4, 2, 3, device="cuda").log_softmax(-1),
+def after(tensor: torch.Tensor, index: object, value: object) -> torch.Tensor:
+    tensor[index] = value
+    return tensor
+
+
+def written(work: Callable[..., object], tensor: torch.Tensor, other: object) -> torch.Tensor:
+    work([tensor], other)
+    return tensor
+
+
+def drawn(tensor: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return tensor.bernoulli_(ones() / 2)
+
+
+# Each mix as a function of two GPUs: given the CPU for both, it says what the values have to be.
+LEGAL: dict[str, Callable[[str, str], object]] = {
+    "0-dim cpu": lambda a, b: of(a) * number(2.0),
+    "0-dim cpu first": lambda a, b: number(2.0) - of(a),
+    "cpu index": lambda a, b: of(a)[torch.tensor([0])],
+    "cpu mask index": lambda a, b: of(a)[torch.tensor([True, False])],
+    "set by cpu index": lambda a, b: of(a).index_put_((torch.tensor([0]),), number(7.0)),
+    "copy": lambda a, b: of(a).copy_(ones()),
+    "copy between gpus": lambda a, b: ones(a).copy_(of(b)),
+    "copy to cpu": lambda a, b: ones().copy_(of(a)),
+    "slice from cpu": lambda a, b: after(of(a), (slice(None), 1), torch.zeros(2)),
+    "where scalar": lambda a, b: torch.where(of(a) > 1, of(a), number(0.0)),
+    "masked_fill scalar": lambda a, b: of(a).masked_fill(of(a) > 1, number(3.0)),
+    "fill by another gpu": lambda a, b: of(a).fill_(number(1.0, b)),
+    "fill a cpu tensor": lambda a, b: of("cpu").fill_(number(1.0, a)),
+    "where 0-dim of another gpu": lambda a, b: torch.where(of(a) > 1, of(a), number(0.0, b)),
+    "masked_fill by another gpu": lambda a, b: of(a).masked_fill(of(a) > 1, number(3.0, b)),
+    "set by gpu value": lambda a, b: ones().index_put_((torch.tensor([0]),), number(7.0, a)),
+    "probabilities from cpu": lambda a, b: drawn(of(a)),
+    "index_fill by cpu value": lambda a, b: of(a).index_fill(0, of(a)[0, :1].long(), number(3.0)),
+    "slice_scatter from cpu": lambda a, b: torch.slice_scatter(of(a), ones()[:1], 0, 0, 1),
+    "allclose to 0-dim cpu": lambda a, b: torch.allclose(of(a), number(1.0)),
+    "floor division": lambda a, b: of(a) // number(2.0),
+    "comparison in place": lambda a, b: of(a).lt_(number(2.0)),
+    "foreach copy": lambda a, b: written(torch._foreach_copy_, of(a), [ones()]),
+    "foreach times cpu": lambda a, b: written(torch._foreach_mul_, of(a), number(2.0)),
+    "list index": lambda a, b: of(a)[[1, 0]],
+    "list index of another gpu": lambda a, b: of(b)[:, [True, False, True]],
+    "range index": lambda a, b: of(a)[range(1)],
+    "set by list index": lambda a, b: after(of(a), ([0, 1], [0, 2]), 5.0),
+    "ctc lengths and targets on the cpu": lambda a, b: F.ctc_loss(
+        torch.arange(24.0, device=a).view(4, 2, 3).log_softmax(-1),
         torch.ones(2, 2, dtype=torch.long),
         torch.tensor([4, 4]),
         target_lengths=torch.tensor([2, 1]),
     ),
-    "foreach over devices": lambda: torch._foreach_add([gpu(0), gpu(1)], [gpu(0), gpu(1)]),
-    "equal": lambda: torch.equal(gpu(), gpu()),
+    "foreach over devices": lambda a, b: torch._foreach_add([of(a), of(b)], [of(a), ones(b)]),
+    "equal": lambda a, b: (torch.equal(of(a), of(a)), torch.equal(of(a), ones(a))),
 }
+ON_THE_CPU = ("copy to cpu", "fill a cpu tensor", "set by gpu value")
+ON_THE_SECOND = ("list index of another gpu",)
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_legal_mixes(name: str) -> None:
-    LEGAL[name]()
+def test_legal_mixes_give_the_values_of_the_cpu_on_the_right_device(name: str) -> None:
+    found, plain = LEGAL[name]("cuda:0", "cuda:1"), LEGAL[name]("cpu", "cpu")
+    if name == "foreach over devices":
+        assert [tensor.device.index for tensor in found] == [0, 1]
+    many = isinstance(found, (list, tuple))
+    for ours, theirs in zip(found, plain, strict=True) if many else ((found, plain),):
+        if not isinstance(theirs, torch.Tensor):
+            assert ours is theirs
+            continue
+        assert torch.equal(ours.cpu(), theirs)
+        assert ours.dtype is theirs.dtype
+        assert ours.device.type == ("cpu" if name in ON_THE_CPU else "cuda")
+        assert many or name in ON_THE_CPU or ours.device.index == (name in ON_THE_SECOND)
 
 
 ILLEGAL: dict[str, tuple[Work, str]] = {
-    "add": (lambda: gpu() + cpu(), SAME + "found at least two devices, cuda:0 and cpu!"),
-    "add reversed": (lambda: cpu() + gpu(), SAME + "found at least two devices, cuda:0 and cpu!"),
-    "add in place": (lambda: cpu().add_(gpu()), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "add": (lambda: gpu() + ones(), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "add reversed": (lambda: ones() + gpu(), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "add in place": (lambda: ones().add_(gpu()), SAME + "found at least two devices, cuda:0 and cpu!"),
     "two gpus": (lambda: gpu(0) * gpu(1), SAME + "found at least two devices, cuda:0 and cuda:1!"),
     "0-dim on another gpu": (
         lambda: gpu(0) * torch.tensor(2.0, device="cuda:1"),
         SAME + "found at least two devices, cuda:0 and cuda:1!",
     ),
     "cpu indexed by gpu": (
-        lambda: cpu()[torch.tensor([0], device="cuda")],
+        lambda: ones()[torch.tensor([0], device="cuda")],
         "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
     ),
     "gpu indexed by another": (
@@ -94,7 +131,7 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         "indices should be either on cpu or on the same device as the indexed tensor (cuda:0)",
     ),
     "cat": (
-        lambda: torch.cat([gpu(), cpu()]),
+        lambda: torch.cat([gpu(), ones()]),
         SAME + "got tensors is on cpu, different from other tensors on cuda:0 "
         "(when checking argument in method wrapper_CUDA_cat)",
     ),
@@ -105,12 +142,12 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         "(when checking argument in method wrapper_CUDA__index_select)",
     ),
     "linear": (
-        lambda: nn.Linear(3, 2).cuda()(cpu()),
+        lambda: nn.Linear(3, 2).cuda()(ones()),
         SAME + "got mat1 is on cpu, different from other tensors on cuda:0 "
         "(when checking argument in method wrapper_CUDA_addmm)",
     ),
     "mm": (
-        lambda: gpu() @ cpu().t(),
+        lambda: gpu() @ ones().t(),
         SAME + "got mat2 is on cpu, different from other tensors on cuda:0 "
         "(when checking argument in method wrapper_CUDA_mm)",
     ),
@@ -119,7 +156,7 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         SAME + "got target is on cpu, different from other tensors on cuda:0 "
         "(when checking argument in method wrapper_CUDA_nll_loss_forward)",
     ),
-    "mse": (lambda: F.mse_loss(gpu(), cpu()), SAME + "found at least two devices, cuda:0 and cpu!"),
+    "mse": (lambda: F.mse_loss(gpu(), ones()), SAME + "found at least two devices, cuda:0 and cpu!"),
     "gather": (
         lambda: gpu().gather(1, torch.zeros(2, 1, dtype=torch.long)),
         SAME + "got index is on cpu, different from other tensors on cuda:0 "
@@ -131,16 +168,16 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         "(when checking argument in method wrapper_CUDA__native_layer_norm)",
     ),
     "masked_fill": (
-        lambda: gpu().masked_fill(cpu() > 0, 1.0),
+        lambda: gpu().masked_fill(ones() > 0, 1.0),
         "expected self and mask to be on the same device, but got mask on cpu and self on cuda:0",
     ),
-    "where condition": (lambda: torch.where(cpu() > 0, gpu(), gpu()), SAME + "found at least two devices"),
+    "where condition": (lambda: torch.where(ones() > 0, gpu(), gpu()), SAME + "found at least two devices"),
     "convolution": (
         lambda: nn.Conv2d(1, 2, 3).cuda()(torch.randn(1, 1, 5, 5)),
         "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same",
     ),
     "attention": (
-        lambda: F.scaled_dot_product_attention(gpu()[None], cpu()[None], cpu()[None]),
+        lambda: F.scaled_dot_product_attention(gpu()[None], ones()[None], ones()[None]),
         "Expected query, key, and value to have the same device type",
     ),
     "dtype": (
@@ -149,7 +186,7 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
     ),
     "integer product": (lambda: gpu().long() @ gpu().long().t(), "\"addmm_cuda\" not implemented for 'Long'"),
     "grad": (
-        lambda: setattr(nn.Parameter(gpu()), "grad", cpu()),
+        lambda: setattr(nn.Parameter(gpu()), "grad", ones()),
         "attempting to assign a gradient with device type 'cpu' to a tensor with device type 'cuda'",
     ),
     "pin": (
@@ -180,15 +217,15 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         SAME + "got test_elements is on cpu, different from",
     ),
     "set by cpu values": (
-        lambda: gpu().index_put_((torch.tensor([0, 1]),), cpu()),
+        lambda: gpu().index_put_((torch.tensor([0, 1]),), ones()),
         SAME + "found at least two devices, cuda:0 and cpu!",
     ),
     "add cpu values": (
-        lambda: gpu().index_put_((torch.tensor([0, 1]),), cpu(), accumulate=True),
+        lambda: gpu().index_put_((torch.tensor([0, 1]),), ones(), accumulate=True),
         "expected device cuda:0 but got device cpu for value tensor",
     ),
     "masked_fill of a cpu tensor": (
-        lambda: cpu().masked_fill(cpu() > 0, torch.tensor(1.0, device="cuda")),
+        lambda: ones().masked_fill(ones() > 0, torch.tensor(1.0, device="cuda")),
         "masked_fill_: Expected inputs to be on same device",
     ),
     "foreach plus a 0-dim": (
@@ -204,7 +241,7 @@ ILLEGAL: dict[str, tuple[Work, str]] = {
         "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and hidden tensor at cpu",
     ),
     "foreach": (
-        lambda: torch._foreach_add([gpu(0), gpu(0)], [gpu(0), cpu()]),
+        lambda: torch._foreach_add([gpu(0), gpu(0)], [gpu(0), ones()]),
         SAME + "found at least two devices, cuda:0 and cpu!",
     ),
     "unscale bfloat16": (
@@ -283,7 +320,7 @@ class Listener(Observer):
 def test_repair_goes_on_and_reports_each_fault() -> None:
     listener = Listener()
     with virtual_gpus(2, observer=listener, on_fault="repair"):
-        stray = cpu()
+        stray = ones()
         total = gpu(1) + stray
         assert total.device == torch.device("cuda:1")
         assert torch.equal(total.cpu(), gpu(1).cpu() + stray)
@@ -311,6 +348,6 @@ def test_a_repaired_forward_is_not_told_again_in_backward() -> None:
 
 def test_raise_carries_the_fault() -> None:
     with pytest.raises(DeviceMismatch) as caught:
-        gpu() + cpu()
+        gpu() + ones()
     assert caught.value.fault.kind == "device-mismatch"
     assert caught.value.fault.stack[0].function == "test_raise_carries_the_fault"

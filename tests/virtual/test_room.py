@@ -1,0 +1,46 @@
+"""The room itself: its modules import each other in one direction, and nothing heavy from outside."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import trimtab.hardware.models
+import trimtab.virtual
+
+ROOM = Path(trimtab.virtual.__file__).parent
+MODULES = {file.stem: file for file in ROOM.glob("*.py") if file.stem != "__init__"}
+
+
+def imported(file: Path) -> set[str]:
+    """Every module that a file imports, also inside functions and for types alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "trimtab.virtual":
+            found |= {f"trimtab.virtual.{name.name}" for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def test_no_two_modules_need_each_other() -> None:
+    graph = {
+        name: {m.rpartition(".")[2] for m in imported(file)} & set(MODULES) for name, file in MODULES.items()
+    }
+    assert graph["dispatch"] >= {"rules", "kernels", "tensor"}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError on a circle
+    assert order.index("state") < order.index("tensor") < order.index("dispatch") < order.index("context")
+
+
+def test_it_stands_on_torch_and_the_table_of_gpu_models_alone() -> None:
+    outside = {
+        name for file in MODULES.values() for name in imported(file) if not name.startswith("trimtab.virtual")
+    }
+    heavy = {name for name in outside if name.partition(".")[0] not in sys.stdlib_module_names | {"torch"}}
+    assert heavy == {"pytest", "trimtab.hardware.models"}
+    table = Path(sys.modules["trimtab.hardware.models"].__file__ or "")
+    assert {name.partition(".")[0] for name in imported(table)} <= sys.stdlib_module_names
