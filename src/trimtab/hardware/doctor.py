@@ -107,7 +107,6 @@ class Report:
         bytes. tools: programs on the PATH. builtin_model: version of its package, or null. environment: variables
         that matter, with secrets hidden.
         """
-        launcher = self.hardware.launcher
         report = {
             "verdict": "bites" if self.bites else "fine",
             "findings": [asdict(finding) for finding in self.findings],
@@ -128,12 +127,7 @@ class Report:
             "accelerators": [asdict(gpu) for gpu in self.hardware.accelerators],
             "nvidia_driver": asdict(self.driver),
             "launcher": {
-                "name": launcher.name,
-                "rank": launcher.rank,
-                "world_size": launcher.world_size,
-                "local_rank": launcher.local_rank,
-                "local_world_size": launcher.local_world_size,
-                "stale": list(launcher.stale),
+                key: value for key, value in asdict(self.hardware.launcher).items() if key != "exports"
             },
             "cache": {"path": str(self.cache), "free_bytes": free_disk(self.cache)},
             "tools": {"ollama": shutil.which("ollama") is not None},

@@ -17,6 +17,12 @@ MANY_CORES = 4
 
 _OFF = frozenset({"", "0", "no", "none", "false", "off", "n", "f"})
 
+# What each switch does when it is on.
+_OFFLINE = dict.fromkeys(
+    ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"),
+    "nothing is fetched from the hub; what is cached or local works",
+)
+_ACCELERATE_CPU = {"ACCELERATE_USE_CPU": "every Accelerate script trains on the CPU"}
 _ACCELERATE = {
     "ACCELERATE_TORCH_DEVICE": "puts every Accelerate script on this device",
     "ACCELERATE_MIXED_PRECISION": "replaces fp32 by this precision in every Accelerate script",
@@ -28,10 +34,12 @@ _ACCELERATE = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "changes gradient accumulation",
     "ACCELERATE_BYPASS_DEVICE_MAP": "lets a split model into a multi-process run",
 }
+_ACCELERATE_SLOW = {"ACCELERATE_DEBUG_MODE": "checks every exchange between processes; slow"}
 _SLOWER_ON_GPU = {
     "CUDA_LAUNCH_BLOCKING": "makes every GPU operation wait for the one before; a debugging aid, and slow",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "turns off torch's memory cache; a debugging aid, and slow",
 }
+_MPS = {"PYTORCH_ENABLE_MPS_FALLBACK": "operations that the Apple GPU lacks run on the CPU without a word"}
 _NCCL_NOTES = {
     "NCCL_P2P_DISABLE": "GPUs exchange data through main memory",
     "NCCL_IB_DISABLE": "InfiniBand is not used between machines",
@@ -53,27 +61,32 @@ def check_environment(
 ) -> Iterator[Finding]:
     """Everything set in `env` that would bite on this machine or is worth knowing."""
     yield from _visible_devices(env, hardware, driver)
-    yield from _offline(env)
+    yield from _switched_on(env, _OFFLINE, "note", "unset {} to fetch models and data")
     yield from _threads(env, hardware)
-    yield from _accelerate(env, hardware)
+    yield from _switched_on(env, _ACCELERATE_CPU, "bite" if hardware.accelerators else "note")
+    yield from _switched_on(env, _ACCELERATE, "bite")
+    yield from _switched_on(env, _ACCELERATE_SLOW, "note")
     yield from _accelerate_file(env)
-    yield from _allocator(env)
-    for name, effect in _SLOWER_ON_GPU.items():
-        if _on(env, name):
-            level: Level = "bite" if hardware.gpus else "note"
-            yield Finding(level, name, f"{_value(env, name)}: {effect}", f"unset {name}")
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        if name in env:
+            change = f"set PYTORCH_ALLOC_CONF={_value(env, name)}"
+            yield Finding("note", name, "the old name of PYTORCH_ALLOC_CONF", change)
+    yield from _switched_on(env, _SLOWER_ON_GPU, "bite" if hardware.gpus else "note")
     yield from _nccl(env, hardware)
     yield from _interfaces(env, tuple(interfaces))
-    if hardware.mps is not None and _on(env, "PYTORCH_ENABLE_MPS_FALLBACK"):
-        yield Finding(
-            "note",
-            "PYTORCH_ENABLE_MPS_FALLBACK",
-            "operations that the Apple GPU lacks run on the CPU without a word",
-            "unset it to see which ones they are",
-        )
+    if hardware.mps is not None:
+        yield from _switched_on(env, _MPS, "note", "unset {} to see which ones they are")
     for name, why in _WITHOUT_EFFECT.items():
         if name in env:
             yield Finding("note", name, f"has no effect: {why}", f"unset {name}")
+
+
+def _switched_on(
+    env: Mapping[str, str], effects: Mapping[str, str], level: Level, change: str = "unset {}"
+) -> Iterator[Finding]:
+    for name, effect in effects.items():
+        if _on(env, name) and not (name.endswith("_STEPS") and env[name].strip() == "1"):
+            yield Finding(level, name, f"{_value(env, name)}: {effect}", change.format(name))
 
 
 def _hides_gpus(env: Mapping[str, str]) -> bool:
@@ -115,17 +128,6 @@ def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaD
         yield Finding("ok", name, f"{value}: {seen} visible")
 
 
-def _offline(env: Mapping[str, str]) -> Iterator[Finding]:
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
-        if _on(env, name):
-            yield Finding(
-                "note",
-                name,
-                f"{_value(env, name)}: nothing is fetched from the hub; what is cached or local works",
-                f"unset {name} to fetch models and data",
-            )
-
-
 def _threads(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
     cores = hardware.cpu.cores
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -138,23 +140,6 @@ def _threads(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
             name,
             f"1: the CPU's work uses one of {cores} cores",
             f"unset {name}, or set it to {cores}",
-        )
-
-
-def _accelerate(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
-    if _on(env, "ACCELERATE_USE_CPU"):
-        yield Finding(
-            "bite" if hardware.accelerators else "note",
-            "ACCELERATE_USE_CPU",
-            f"{_value(env, 'ACCELERATE_USE_CPU')}: every Accelerate script trains on the CPU",
-            "unset ACCELERATE_USE_CPU",
-        )
-    for name, effect in _ACCELERATE.items():
-        if _on(env, name) and not (name.endswith("_STEPS") and env[name].strip() == "1"):
-            yield Finding("bite", name, f"{_value(env, name)}: {effect}", f"unset {name}")
-    if _on(env, "ACCELERATE_DEBUG_MODE"):
-        yield Finding(
-            "note", "ACCELERATE_DEBUG_MODE", "checks every exchange between processes; slow", "unset it"
         )
 
 
@@ -180,21 +165,8 @@ def _accelerate_file(env: Mapping[str, str]) -> Iterator[Finding]:
     )
 
 
-def _allocator(env: Mapping[str, str]) -> Iterator[Finding]:
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
-        if name in env:
-            yield Finding(
-                "note",
-                name,
-                "the old name of PYTORCH_ALLOC_CONF",
-                f"set PYTORCH_ALLOC_CONF={_value(env, name)}",
-            )
-
-
 def _nccl(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
-    for name, effect in _NCCL_NOTES.items():
-        if _on(env, name):
-            yield Finding("note", name, f"{_value(env, name)}: {effect}", f"unset {name} unless it is needed")
+    yield from _switched_on(env, _NCCL_NOTES, "note", "unset {} unless it is needed")
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if env.get(name, "").strip() == "0":
             yield Finding(

@@ -14,6 +14,9 @@ from trimtab.errors import RequestError
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+Numbers = tuple[int, int, int, int]
+"""Rank, size, local rank and local size."""
+
 # How each MPI says rank, size, local rank and local size: Open MPI, MVAPICH2, MPICH and Intel MPI.
 _MPI_VARIABLES = (
     (
@@ -100,14 +103,8 @@ def _from_torch_variables(name: str, env: Mapping[str, str]) -> Launcher:
         if not env.get("MASTER_ADDR") and world > local_world:
             raise _no_master(name, world)
         defaults |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    return Launcher(
-        name=name,
-        rank=rank,
-        world_size=world,
-        local_rank=local,
-        local_world_size=local_world,
-        exports=tuple((variable, value) for variable, value in defaults.items() if not env.get(variable)),
-    )
+    missing = {variable: value for variable, value in defaults.items() if not env.get(variable)}
+    return _launcher(name, (rank, world, local, local_world), missing)
 
 
 def _from_kubernetes(env: Mapping[str, str]) -> Launcher:
@@ -140,15 +137,14 @@ def _from_slurm(env: Mapping[str, str], world: int) -> Launcher:
         raise _no_master("slurm", world)
     # One port per step, so that two on a node do not meet; below 32768, where the kernel picks its own.
     offset = _number(env, "SLURM_JOB_ID", 0) * 7 + _number(env, "SLURM_STEP_ID", 0)
-    return _completed(
-        "slurm",
-        rank=_number(env, "SLURM_PROCID"),
-        world=world,
-        local=_number(env, "SLURM_LOCALID", 0),
-        local_world=_tasks_on_node(env, tasks, node),
-        host=env.get("MASTER_ADDR") or (first if nodes > 1 else "127.0.0.1"),
-        port=env.get("MASTER_PORT") or str(20000 + offset % 12000),
+    numbers = (
+        _number(env, "SLURM_PROCID"),
+        world,
+        _number(env, "SLURM_LOCALID", 0),
+        _tasks_on_node(env, tasks, node),
     )
+    host = env.get("MASTER_ADDR") or (first if nodes > 1 else "127.0.0.1")
+    return _completed("slurm", numbers, host, env.get("MASTER_PORT") or str(20000 + offset % 12000))
 
 
 def _from_mpi(env: Mapping[str, str], names: tuple[str, str, str, str]) -> Launcher:
@@ -157,26 +153,20 @@ def _from_mpi(env: Mapping[str, str], names: tuple[str, str, str, str]) -> Launc
         raise _no_master("mpirun", world)
     return _completed(
         "mpi",
-        rank=rank,
-        world=world,
-        local=local,
-        local_world=local_world,
-        host=env.get("MASTER_ADDR") or "127.0.0.1",
-        port=env.get("MASTER_PORT") or "29500",
+        (rank, world, local, local_world),
+        env.get("MASTER_ADDR") or "127.0.0.1",
+        env.get("MASTER_PORT") or "29500",
     )
 
 
-def _completed(
-    name: str, *, rank: int, world: int, local: int, local_world: int, host: str, port: str
-) -> Launcher:
-    exports = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(local_world),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-    }
+def _completed(name: str, numbers: Numbers, host: str, port: str) -> Launcher:
+    """Of a launcher that sets none of torch's own variables."""
+    values = (*(str(number) for number in numbers), host, port)
+    return _launcher(name, numbers, dict(zip(RANK_VARIABLES, values, strict=True)))
+
+
+def _launcher(name: str, numbers: Numbers, exports: Mapping[str, str]) -> Launcher:
+    rank, world, local, local_world = numbers
     return Launcher(
         name=name,
         rank=rank,

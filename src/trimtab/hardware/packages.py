@@ -64,31 +64,25 @@ def installed_version(name: str) -> str | None:
 
 def known_packages(distribution: str = "trimtab") -> list[Package]:
     """What this project requires, by its own metadata, then what it can use."""
-    packages: list[Package] = []
-    bounds: dict[str, str] = {}
-    for requirement in _requirements(distribution):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            packages.append(
-                Package(
-                    name=requirement.name,
-                    version=installed_version(requirement.name),
-                    needs=str(requirement.specifier),
-                    required=True,
-                )
-            )
-        else:
-            bounds.setdefault(requirement.name, str(requirement.specifier))
-    packages.sort(key=lambda package: package.name.lower())
-    return packages + [
-        Package(
-            name=name,
-            version=installed_version(name),
-            needs=bounds.get(name, ""),
-            required=False,
-            purpose=purpose,
+    requirements = _requirements(distribution)
+    bounds = {requirement.name: str(requirement.specifier) for requirement in reversed(requirements)}
+    required = {r.name: str(r.specifier) for r in requirements if _applies(r)}
+    bounds |= required
+
+    def package(name: str, purpose: str = "") -> Package:
+        needs = bounds.get(name, "")
+        return Package(
+            name=name, version=installed_version(name), needs=needs, required=not purpose, purpose=purpose
         )
-        for name, purpose in OPTIONAL.items()
+
+    return [package(name) for name in sorted(required, key=str.lower)] + [
+        package(name, why) for name, why in OPTIONAL.items()
     ]
+
+
+def _applies(requirement: Requirement) -> bool:
+    """Whether it is asked for without any extra."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
 def check_packages(packages: Iterable[Package]) -> Iterator[Finding]:
@@ -131,9 +125,7 @@ def check_neighbours() -> Iterator[Finding]:
             yield Finding("note", name, f"{version}: what it asks for cannot be read ({error})")
             continue
         for requirement in requirements:
-            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-                continue
-            there = installed_version(requirement.name)
+            there = installed_version(requirement.name) if _applies(requirement) else None
             if there is not None and not _meets(there, str(requirement.specifier)):
                 yield Finding(
                     "bite",

@@ -19,12 +19,25 @@ from trimtab.virtual import memory_stats, streams
 from trimtab.virtual.processes import in_bad_fork, initialise
 from trimtab.virtual.properties import properties_of
 from trimtab.virtual.state import Machine, NotSimulated
+from trimtab.virtual.wording import words
 
 Patch = tuple[object, str, object]
 CUDA_VERSION = "12.8"  # what a CPU build answers for torch.version.cuda; a CUDA build keeps its own
 NCCL_VERSION = (2, 27, 3)
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+# Functions of `torch._C` that have nothing to do here.
+_NOTHING = words(
+    """
+    _cuda_ipc_collect _cuda_sleep _cuda_set_sync_debug_mode _cuda_clearCublasWorkspaces _host_emptyCache
+    _cuda_record_memory_history _cuda_resetAccumulatedMemoryStats _cuda_resetPeakHostMemoryStats
+    _cuda_resetAccumulatedHostMemoryStats _accelerator_emptyHostCache _accelerator_resetAccumulatedStats
+    _accelerator_setAllocatorSettings
+    """
+)
+_NVTX = words("rangePushA rangePop rangeStartA rangeEnd markA deviceRangeStart deviceRangeEnd")
 
 
 def visible_count(machine: Machine) -> int:
@@ -81,9 +94,6 @@ class Layer:
     def synchronize(self, *_: Any) -> None:
         self._initialised()
 
-    def nothing(self, *_: Any, **__: Any) -> None:
-        return None
-
     def properties(self, index: int) -> Any:
         return properties_of(self.machine.at(index))
 
@@ -105,6 +115,7 @@ class Layer:
     def cuda_functions(self) -> dict[str, Any]:
         """Names on `torch._C`."""
         return {
+            **dict.fromkeys(_NOTHING, lambda *_, **__: None),
             "_cuda_init": self.init,
             "_cuda_getDeviceCount": self.count,
             "_cuda_getDevice": self.get_device,
@@ -115,30 +126,21 @@ class Layer:
             "_cuda_getArchFlags": lambda: ARCHITECTURES,
             "_cuda_canDeviceAccessPeer": self.can_access_peer,
             "_cuda_synchronize": self.synchronize,
-            "_cuda_ipc_collect": self.nothing,
-            "_cuda_sleep": self.nothing,
             "_cuda_getCurrentStream": self.current_stream,
             "_cuda_getDefaultStream": self.default_stream,
             "_cuda_getCurrentRawStream": lambda index: streams.current(index).stream_id,
             "_cuda_setStream": self.set_stream,
             "_cuda_isCurrentStreamCapturing": lambda: False,
-            "_cuda_set_sync_debug_mode": self.nothing,
             "_cuda_get_sync_debug_mode": lambda: 0,
             "_cuda_getCompiledVersion": lambda: 12080,
-            "_cuda_clearCublasWorkspaces": self.nothing,
             "_cuda_memoryStats": self.memory.nested,
             "_cuda_resetPeakMemoryStats": self.memory.reset_peak,
-            "_cuda_resetAccumulatedMemoryStats": self.nothing,
             "_cuda_emptyCache": self.memory.empty_cache,
             "_cuda_setMemoryFraction": self.memory.set_fraction,
             "_cuda_getMemoryFraction": self.memory.fraction,
             "_cuda_memorySnapshot": self.memory.snapshot,
-            "_cuda_record_memory_history": self.nothing,
             "_cuda_getAllocatorBackend": lambda: "native",
             "_cuda_hostMemoryStats": dict,
-            "_cuda_resetPeakHostMemoryStats": self.nothing,
-            "_cuda_resetAccumulatedHostMemoryStats": self.nothing,
-            "_host_emptyCache": self.nothing,
             "_has_cuda": True,
             "_nccl_version": lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2],
             "_nccl_version_suffix": lambda: b"",
@@ -158,13 +160,10 @@ class Layer:
             "_accelerator_synchronizeDevice": self.synchronize,
             "_accelerator_isAllocatorInitialized": lambda: self.machine.initialised,
             "_accelerator_emptyCache": self.memory.empty_cache,
-            "_accelerator_emptyHostCache": self.nothing,
             "_accelerator_getDeviceStats": self.memory.nested,
-            "_accelerator_resetAccumulatedStats": self.nothing,
             "_accelerator_resetPeakStats": self.memory.reset_peak,
             "_accelerator_getMemoryInfo": self.memory.info,
-            "_accelerator_getDeviceCapability": lambda _: {"supported_dtypes": set(_supported_dtypes())},
-            "_accelerator_setAllocatorSettings": self.nothing,
+            "_accelerator_getDeviceCapability": lambda _: {"supported_dtypes": _supported_dtypes()},
         }
 
     def runtime(self) -> SimpleNamespace:
@@ -179,8 +178,8 @@ class Layer:
         )
 
 
-def _supported_dtypes() -> Sequence[torch.dtype]:
-    return [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+def _supported_dtypes() -> set[torch.dtype]:
+    return {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 class _NoGraph:
@@ -206,22 +205,6 @@ def _no_nested(native: Callable[..., Any]) -> Callable[..., Any]:
         return native(data, *args, **kwargs)
 
     return make
-
-
-def _nvtx() -> SimpleNamespace:
-    def no_range(*_: Any, **__: Any) -> int:
-        return 0
-
-    names = (
-        "rangePushA",
-        "rangePop",
-        "rangeStartA",
-        "rangeEnd",
-        "markA",
-        "deviceRangeStart",
-        "deviceRangeEnd",
-    )
-    return SimpleNamespace(**dict.fromkeys(names, no_range))
 
 
 def _copies(tensor: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor]:
@@ -349,7 +332,7 @@ def patches(machine: Machine) -> list[Patch]:
             (torch.nested, name, _no_nested(getattr(torch.nested, name)))
             for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged")
         ),
-        (cuda.nvtx, "_nvtx", _nvtx()),
+        (cuda.nvtx, "_nvtx", SimpleNamespace(**dict.fromkeys(_NVTX, lambda *_, **__: 0))),
         # What these two would ask of the build, a warning included, has no bearing on a virtual GPU.
         (cuda.nccl, "is_available", lambda tensors: False),
         (torch.backends.cudnn, "is_acceptable", lambda tensor: False),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trimtab.virtual import batch_norm, faults, state
 from trimtab.virtual.plans import Args, Kwargs, Plan
@@ -133,24 +134,19 @@ def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs
 
 def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
     half = (torch.float16, torch.bfloat16)
-    dtype = next((p.dtype for p in _tensors(payloads, named) if p.dtype in half), torch.float16)
+    dtype = next(
+        (p.dtype for p in tree_leaves((payloads, named)) if getattr(p, "dtype", None) in half), half[0]
+    )
 
     def up(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype in half:
-            return value.float()
-        if isinstance(value, (list, tuple)):
-            return [up(item) for item in value]
+        if isinstance(value, Tensor):
+            return value.float() if value.dtype in half else value
         return torch.float32 if value in half else value
 
     def down(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype is torch.float32:
-            return value.to(dtype)
-        if isinstance(value, (list, tuple)):
-            return type(value)(down(item) for item in value)
-        return value
+        return value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
-    raised = [up(value) for value in payloads]
-    raised_named = {name: up(value) for name, value in named.items()}
+    raised, raised_named = tree_map(up, (payloads, named))
     out = func(*raised, **raised_named)
     for name in plan.writes:
         at = plan.names.index(name)
@@ -160,7 +156,9 @@ def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> An
         for old, new in zip(before, after, strict=True) if isinstance(before, list) else ((before, after),):
             if old is not new:
                 old.copy_(new)
-    return payloads[0] if plan.writes and isinstance(out, Tensor) and out is raised[0] else down(out)
+    return (
+        payloads[0] if plan.writes and isinstance(out, Tensor) and out is raised[0] else tree_map(down, out)
+    )
 
 
 def _wide_product(func: Any, payloads: list[Any], named: Kwargs) -> Any:
@@ -171,13 +169,3 @@ def _wide_product(func: Any, payloads: list[Any], named: Kwargs) -> Any:
     made = func.overloadpacket.default(*operands, **scales)
     out = named.get("out")
     return made if out is None else out.copy_(made)
-
-
-def _tensors(payloads: list[Any], named: Kwargs) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in (*payloads, *named.values()):
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found.extend(item for item in value if isinstance(item, Tensor))
-    return found

@@ -47,23 +47,14 @@ ATTRIBUTE = "_trimtab"
 
 def _library_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    roots = {
-        paths["stdlib"],
-        paths["platstdlib"],
-        paths["purelib"],
-        paths["platlib"],
-        *site.getsitepackages(),
-    }
-    user_site = site.getusersitepackages()
-    roots.add(user_site)
-    roots.add(os.path.dirname(torch.__file__))
+    roots = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__)}
     # The package itself, also when installed in place; its command line and recipes are no user code either.
-    roots.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return tuple(os.path.join(os.path.realpath(root), "") for root in roots) + tuple(
-        os.path.join(root, "") for root in roots
-    )
+    roots.add(os.path.dirname(os.path.dirname(_OWN)))
+    return tuple(os.path.join(path, "") for root in roots for path in (os.path.realpath(root), root))
 
 
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _ROOTS = _library_roots()
 _user_code: dict[CodeType, bool] = {}
 
@@ -106,23 +97,16 @@ def resolve(handle: Handle | None) -> Origin | None:
     return Origin(code.co_filename, line, code.co_name)
 
 
-def user_stack() -> list[Origin]:
-    """The user's frames of the current thread, innermost first."""
-    return [origin for origin, user in stack() if user]
-
-
 def stack(skip: int = 0) -> list[tuple[Origin, bool]]:
     """All frames outside this package's virtual room, innermost first, each with whether it is user code."""
     frame: FrameType | None = sys._getframe(1 + skip)
-    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
     frames: list[tuple[Origin, bool]] = []
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(own):
-            user = _user_code.get(code)
-            if user is None:
-                user = _is_user(code)
-            frames.append((Origin(code.co_filename, frame.f_lineno, code.co_name), user))
+        if not code.co_filename.startswith(_OWN):
+            frames.append(
+                (Origin(code.co_filename, frame.f_lineno, code.co_name), is_user_file(code.co_filename))
+            )
         frame = frame.f_back
     return frames
 
@@ -135,29 +119,23 @@ def trace_of(tensor: torch.Tensor) -> Trace | None:
 
 def ensure_trace(tensor: torch.Tensor) -> Trace:
     """The record kept for a tensor, made when there is none."""
-    found = tensor.__dict__.get(ATTRIBUTE)
-    if found is None:
-        found = Trace()
-        tensor.__dict__[ATTRIBUTE] = found
+    found: Trace = tensor.__dict__.setdefault(ATTRIBUTE, Trace())
     return found
 
 
 def born_of(tensor: torch.Tensor) -> Origin | None:
     """The user's line at which a tensor was made."""
-    found = trace_of(tensor)
-    return resolve(found.born) if found is not None else None
+    return resolve(getattr(trace_of(tensor), "born", None))
 
 
 def moved_of(tensor: torch.Tensor) -> Origin | None:
     """The user's line that last moved a tensor to the device it is on."""
-    found = trace_of(tensor)
-    return resolve(found.moved) if found is not None else None
+    return resolve(getattr(trace_of(tensor), "moved", None))
 
 
 def copied_of(tensor: torch.Tensor) -> Origin | None:
     """The user's line that last made a copy of this tensor on another device (the tensor itself stayed)."""
-    found = trace_of(tensor)
-    return resolve(found.copied) if found is not None else None
+    return resolve(getattr(trace_of(tensor), "copied", None))
 
 
 def note_move(source: torch.Tensor, result: torch.Tensor) -> None:

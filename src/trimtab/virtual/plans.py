@@ -22,23 +22,6 @@ _SILENT_VIEWS = frozenset(
 class Plan:
     """What is known of an operation from its schema."""
 
-    __slots__ = (
-        "author",
-        "before",
-        "collective",
-        "composite",
-        "factory",
-        "foreach",
-        "kind",
-        "name",
-        "names",
-        "overload",
-        "parts",
-        "rule",
-        "seeded",
-        "writes",
-    )
-
     author: Any
     """The definition of an operation that was written in Python (torch.library.custom_op)."""
     parts: bool

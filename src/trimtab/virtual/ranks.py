@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trimtab.virtual import faults, origin, sharded, state
 from trimtab.virtual.state import Machine
@@ -56,11 +57,18 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check(name, named)
         if machine.observer is not None and name not in _POINT_TO_POINT:
             machine.observer.collective(_record(name, named))
-    payloads = [_payload(value, held) for value in args]
+
+    def payload(value: Any) -> Any:
+        if value.__class__ not in VIRTUAL:
+            return value
+        held[id(value.payload)] = value
+        return value.payload
+
+    payloads, rest = tree_map(payload, (list(args), kwargs))
     if name in _FLAT:
         payloads = [_flat(value, held) for value in payloads]
-    result = func(*payloads, **{k: _payload(v, held) for k, v in kwargs.items()})
-    return _wrapped(result, held)
+    # The results of a collective are its own arguments, written in place.
+    return tree_map(lambda value: held.get(id(value), value), func(*payloads, **rest))
 
 
 def _flat(value: Any, held: dict[int, torch.Tensor]) -> Any:
@@ -72,32 +80,8 @@ def _flat(value: Any, held: dict[int, torch.Tensor]) -> Any:
     return flat
 
 
-def _payload(value: Any, held: dict[int, torch.Tensor]) -> Any:
-    if value.__class__ in VIRTUAL:
-        held[id(value.payload)] = value
-        return value.payload
-    if value.__class__ in (list, tuple):
-        return [_payload(item, held) for item in value]
-    return value
-
-
-def _wrapped(value: Any, held: dict[int, torch.Tensor]) -> Any:
-    """The results of a collective are its own arguments, written in place."""
-    if isinstance(value, torch.Tensor):
-        return held.get(id(value), value)
-    if value.__class__ is tuple:
-        return tuple(_wrapped(item, held) for item in value)
-    if value.__class__ is list:
-        return [_wrapped(item, held) for item in value]
-    return value
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if value.__class__ in (list, tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _group(named: dict[str, Any]) -> Any:

@@ -17,13 +17,9 @@ CUDA_DEVICE_TYPE = 1  # c10::DeviceType::CUDA
 
 
 def _index(device: Any) -> int:
+    index: int | None = device if device is None or isinstance(device, int) else torch.device(device).index
     in_force = machine()
-    if device is None:
-        return in_force.current_device if in_force is not None else 0
-    if isinstance(device, int):
-        return device
-    index = torch.device(device).index
-    return index if index is not None else (in_force.current_device if in_force is not None else 0)
+    return index if index is not None else in_force.current_device if in_force is not None else 0
 
 
 class _StreamType(type):
@@ -35,7 +31,17 @@ class _StreamType(type):
         return super().__instancecheck__(instance) or isinstance(instance, cls.native)
 
 
-class Stream(metaclass=_StreamType):
+class _Finished(metaclass=_StreamType):
+    """Nothing is ever waited for."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+class Stream(_Finished):
     """What `torch.cuda.Stream` and `torch.Stream` are while virtual GPUs are in force."""
 
     native = (torch.Stream,)
@@ -68,12 +74,6 @@ class Stream(metaclass=_StreamType):
 
     def is_capturing(self) -> bool:
         return False
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
 
     def wait_event(self, event: Event) -> None:
         return None
@@ -111,7 +111,7 @@ class Stream(metaclass=_StreamType):
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
 
 
-class Event(metaclass=_StreamType):
+class Event(_Finished):
     """What `torch.cuda.Event` and `torch.Event` are while virtual GPUs are in force."""
 
     native = (torch.Event,)
@@ -135,12 +135,6 @@ class Event(metaclass=_StreamType):
         self.recorded = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
-        return None
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
         return None
 
     def elapsed_time(self, end_event: Event) -> float:
