@@ -133,9 +133,8 @@ _LOADED = re.compile(
     re.IGNORECASE,
 )
 _DEVICE_LINE = re.compile(
-    rf"(?:^|[\s\-*\[(])(?:(?:training|train|config(?:ured)?|target|using|训练|使用|目标)["
-    rf" _.]?)?(?:device|设备)\s*[:=]+\s*[\"'`]?"
-    rf"(?P<device>{DEVICE})\b",
+    r"(?:^|[\s\-*\[(])(?:(?:training|train|config(?:ured)?|target|using|训练|使用|目标)[ "
+    rf"_.]?)?(?:device|设备)\s*[:=]+\s*[\"'`]?(?P<device>{DEVICE})\b",
     re.IGNORECASE,
 )
 
@@ -153,18 +152,14 @@ def _conflicting_devices(lines: list[str]) -> list[Explanation]:
             and model[1].split(":")[0] != match["device"].split(":")[0]
         ):
             cause = (
-                f"the model was put on {model[1]} while the rest of the run uses {match['device']}: one"
-                f" part detects the"
-                " device for itself and ignores the configured one. Mixed devices raise an error; a run"
-                " that is silent"
-                " instead is slow (the first step on a CPU can take minutes)"
+                f"the model was put on {model[1]} while the rest of the run uses {match['device']}: one part "
+                "detects the device for itself and ignores the configured one. Mixed devices raise an error; "
+                "a run that is silent instead is slow (the first step on a CPU can take minutes)"
             )
             fix = (
-                f"decide the device once and read it everywhere: self.device = config.device (here"
-                f" {match['device']}) in"
-                " place of auto-detection, also for TrainingArguments (use_cpu=True for the CPU);"
-                " announce and time"
-                " the first step"
+                "decide the device once and read it everywhere: self.device = config.device (here "
+                f"{match['device']}) in place of auto-detection, also for TrainingArguments (use_cpu=True "
+                "for the CPU); announce and time the first step"
             )
             quote = f"{model[2]} … {match.group(0).strip(' -*')}"
             return [

@@ -15,9 +15,8 @@ DATA_PATTERNS: tuple[Pattern, ...] = (
         "key-of-column",
         "dataset-field",
         rf"KeyError:?\s*['\"](?P<name>{_COLUMNS})['\"]",
-        "a row or batch has no field '{name}': the data set names it otherwise, was not tokenised, or"
-        " the Trainer"
-        " removed the column because the model's forward does not take it",
+        "a row or batch has no field '{name}': the data set names it otherwise, was not tokenised, or the "
+        "Trainer removed the column because the model's forward does not take it",
         "print the columns of one row and map '{name}' to the right one; if a collator needs it:"
         " TrainingArguments(remove_unused_columns=False)",
     ),
@@ -59,12 +58,10 @@ DATA_PATTERNS: tuple[Pattern, ...] = (
         "unable-to-tensor",
         "batch-type",
         r"Unable to create tensor, you should probably activate truncation and/or padding",
-        "rows of different length (often labels, which tokenizer.pad does not pad, or a column of"
-        " strings) cannot"
-        " become one tensor",
-        "DataCollatorForSeq2Seq / DataCollatorForLanguageModeling pad labels too; or padding=True,"
-        " truncation=True; remove"
-        " text columns",
+        "rows of different length (often labels, which tokenizer.pad does not pad, or a column of strings) "
+        "cannot become one tensor",
+        "DataCollatorForSeq2Seq / DataCollatorForLanguageModeling pad labels too; or padding=True, "
+        "truncation=True; remove text columns",
     ),
     Pattern(
         "ragged",
@@ -128,17 +125,15 @@ DATA_PATTERNS: tuple[Pattern, ...] = (
         r"DataLoader worker \(pid(?:\(s\))? ?[\d, ]+\) (?:is killed by signal:"
         r" (?:Killed|Aborted|Terminated)|exited unexpectedly)",
         "the system ended a DataLoader worker: host memory ran out, as a rule",
-        "fewer workers, smaller prefetch_factor, stream the data instead of holding it in each worker;"
-        " num_workers=0"
-        " shows the error itself",
+        "fewer workers, smaller prefetch_factor, stream the data instead of holding it in each worker; "
+        "num_workers=0 shows the error itself",
         consequence=True,
     ),
     Pattern(
         "shared-memory",
         "out-of-memory",
-        r"Bus error.{0,120}?(?:shared memory|shm)|killed by signal: Bus error|unable to"
-        r" (?:open|allocate) shared memory object|"
-        r"unable to write to file </torch_|No space left on device.{0,60}?/dev/shm",
+        r"Bus error.{0,120}?(?:shared memory|shm)|killed by signal: Bus error|unable to (?:open|allocate) "
+        r"shared memory object|unable to write to file </torch_|No space left on device.{0,60}?/dev/shm",
         "shared memory (/dev/shm) is full; containers give 64 MB by default",
         "docker run --shm-size=8g (or --ipc=host), fewer workers,"
         ' torch.multiprocessing.set_sharing_strategy("file_system")',
@@ -216,9 +211,8 @@ DATA_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "batch-size-of-target",
         "batch-type",
-        r"Expected input batch_size \(\d+\) to match target batch_size \(\d+\)|Target size \(.{0,40}?\)"
-        r" must be the same as"
-        r" input size",
+        r"Expected input batch_size \(\d+\) to match target batch_size \(\d+\)|Target size \(.{0,40}?\) must "
+        r"be the same as input size",
         "logits and labels have different shapes",
         "logits.view(-1, vocab) with labels.view(-1); for binary losses labels.float().unsqueeze(1)",
     ),
@@ -249,9 +243,8 @@ DATA_PATTERNS: tuple[Pattern, ...] = (
         "other-error",
         r"(?:Missing|Unexpected) key\(s\) in state_dict",
         "checkpoint and model have different parameters",
-        "build the model as it was when it was saved (same class, adapters, heads); strict=False leaves"
-        " the missing"
-        " ones untrained",
+        "build the model as it was when it was saved (same class, adapters, heads); strict=False leaves the "
+        "missing ones untrained",
     ),
     Pattern(
         "size-mismatch",
@@ -277,9 +270,8 @@ DATA_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "optimizer-groups",
         "unmoved-state",
-        r"loaded state dict contains a parameter group that doesn't match the size of optimizer's"
-        r" group|loaded state dict"
-        r" has a different number of parameter groups",
+        r"loaded state dict contains a parameter group that doesn't match the size of optimizer's "
+        r"group|loaded state dict has a different number of parameter groups",
         "the optimizer checkpoint was made for other trainable parameters",
         "freeze and add adapters exactly as in the first run before building the optimizer",
     ),

@@ -32,18 +32,16 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "embedding-index",
         "device-mismatch",
         _argument("index|indices"),
-        "an embedding looks up ids that are on another device than its weight ({a} and {b}): the model"
-        " and the batch"
-        " were sent to different devices, or only one of them was moved",
+        "an embedding looks up ids that are on another device than its weight ({a} and {b}): the model and "
+        "the batch were sent to different devices, or only one of them was moved",
         "bring the ids to the weight before the call: input_ids = input_ids.to(model.device); in one go:"
         " batch = {{k: v.to(model.device) for k, v in batch.items()}}",
     ),
     Pattern(
         "embedding-index-old",
         "device-mismatch",
-        r"Expected object of (?:device type|backend) \w+ but got (?:device type|backend) \w+ for"
-        r" argument #\d+"
-        r" '\w+' in call to _?th_index_select",
+        r"Expected object of (?:device type|backend) \w+ but got (?:device type|backend) \w+ for argument "
+        r"#\d+ '\w+' in call to _?th_index_select",
         "an embedding looks up ids that are on another device than its weight: the ids (or the model)"
         " stayed behind",
         "bring the ids to the weight before the call: input_ids = input_ids.to(model.device)",
@@ -61,9 +59,8 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "loss-target",
         "device-mismatch",
         _argument("target|targets|labels?"),
-        "the labels are on another device than the logits ({a} and {b}): they were never moved, or the"
-        " model is split"
-        " and its last layer lives elsewhere than its first",
+        "the labels are on another device than the logits ({a} and {b}): they were never moved, or the model "
+        "is split and its last layer lives elsewhere than its first",
         "bring the labels to the logits at the loss: loss = F.cross_entropy(logits,"
         " labels.to(logits.device))",
     ),
@@ -73,22 +70,19 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         _argument(
             "running_mean|running_var|weight|bias", r"wrapper_\w*(?:batch_norm|layer_norm|group_norm)\w*"
         ),
-        "a normalisation layer's weights or statistics are on another device than its input ({a} and"
-        " {b}): the layer"
-        " was made after the model moved, is kept in a plain list, or belongs to another part of a split"
-        " model",
-        "move the whole model once after it is built (model.to(device)); in a split model bring the"
-        " input to the"
-        " layer: x = x.to(self.norm.weight.device)",
+        "a normalisation layer's weights or statistics are on another device than its input ({a} and {b}): "
+        "the layer was made after the model moved, is kept in a plain list, or belongs to another part of a "
+        "split model",
+        "move the whole model once after it is built (model.to(device)); in a split model bring the input to "
+        "the layer: x = x.to(self.norm.weight.device)",
     ),
     Pattern(
         "linear-operand",
         "device-mismatch",
         _argument("mat1|mat2|vec|weight|bias|self|input|batch1|batch2|tensor1|tensor2"),
-        "a layer's input and its weight are on different devices ({a} and {b}): the batch was not moved,"
-        " or this layer"
-        " was not (made after .to(), or kept in a Python list or dict instead of"
-        " nn.ModuleList/nn.ModuleDict)",
+        "a layer's input and its weight are on different devices ({a} and {b}): the batch was not moved, or "
+        "this layer was not (made after .to(), or kept in a Python list or dict instead of "
+        "nn.ModuleList/nn.ModuleDict)",
         "x = x.to(self.layer.weight.device) if the input is the stray one; else register the layer and call"
         " model.to(device) after it is added",
     ),
@@ -104,10 +98,9 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "index-device",
         r"indices should be either on '?cpu'? or on the same device as the indexed tensor(?:"
         r" \((?P<indexed>[\w:]+)\))?",
-        "a tensor is indexed by a GPU tensor of another device than its own. A CPU index into a GPU"
-        " tensor is legal,"
-        " the reverse is not: a table, mask or label tensor stayed on the CPU, or on the other GPU of a"
-        " split model",
+        "a tensor is indexed by a GPU tensor of another device than its own. A CPU index into a GPU tensor "
+        "is legal, the reverse is not: a table, mask or label tensor stayed on the CPU, or on the other GPU "
+        "of a split model",
         "bring the table to the index: table.to(index.device)[index]; better: register the table with"
         " register_buffer so that it moves with the model",
     ),
@@ -115,11 +108,9 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "two-gpus",
         "device-mismatch",
         rf"{_SAME}.{{0,60}}?cuda:(?P<first>\d+)\b.{{0,25}}?cuda:(?!(?P=first)\b)\d+",
-        "two GPUs meet in one operation ({a} and {b}): the model is split over them (device_map, or"
-        " several .to()"
-        " calls) and a tensor stayed on one GPU while the layer it meets is on the other; often labels,"
-        " masks or"
-        " anything made on accelerator.device",
+        "two GPUs meet in one operation ({a} and {b}): the model is split over them (device_map, or several "
+        ".to() calls) and a tensor stayed on one GPU while the layer it meets is on the other; often labels, "
+        "masks or anything made on accelerator.device",
         "make helper tensors where their partner is (device=other.device) and move labels to"
         " logits.device at the"
         ' loss; if the model fits on one GPU, load it there: device_map={{"": 0}}',
@@ -128,12 +119,10 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "cpu-and-gpu",
         "device-mismatch",
         rf"{_SAME}(?:.{{0,60}}?{DEVICE} and {DEVICE})?",
-        "one operation got tensors from two devices ({a} and {b}): part of the batch was not moved, a"
-        " tensor was made"
-        " in forward without device=, or a module attribute is not a registered buffer",
-        "move the whole batch to the model's device, give factories device=x.device, and use"
-        " register_buffer for"
-        " constants of a module; x.to(device) returns the moved tensor: assign it",
+        "one operation got tensors from two devices ({a} and {b}): part of the batch was not moved, a tensor "
+        "was made in forward without device=, or a module attribute is not a registered buffer",
+        "move the whole batch to the model's device, give factories device=x.device, and use register_buffer "
+        "for constants of a module; x.to(device) returns the moved tensor: assign it",
     ),
     Pattern(
         "old-device-type",
@@ -141,9 +130,8 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         r"Expected object of (?:device type|backend) (?P<want>\w+) but got (?:device type|backend)"
         r" (?P<got>\w+)"
         r" for (?:sequence element|argument) \S+(?: '(?P<arg>\w+)')?(?: in (?:call to|sequence)\S* \S+)?",
-        "one operand is on {got}, the others are on {want} (torch 1.x wording): part of the batch, or a"
-        " tensor made"
-        " without device=, stayed behind",
+        "one operand is on {got}, the others are on {want} (torch 1.x wording): part of the batch, or a "
+        "tensor made without device=, stayed behind",
         "bring it to the others: t = t.to(other.device), and assign the result",
     ),
     Pattern(
@@ -160,9 +148,8 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "device-mismatch",
         r"Input and (?:hidden|parameter) tensors are not at the same device(?:, found input tensor at"
         r" \S+ and \w+ tensor at \S+)?",
-        "the recurrent layer's hidden state (or weights) and its input are on different devices: the"
-        " first state is made"
-        " without device=, as a rule",
+        "the recurrent layer's hidden state (or weights) and its input are on different devices: the first "
+        "state is made without device=, as a rule",
         "make the state where the input is: h0 = torch.zeros(layers, batch, hidden, device=x.device)",
     ),
     Pattern(
@@ -188,8 +175,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " torch.set_default_device"
         ' ("cuda") a DataLoader\'s sampler draws on the GPU from a CPU generator',
         'DataLoader(..., generator=torch.Generator(device="{want}")), or no global default device: give'
-        " device= where"
-        " tensors are made",
+        " device= where tensors are made",
     ),
     Pattern(
         "pin-of-gpu-tensor",
@@ -203,9 +189,8 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "worker-uses-gpu",
         "worker-uses-gpu",
         r"Cannot re-?initialize CUDA in forked subprocess",
-        "a forked DataLoader worker touches the GPU: the data set or collate_fn makes or moves tensors"
-        " to CUDA, and"
-        " the parent has already initialised it",
+        "a forked DataLoader worker touches the GPU: the data set or collate_fn makes or moves tensors to "
+        "CUDA, and the parent has already initialised it",
         "collate on the CPU and move in the training loop (batch = move(batch, device)); only if a"
         " worker truly needs"
         ' the GPU: multiprocessing_context="spawn"',
@@ -214,9 +199,8 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "foreach-state",
         "unmoved-state",
         r"Tensors of the same index must be on the same device",
-        "the optimizer's state is on another device than its parameters: it was built (Adagrad makes"
-        " state at once)"
-        " or its checkpoint was loaded before the model moved",
+        "the optimizer's state is on another device than its parameters: it was built (Adagrad makes state "
+        "at once) or its checkpoint was loaded before the model moved",
         "model.to(device) first, then build the optimizer and load its state",
     ),
     Pattern(
@@ -232,9 +216,8 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "device-mismatch",
         r"Calculated loss must be on the original device: (?P<want>\S+) but device in use is (?P<got>\S+)",
         "the model is split, and the loss comes back on {got} while the Trainer keeps its sum on {want}",
-        "return the loss on the input's device: loss = loss.to(input_ids.device) in compute_loss, or"
-        " keep lm_head on"
-        " the first device of the map",
+        "return the loss on the input's device: loss = loss.to(input_ids.device) in compute_loss, or keep "
+        "lm_head on the first device of the map",
     ),
     Pattern(
         "generate-input-device",
@@ -250,24 +233,20 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         r"Cannot copy out of meta tensor; no data",
         "the weights are still on the meta device (made without memory, or offloaded): there is nothing"
         " to copy",
-        "load with a real device (device_map or low_cpu_mem_usage=False), or model.to_empty(device=...)"
-        " and then load"
-        " the state dict; do not call .to() on a dispatched model",
+        "load with a real device (device_map or low_cpu_mem_usage=False), or model.to_empty(device=...) and "
+        "then load the state dict; do not call .to() on a dispatched model",
     ),
     Pattern(
         "device-map-distributed",
         "placement-conflict",
-        r"You can't train a model that has been loaded (?:in 8-bit (?:or 4-bit )?precision )?with"
-        r" `?device_map"
-        r"=['\"]auto['\"]`? in any distributed mode|You can't train a model that has been loaded in"
-        r" (?:8-bit|4-bit|8-bit"
-        r" or 4-bit)(?: precision)? with `?device_map=['\"]?auto['\"]?`?(?: in any distributed mode| in"
-        r" distributed mode)?",
+        r"You can't train a model that has been loaded (?:in 8-bit (?:or 4-bit )?precision )?with "
+        r"`?device_map=['\"]auto['\"]`? in any distributed mode|You can't train a model that has been loaded "
+        r"in (?:8-bit|4-bit|8-bit or 4-bit)(?: precision)? with `?device_map=['\"]?auto['\"]?`?(?: in any "
+        r"distributed mode| in distributed mode)?",
         "device_map splits one copy of the model over all GPUs, a distributed launch wants one whole"
         " copy per GPU",
         'with torchrun/accelerate launch: device_map={{"": local_rank}}; to split the model: start plain'
-        " python, one"
-        " process, and unset WORLD_SIZE, RANK and LOCAL_RANK left over from an earlier launch",
+        " python, one process, and unset WORLD_SIZE, RANK and LOCAL_RANK left over from an earlier launch",
     ),
     Pattern(
         "quantised-other-device",
@@ -281,9 +260,8 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "move-of-offloaded-model",
         "placement-conflict",
-        r"You (?:can't|shouldn't) move a model that has some modules offloaded|You shouldn't move a"
-        r" model that is"
-        r" dispatched using accelerate hooks",
+        r"You (?:can't|shouldn't) move a model that has some modules offloaded|You shouldn't move a model "
+        r"that is dispatched using accelerate hooks",
         "the model was placed by a device map with offloading; .to() would break the hooks that move its"
         " layers",
         "drop the .to() call, or load without device_map and move once",
@@ -301,21 +279,18 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         r"Some modules are dispatched on the CPU or the disk",
         "the quantised model does not fit on the GPUs that it may use, so the device map put layers on"
         " the CPU",
-        "free or allow more GPU memory (max_memory), use a smaller model, or pass"
-        " llm_int8_enable_fp32_cpu_offload=True"
-        " with a device_map of your own",
+        "free or allow more GPU memory (max_memory), use a smaller model, or pass "
+        "llm_int8_enable_fp32_cpu_offload=True with a device_map of your own",
     ),
     Pattern(
         "dataparallel-first-device",
         "placement-conflict",
         r"module must have its parameters and buffers on device \S+ \(device_ids\[0\]\) but found one of"
         r" them on device: \S+",
-        "nn.DataParallel wants the whole model on its first GPU; the Trainer wraps so when it sees"
-        " several GPUs and"
-        " one process, and this model is split or on another GPU ({a} and {b})",
-        "hide the other GPUs (CUDA_VISIBLE_DEVICES=0) or start with torchrun; for a split model, load"
-        " with device_map"
-        " so that the Trainer sees hf_device_map",
+        "nn.DataParallel wants the whole model on its first GPU; the Trainer wraps so when it sees several "
+        "GPUs and one process, and this model is split or on another GPU ({a} and {b})",
+        "hide the other GPUs (CUDA_VISIBLE_DEVICES=0) or start with torchrun; for a split model, load with "
+        "device_map so that the Trainer sees hf_device_map",
     ),
     Pattern(
         "ddp-device-ids",

@@ -8,13 +8,11 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "oom-fragmented",
         "out-of-memory",
-        r"(?:CUDA|HIP|XPU) out of memory\.? Tried to allocate (?P<asked>[\d.]+"
-        r" [KMGT]i?B).{0,400}?(?P<idle>[\d.]+ GiB) is"
-        r" reserved by PyTorch but unallocated",
+        r"(?:CUDA|HIP|XPU) out of memory\.? Tried to allocate (?P<asked>[\d.]+ "
+        r"[KMGT]i?B).{0,400}?(?P<idle>[\d.]+ GiB) is reserved by PyTorch but unallocated",
         "the GPU has no room for {asked} more, while {idle} is reserved but unused: memory is fragmented",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, then a smaller batch with gradient"
-        " accumulation, shorter"
-        " sequences, gradient checkpointing",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, then a smaller batch with gradient accumulation, "
+        "shorter sequences, gradient checkpointing",
         only_if=r"(?:[1-9]\d*\.\d+) GiB is reserved by PyTorch but unallocated",
     ),
     Pattern(
@@ -22,12 +20,10 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         "out-of-memory",
         r"(?:CUDA|HIP|XPU)(?: error:)? out of memory(?:\.? Tried to allocate (?P<asked>[\d.]+ [KMGT]i?B))?|"
         r"torch(?:\.cuda)?\.OutOfMemoryError|cuda runtime error \(2\)",
-        "the GPU has no room left for weights, gradients, optimizer state and activations of this batch"
-        " (or another"
-        " process holds its memory: nvidia-smi)",
-        "smaller batch with more gradient accumulation, shorter max_length, gradient checkpointing, LoRA"
-        " or 8-bit"
-        " optimizer; if it grows step by step, a tensor keeps its graph: total += loss.item()",
+        "the GPU has no room left for weights, gradients, optimizer state and activations of this batch (or "
+        "another process holds its memory: nvidia-smi)",
+        "smaller batch with more gradient accumulation, shorter max_length, gradient checkpointing, LoRA or "
+        "8-bit optimizer; if it grows step by step, a tensor keeps its graph: total += loss.item()",
     ),
     Pattern(
         "oom-mps",
@@ -69,29 +65,25 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         r" PyTorch installation",
         "this build of torch (or of an extension such as flash-attn, bitsandbytes) has no code for this GPU's"
         " compute capability",
-        "install a build for it: newest torch with the CUDA version for new GPUs, an older one for old"
-        " GPUs; rebuild"
-        " extensions with TORCH_CUDA_ARCH_LIST set",
+        "install a build for it: newest torch with the CUDA version for new GPUs, an older one for old GPUs; "
+        "rebuild extensions with TORCH_CUDA_ARCH_LIST set",
     ),
     Pattern(
         "invalid-ordinal",
         "placement-conflict",
         r"invalid device ordinal",
-        "the code asks for a GPU number that is not visible here: CUDA_VISIBLE_DEVICES renumbers from 0,"
-        " or RANK was"
-        " used in place of LOCAL_RANK",
+        "the code asks for a GPU number that is not visible here: CUDA_VISIBLE_DEVICES renumbers from 0, or "
+        "RANK was used in place of LOCAL_RANK",
         'count from 0 among the visible ones: device = int(os.environ["LOCAL_RANK"]), and nproc_per_node'
         " <= GPUs",
     ),
     Pattern(
         "assert-embedding",
         "other-error",
-        r"(?:indexSelect\w*|Indexing\.cu|vectorized_gather_kernel).{0,220}?Assertion `?(?:srcIndex <"
-        r" srcSelectDimSize|"
-        r"ind >= ?0 && ind < ind_dim_size)",
-        "an embedding or gather got an id beyond its table: new tokens without resize_token_embeddings,"
-        " a wrong"
-        " tokenizer, or positions beyond the model's maximum",
+        r"(?:indexSelect\w*|Indexing\.cu|vectorized_gather_kernel).{0,220}?Assertion `?(?:srcIndex < "
+        r"srcSelectDimSize|ind >= ?0 && ind < ind_dim_size)",
+        "an embedding or gather got an id beyond its table: new tokens without resize_token_embeddings, a "
+        "wrong tokenizer, or positions beyond the model's maximum",
         "model.resize_token_embeddings(len(tokenizer)); check input_ids.max() < vocab_size on the CPU",
     ),
     Pattern(
@@ -108,17 +100,15 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         r"device-side assert triggered",
         "a kernel met an index out of range (token id, position, label); the Python line shown is often"
         " a later one",
-        "run the failing batch on the CPU, or with CUDA_LAUNCH_BLOCKING=1, for the true line; check ids"
-        " < vocab_size and"
-        " labels in range",
+        "run the failing batch on the CPU, or with CUDA_LAUNCH_BLOCKING=1, for the true line; check ids < "
+        "vocab_size and labels in range",
     ),
     Pattern(
         "embedding-range",
         "other-error",
         r"IndexError: index out of range in self",
-        "an embedding got an id beyond its table: added tokens without resize_token_embeddings, a wrong"
-        " tokenizer, or"
-        " a text longer than the position table",
+        "an embedding got an id beyond its table: added tokens without resize_token_embeddings, a wrong "
+        "tokenizer, or a text longer than the position table",
         "model.resize_token_embeddings(len(tokenizer)); truncate to the model's maximum length",
     ),
     Pattern(
@@ -132,21 +122,18 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         "illegal-access",
         "other-error",
         r"an illegal memory access was encountered|unspecified launch failure|misaligned address",
-        "a kernel read or wrote outside its memory; the line shown is often a later one. A custom kernel"
-        " (Triton,"
-        " flash-attn) on the wrong current device is a frequent cause in split models",
+        "a kernel read or wrote outside its memory; the line shown is often a later one. A custom kernel "
+        "(Triton, flash-attn) on the wrong current device is a frequent cause in split models",
         "run with CUDA_LAUNCH_BLOCKING=1; switch custom kernels off; torch.cuda.set_device(x.device)"
         " around them",
     ),
     Pattern(
         "no-driver",
         "backend-unsupported",
-        r"Found no NVIDIA driver|No CUDA GPUs are available|CUDA driver version is insufficient|NVIDIA"
-        r" driver on your"
-        r" system is too old|CUDA unknown error",
-        "torch has CUDA, the machine has no usable GPU or driver: not a GPU machine, a container without"
-        " --gpus,"
-        " CUDA_VISIBLE_DEVICES empty, or an old driver",
+        r"Found no NVIDIA driver|No CUDA GPUs are available|CUDA driver version is insufficient|NVIDIA "
+        r"driver on your system is too old|CUDA unknown error",
+        "torch has CUDA, the machine has no usable GPU or driver: not a GPU machine, a container without "
+        "--gpus, CUDA_VISIBLE_DEVICES empty, or an old driver",
         "nvidia-smi must work first; give the container the GPUs; update the driver or install a torch"
         " for an older CUDA",
     ),
@@ -170,9 +157,8 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         "operator-for-backend",
         "backend-unsupported",
         r"Could not run '(?P<op>\S+)' with arguments from the '(?P<backend>\w+)' backend",
-        "{op} is not built for {backend}: a CPU build of an extension (torchvision, custom op), or a"
-        " sparse or"
-        " quantised tensor",
+        "{op} is not built for {backend}: a CPU build of an extension (torchvision, custom op), or a sparse "
+        "or quantised tensor",
         "install torch and its extensions from the same index and CUDA version",
     ),
     Pattern(
@@ -214,9 +200,8 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "cuda-library",
         "backend-unsupported",
-        r"lib(?:cud\w+|cublas\w*|nccl|nvrtc\w*)\.so[\w.]*: (?:cannot open shared object file|undefined"
-        r" symbol)|"
-        r"undefined symbol: \w*(?:cublas|cudnn|nccl|c10)\w*",
+        r"lib(?:cud\w+|cublas\w*|nccl|nvrtc\w*)\.so[\w.]*: (?:cannot open shared object file|undefined "
+        r"symbol)|undefined symbol: \w*(?:cublas|cudnn|nccl|c10)\w*",
         "a CUDA library is missing or of another version than this build expects",
         "install torch and its extensions from one index in a fresh environment; unset LD_LIBRARY_PATH",
     ),

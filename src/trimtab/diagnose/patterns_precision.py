@@ -10,18 +10,16 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "dtype-mismatch",
         r"(?:expected )?(?:mat1|m1|self) and (?:mat2|m2) (?:must|to) have the same dtype(?:, but got:?"
         r" \S+ (?:!=|and) [\w:]+)?",
-        "a matrix product got two precisions; unlike addition it does not promote. Often adapter weights"
-        " in fp32 on a"
-        " bf16 base, or an input that was not cast, and no autocast",
+        "a matrix product got two precisions; unlike addition it does not promote. Often adapter weights in "
+        "fp32 on a bf16 base, or an input that was not cast, and no autocast",
         "run it under torch.autocast, or make both one dtype: x = x.to(self.weight.dtype); adapters:"
         " model.to(torch.bfloat16) after they are added",
     ),
     Pattern(
         "conv-input-dtype",
         "dtype-mismatch",
-        r"Input type \((?:torch\.|c10::|MPS)?[\w.:]+\) and (?:weight|bias) type"
-        r" \((?:torch\.|c10::|MPS)?[\w.:]+\)"
-        r" should be the same",
+        r"Input type \((?:torch\.|c10::|MPS)?[\w.:]+\) and (?:weight|bias) type "
+        r"\((?:torch\.|c10::|MPS)?[\w.:]+\) should be the same",
         "the input and the layer have different precisions",
         "x = x.to(self.conv.weight.dtype) before the layer, or run the model under torch.autocast",
     ),
@@ -44,9 +42,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "attention-dtype",
         "dtype-mismatch",
         r"Expected query, key, and value to have the same dtype",
-        "query, key and value have different precisions, as when a cache, an adapter or a rotary table"
-        " is fp32 in a"
-        " bf16 model",
+        "query, key and value have different precisions, as when a cache, an adapter or a rotary table is "
+        "fp32 in a bf16 model",
         "cast them to one: k, v = k.to(q.dtype), v.to(q.dtype), or run under torch.autocast",
     ),
     Pattern(
@@ -163,9 +160,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "scaler-misuse",
         r"Attempting to unscale FP16 gradients",
         "the trainable weights themselves are fp16, so their gradients are; the scaler needs fp32 weights",
-        "keep trainable weights in fp32 and let autocast make fp16 activations: load with"
-        " dtype=torch.float32, or"
-        " for LoRA: p.data = p.data.float() for the trainable ones",
+        "keep trainable weights in fp32 and let autocast make fp16 activations: load with "
+        "dtype=torch.float32, or for LoRA: p.data = p.data.float() for the trainable ones",
     ),
     Pattern(
         "no-inf-checks",
@@ -174,9 +170,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "no parameter of this optimizer got a gradient: everything is frozen, the loss was rebuilt with"
         " torch.tensor()"
         " or .item(), all labels are masked, or the optimizer holds parameters made before the adapters",
-        "repair the gradient, not the scaler: build the loss from the model's outputs (torch.stack, not"
-        " torch.tensor),"
-        " check that some p.requires_grad, and build the optimizer last",
+        "repair the gradient, not the scaler: build the loss from the model's outputs (torch.stack, not "
+        "torch.tensor), check that some p.requires_grad, and build the optimizer last",
     ),
     Pattern(
         "scaler-update-alone",
@@ -211,9 +206,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "no-grad-fn",
         "no-gradient",
         r"element \d+ of (?:tensors|variables) does not require grad and does not have a grad_fn",
-        "the loss does not depend on any trainable parameter: everything is frozen, it was computed"
-        " under no_grad,"
-        " detached, or re-entrant checkpointing got inputs without gradient",
+        "the loss does not depend on any trainable parameter: everything is frozen, it was computed under "
+        "no_grad, detached, or re-entrant checkpointing got inputs without gradient",
         "make sure some parameter requires grad; with checkpointing of a frozen base:"
         " model.enable_input_require_grads()"
         ' or gradient_checkpointing_kwargs={{"use_reentrant": False}}',
@@ -222,9 +216,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "checkpoint-no-grad-input",
         "no-gradient",
         r"None of the inputs have requires_grad=True\. Gradients will be None",
-        "re-entrant checkpointing needs an input that requires grad; behind a frozen embedding there is"
-        " none, so the"
-        " adapters inside get no gradient and never move",
+        "re-entrant checkpointing needs an input that requires grad; behind a frozen embedding there is "
+        "none, so the adapters inside get no gradient and never move",
         "checkpoint(..., use_reentrant=False), or model.enable_input_require_grads()"
         " (h.requires_grad_(True))",
     ),
@@ -232,9 +225,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "backward-twice",
         "graph-kept",
         r"Trying to backward through the graph a second time",
-        "a tensor that is kept from the last step (hidden state, running loss, cached target) still"
-        " holds that step's"
-        " graph",
+        "a tensor that is kept from the last step (hidden state, running loss, cached target) still holds "
+        "that step's graph",
         "detach what crosses steps: hidden = hidden.detach(), total += loss.item(); retain_graph=True"
         " only hides it",
     ),
@@ -242,9 +234,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "inplace-modified",
         "other-error",
         r"one of the variables needed for gradient computation has been modified by an inplace operation",
-        "a value that backward needs was overwritten (+=, relu_(), x[mask] = ..., an optimizer step"
-        " before backward,"
-        " or DDP broadcasting buffers between two forwards)",
+        "a value that backward needs was overwritten (+=, relu_(), x[mask] = ..., an optimizer step before "
+        "backward, or DDP broadcasting buffers between two forwards)",
         "write it out of place (x = x + y); torch.autograd.set_detect_anomaly(True) names the line;"
         " with two DDP forwards: broadcast_buffers=False",
     ),
@@ -267,9 +258,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "non-scalar-backward",
         "other-error",
         r"grad can be implicitly created only for scalar outputs",
-        "backward was called on a tensor of several values (a loss with reduction='none', or"
-        " DataParallel's one loss"
-        " per GPU)",
+        "backward was called on a tensor of several values (a loss with reduction='none', or DataParallel's "
+        "one loss per GPU)",
         "loss.mean().backward()",
     ),
     Pattern(
@@ -298,9 +288,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "checkpoint-recompute",
         "other-error",
         r"Recomputed values for the following tensors have different metadata",
-        "the checkpointed block did something else when it was recomputed: another dtype (autocast),"
-        " device, cache or"
-        " random branch",
+        "the checkpointed block did something else when it was recomputed: another dtype (autocast), device, "
+        "cache or random branch",
         "use_cache=False, the same autocast around backward's recomputation, and no state changed inside"
         " the block",
     ),
@@ -316,9 +305,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "loss-zero-grad-nan",
         "non-finite",
         r"'?loss'?\s*[:=] '?0(?:\.0+)?'?\s*,.{0,60}?'?grad_norm'?\s*[:=] '?nan",
-        "a true loss of NaN is shown as 0.0: all labels of the batch are -100 (truncated or wrong"
-        " response marker),"
-        " or fp16 overflowed",
+        "a true loss of NaN is shown as 0.0: all labels of the batch are -100 (truncated or wrong response "
+        "marker), or fp16 overflowed",
         "check (labels != -100).any() per row; set logging_nan_inf_filter=False to see the NaN; prefer"
         " bf16 to fp16",
     ),
@@ -328,9 +316,8 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         r"['\"]?(?:train_|eval_)?loss['\"]?\s*[:=]\s*['\"]?(?:nan|inf)\b|loss is (?:nan|inf)",
         "the loss is not finite: fp16 overflow, a learning rate too high, a batch without any label, or"
         " log/division of 0",
-        "find the first bad step (torch.autograd.set_detect_anomaly(True)); use bf16 or a lower rate;"
-        " skip rows whose"
-        " labels are all -100",
+        "find the first bad step (torch.autograd.set_detect_anomaly(True)); use bf16 or a lower rate; skip "
+        "rows whose labels are all -100",
     ),
     Pattern(
         "probability-nan",
@@ -344,18 +331,16 @@ PRECISION_PATTERNS: tuple[Pattern, ...] = (
         "dataset-field",
         r"All labels (?:in your dataset |in the dataset )?are"
         r" -100|(?:所有|全部)(?:的)?(?:标签|labels?)(?:都|均|全)?(?:是|为) -100",
-        "no token is left to learn from: the response marker does not occur in the chat template's text,"
-        " or truncation"
-        " cut every answer off",
+        "no token is left to learn from: the response marker does not occur in the chat template's text, or "
+        "truncation cut every answer off",
         "print one formatted row and take the marker from it; raise max_length or drop rows without labels",
     ),
     Pattern(
         "scheduler-order",
         "other-error",
         r"Detected call of `?lr_scheduler\.step\(\)`? before `?optimizer\.step\(\)`?",
-        "the scheduler steps first; with a GradScaler the first optimizer steps may be skipped for"
-        " overflow, then the"
-        " warning is harmless",
+        "the scheduler steps first; with a GradScaler the first optimizer steps may be skipped for overflow, "
+        "then the warning is harmless",
         "optimizer.step(); scheduler.step(), in this order",
     ),
 )

@@ -13,19 +13,16 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
         " find_unused_parameters=True, a module run twice in one step, or requires_grad changed after"
         " wrapping",
         'gradient_checkpointing_kwargs={{"use_reentrant": False}} and find_unused_parameters=False;'
-        " freeze and unfreeze"
-        " before wrapping in DDP, never after",
+        " freeze and unfreeze before wrapping in DDP, never after",
     ),
     Pattern(
         "ddp-unused",
         "ddp-unused",
         r"Expected to have finished reduction in the prior iteration before starting a new one",
-        "some trainable parameters took no part in the loss, and DDP waits for their gradients: a branch"
-        " that forward"
-        " does not run, or outputs in an object that DDP cannot look into",
-        "freeze or remove what is unused (p.requires_grad_(False) before DDP), use every output in the"
-        " loss, or pass"
-        " find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names",
+        "some trainable parameters took no part in the loss, and DDP waits for their gradients: a branch "
+        "that forward does not run, or outputs in an object that DDP cannot look into",
+        "freeze or remove what is unused (p.requires_grad_(False) before DDP), use every output in the loss, "
+        "or pass find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names",
     ),
     Pattern(
         "ddp-no-gradient",
@@ -38,9 +35,8 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "ddp-models-differ",
         "ranks-disagree",
-        r"DDP expects same model across all ranks, but Rank \d+ has|params\[\d+\] in this process with"
-        r" sizes .{0,80}"
-        r" appears not to match",
+        r"DDP expects same model across all ranks, but Rank \d+ has|params\[\d+\] in this process with sizes "
+        r".{0,80} appears not to match",
         "the ranks built different models: another config, vocabulary, adapter or a freeze that depends"
         " on the rank",
         "build the model from the same settings on every rank, before anything that depends on rank or data",
@@ -57,16 +53,13 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "nccl-timeout",
         "ranks-disagree",
-        r"Watchdog caught collective operation timeout:?(?: WorkNCCL\((?P<work>[^)]*)\))?(?: ran for \d+"
-        r" milliseconds"
-        r" before timing out)?",
-        "one rank waited for a collective that another never joined: unequal numbers of batches, a"
-        " branch on rank or"
-        " data, evaluation or saving on rank 0 only, or a rank that crashed before (look for the first"
+        r"Watchdog caught collective operation timeout:?(?: WorkNCCL\((?P<work>[^)]*)\))?(?: ran for \d+ "
+        r"milliseconds before timing out)?",
+        "one rank waited for a collective that another never joined: unequal numbers of batches, a branch on "
+        "rank or data, evaluation or saving on rank 0 only, or a rank that crashed before (look for the first"
         " error)",
-        "give every rank the same number of steps (drop_last=True, DistributedSampler, or `with"
-        " ddp.join():`) and the"
-        " same branches; a longer time-out only postpones it",
+        "give every rank the same number of steps (drop_last=True, DistributedSampler, or `with "
+        "ddp.join():`) and the same branches; a longer time-out only postpones it",
         consequence=True,
     ),
     Pattern(
@@ -82,9 +75,8 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "peer-gone",
         "ranks-disagree",
-        r"Connection closed by peer|(?:recvBytes|sendBytes|recvValue) failed|Connection reset by"
-        r" peer.{0,80}?(?:gloo|nccl)|"
-        r"(?:gloo|nccl).{0,120}?Connection reset by peer",
+        r"Connection closed by peer|(?:recvBytes|sendBytes|recvValue) failed|Connection reset by "
+        r"peer.{0,80}?(?:gloo|nccl)|(?:gloo|nccl).{0,120}?Connection reset by peer",
         "another rank died; this one only noticed",
         "look for the first error in the log, on the rank that ended first",
         consequence=True,
@@ -94,9 +86,8 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
         "stale-launcher",
         r"(?:DistStoreError: )?Timed out after \d+ seconds waiting for clients\."
         r" (?P<there>\d+)/(?P<all>\d+) clients joined",
-        "{all} processes were announced and {there} came: WORLD_SIZE and RANK are left over from an"
-        " earlier launch, or"
-        " the other processes did not start",
+        "{all} processes were announced and {there} came: WORLD_SIZE and RANK are left over from an earlier "
+        "launch, or the other processes did not start",
         "unset WORLD_SIZE RANK LOCAL_RANK MASTER_ADDR MASTER_PORT for a single process, or start all with"
         " torchrun --nproc_per_node; trust these variables only where TORCHELASTIC_RUN_ID is set",
     ),
@@ -142,9 +133,8 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "port-in-use",
         "stale-launcher",
-        r"EADDRINUSE|(?:errno: ?98\b.{0,60})?(?:The server socket has failed to"
-        r" (?:listen|bind).{0,200}?)?Address already"
-        r" in use|地址已(?:在|被)使用",
+        r"EADDRINUSE|(?:errno: ?98\b.{0,60})?(?:The server socket has failed to "
+        r"(?:listen|bind).{0,200}?)?Address already in use|地址已(?:在|被)使用",
         "another job (or one that did not end) holds MASTER_PORT",
         "torchrun --standalone (takes a free port) or another --master_port; end the old process",
     ),
@@ -177,12 +167,10 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
         "ranks-disagree",
         r"ncclSystemError|ncclUnhandledCudaError|ncclInternalError|unhandled (?:system|cuda) error,?"
         r" .{0,20}NCCL|NCCL error in:",
-        "NCCL failed below torch: network interface, shared memory (small /dev/shm in a container), or a"
-        " GPU error on"
-        " one rank",
-        "run with NCCL_DEBUG=INFO; in a container raise --shm-size; set NCCL_SOCKET_IFNAME to the right"
-        " interface; look"
-        " for an earlier error on another rank",
+        "NCCL failed below torch: network interface, shared memory (small /dev/shm in a container), or a GPU "
+        "error on one rank",
+        "run with NCCL_DEBUG=INFO; in a container raise --shm-size; set NCCL_SOCKET_IFNAME to the right "
+        "interface; look for an earlier error on another rank",
         consequence=True,
     ),
     Pattern(
@@ -199,9 +187,8 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
         "ddp-bypassed",
         r"'(?:DistributedDataParallel|DataParallel)' object has no attribute '(?P<name>\w+)'",
         "DDP wraps the model; its own attributes are under .module",
-        "model.module.{name} for what does not train; for the training loss call the wrapped model"
-        " itself, or gradients"
-        " are not averaged",
+        "model.module.{name} for what does not train; for the training loss call the wrapped model itself, "
+        "or gradients are not averaged",
     ),
     Pattern(
         "dataparallel-unsupported",
@@ -237,20 +224,17 @@ RANK_PATTERNS: tuple[Pattern, ...] = (
         "placement-conflict",
         r"(?:training_)?strategy\s*[:=]"
         r" ['\"]?single_(?:gpu|process|device)\b.{0,80}?(?:use_)?model_parallel\s*[:=] ['\"]?True",
-        "the user asked for model parallelism, and the program decided for a single GPU: tensors of a"
-        " split model will"
-        " meet on different GPUs",
-        "decide once: model_parallel=True splits the model (one process, two GPUs or more) and"
-        " everything else reads"
-        " that decision; otherwise fail with a clear error",
+        "the user asked for model parallelism, and the program decided for a single GPU: tensors of a split "
+        "model will meet on different GPUs",
+        "decide once: model_parallel=True splits the model (one process, two GPUs or more) and everything "
+        "else reads that decision; otherwise fail with a clear error",
     ),
     Pattern(
         "replica-wrapper",
         "placement-conflict",
         r"Caught \w+ in replica (?P<replica>\d+) on device (?P<device>\d+)",
-        "the error happened inside nn.DataParallel, which copies the model to every visible GPU; the"
-        " message below it"
-        " is the fault itself",
+        "the error happened inside nn.DataParallel, which copies the model to every visible GPU; the message "
+        "below it is the fault itself",
         "see the original message; with one process prefer one GPU (CUDA_VISIBLE_DEVICES=0) or torchrun"
         " with DDP",
         consequence=True,

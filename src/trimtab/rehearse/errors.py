@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 _ECHOES = {"ProcessRaisedException", "ProcessExitedException", "ChildFailedError"}
 _LOST_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms for|Broken pipe|"
-    r"gloo/transport|Socket Timeout|wait timeout after|TCPStore|"
-    r"Application timeout caused pair closure|NCCL",
+    r"gloo/transport|Socket Timeout|wait timeout after|TCPStore|Application timeout caused pair closure|NCCL",
     re.IGNORECASE,
 )
 
