@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trimtab.diagnose import source
+from trimtab.diagnose import flow, source
 from trimtab.diagnose.raised_graph import freezing_line
-from trimtab.rehearse import places
 from trimtab.rehearse.standstill import last_stack
 
 
@@ -18,14 +17,14 @@ def program(tmp_path: Path, text: str) -> str:
 
 def test_the_way_out_of_a_loop_is_the_condition_that_leaves_it(tmp_path: Path) -> None:
     file = program(tmp_path, "for step in range(9):\n    train()\n    if done:\n        break\n")
-    found = places.way_out(places.place_of(file, 2))
+    found = flow.way_out(source.place(file, 2))
     assert found is not None
     assert found.line == 3
 
 
 def test_a_count_that_depends_on_the_rank_is_the_way_out(tmp_path: Path) -> None:
     file = program(tmp_path, "rows = data[rank::2]\nfor row in rows:\n    train(row)\n")
-    found = places.way_out(places.place_of(file, 3))
+    found = flow.way_out(source.place(file, 3))
     assert found is not None
     assert found.line == 1
 
@@ -33,10 +32,10 @@ def test_a_count_that_depends_on_the_rank_is_the_way_out(tmp_path: Path) -> None
 def test_the_condition_on_which_a_layer_is_used(tmp_path: Path) -> None:
     text = "class Net:\n    def forward(self, x, k):\n        if k:\n            x = self.a(x)\n"
     file = program(tmp_path, text + "        return self.b(x)\n")
-    found = places.choice_of(file, 2, "a")
+    found = flow.choice_of(file, 2, "a")
     assert found is not None
     assert found.line == 3
-    assert places.choice_of(file, 2, "b") is None
+    assert flow.choice_of(file, 2, "b") is None
 
 
 def test_each_name_of_a_tuple_has_its_own_value(tmp_path: Path) -> None:

@@ -1,25 +1,26 @@
 """From a fault on virtual devices, or an exception, to a finding: the line that fails, the line to change, the fix.
 
 Every rule is general: it looks at where tensors were made and moved, who holds them, and what the source says. None
-knows a particular program.
+knows a particular program. A rule gets the scene and a suspect, and says a verdict or nothing; the first that applies
+speaks.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from trimtab.diagnose import holders, source
+from trimtab.diagnose import holders, rules_certain, rules_likely, source
 from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
-from trimtab.diagnose.rules import CERTAIN, LIKELY
+from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_values import dtype, forked, generator, host_only
-from trimtab.diagnose.scene import Scene
-from trimtab.diagnose.verdict import Verdict
+from trimtab.diagnose.scene import Scene, Suspect
 
 if TYPE_CHECKING:
     from trimtab.virtual.faults import Fault
@@ -27,6 +28,28 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose", "diagnose_exception"]
 
+_Rule = Callable[[Scene, Suspect], Verdict | None]
+_CERTAIN: tuple[_Rule, ...] = (
+    rules_certain.optimizer_state,
+    rules_certain.tied,
+    rules_certain.dropped_move,
+    rules_certain.loaded,
+    rules_certain.unregistered,
+    rules_certain.made_after_move,
+    rules_certain.placement_conflict,
+)
+"""What the evidence proves, whichever operand it is found on: these speak before what is only likely."""
+_LIKELY: tuple[_Rule, ...] = (
+    rules_likely.not_prepared,
+    rules_likely.made_before_move,
+    rules_likely.mover,
+    rules_likely.sibling,
+    rules_likely.misplaced_layer,
+    rules_likely.device_alias,
+    rules_likely.assignment,
+    rules_likely.birth,
+)
+"""What explains the likeliest stray operand best."""
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
@@ -44,7 +67,7 @@ def _diagnose(fault: Fault) -> Finding:
     verdict = _judge(scene) or Verdict()
     where = _place(fault.frame)
     library = _library(fault)
-    finding = Finding(
+    return Finding(
         kind=verdict.kind or (fault.kind if fault.kind in KINDS else "other-error"),
         message=fault.message,
         where=where or library,
@@ -55,7 +78,6 @@ def _diagnose(fault: Fault) -> Finding:
         tensors=_notes(scene),
         library=library if where is not None else None,
     )
-    return finding
 
 
 def _judge(scene: Scene) -> Verdict | None:
@@ -70,8 +92,8 @@ def _judge(scene: Scene) -> Verdict | None:
     if kind == "dtype-mismatch" and (verdict := dtype(scene)):
         return verdict
     placement = kind in ("device-mismatch", "index-device", "unmoved-state")
-    pairs = [(rule, stray) for rule in CERTAIN for stray in scene.strays] if placement else []
-    pairs += [(rule, stray) for stray in scene.strays for rule in (LIKELY if placement else LIKELY[-1:])]
+    pairs = [(rule, stray) for rule in _CERTAIN for stray in scene.strays] if placement else []
+    pairs += [(rule, stray) for stray in scene.strays for rule in (_LIKELY if placement else _LIKELY[-1:])]
     return next((verdict for rule, stray in pairs if (verdict := rule(scene, stray))), None)
 
 
@@ -96,25 +118,21 @@ def _module(scene: Scene) -> str:
 
 
 def _notes(scene: Scene) -> list[TensorNote]:
-    notes = []
-    for suspect in scene.operands:
-        operand = suspect.operand
-        born = suspect.born
-        notes.append(
-            TensorNote(
-                name=scene.expression_of(suspect) or operand.name,
-                device=operand.device,
-                dtype=operand.dtype,
-                shape=tuple(operand.shape),
-                born=_place(born),
-            )
+    return [
+        TensorNote(
+            name=scene.expression_of(suspect) or operand.name,
+            device=operand.device,
+            dtype=operand.dtype,
+            shape=tuple(operand.shape),
+            born=_place(suspect.born),
         )
-    return notes
+        for suspect in scene.operands
+        if (operand := suspect.operand)
+    ]
 
 
 def _library(fault: Fault) -> Place | None:
-    """The innermost line outside torch, when it is not the user's own: the library that the user's line"
-    " led to."""
+    """The innermost line outside torch, when it is not the user's own: the library that the user's line led to."""
     for frame in fault.frames:
         if frame.file.startswith((_TORCH, "<")):
             continue

@@ -7,7 +7,7 @@ Every known text found is explained once, the most specific reading of it; what 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trimtab.diagnose.finding import Place
@@ -37,16 +37,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """As `trimtab explain --json` prints it."""
-        return {
-            "kind": self.kind,
-            "quote": self.quote,
-            "line_number": self.line_number,
-            "cause": self.cause,
-            "fix": self.fix,
-            "where": self.where.to_dict() if self.where else None,
-            "pattern": self.pattern,
-            "consequence": self.consequence,
-        }
+        return asdict(self)
 
 
 def explain(text: str) -> list[Explanation]:
@@ -140,8 +131,7 @@ _DEVICE_LINE = re.compile(
 
 
 def _conflicting_devices(lines: list[str]) -> list[Explanation]:
-    """A log that names one device for the model and another for the run: no error, and nothing fits"
-    " together."""
+    """A log that names one device for the model and another for the run: no error, and nothing fits together."""
     model: tuple[int, str, str] | None = None
     for number, line in enumerate(lines, 1):
         if match := _LOADED.search(line):

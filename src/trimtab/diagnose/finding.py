@@ -5,7 +5,7 @@ These are plain data: no torch, no file is read here. The JSON form is the one t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["fault", "warning"]
@@ -48,23 +48,12 @@ class Place:
     line: int
     code: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As in the report's JSON."""
-        return {"file": self.file, "line": self.line, "code": self.code}
-
 
 @dataclass(frozen=True)
-class Cause:
+class Cause(Place):
     """The line that has to change, and why."""
 
-    file: str
-    line: int
-    code: str
-    why: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in the report's JSON."""
-        return {"file": self.file, "line": self.line, "code": self.code, "why": self.why}
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,16 +65,6 @@ class TensorNote:
     dtype: str
     shape: tuple[int, ...] = ()
     born: Place | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in the report's JSON."""
-        return {
-            "name": self.name,
-            "device": self.device,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "born": self.born.to_dict() if self.born else None,
-        }
 
 
 @dataclass
@@ -114,50 +93,37 @@ class Finding:
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind of finding {self.kind!r}; the kinds are {', '.join(KINDS)}")
 
+    @property
+    def vague(self) -> bool:
+        """Whether no other line than the failing one is named as the cause."""
+        return self.cause is None or self.where is None or self.cause.line == self.where.line
+
     def to_dict(self) -> dict[str, Any]:
         """The finding as it stands in the report's JSON."""
-        return {
-            "kind": self.kind,
-            "severity": self.severity,
-            "message": self.message,
-            "where": self.where.to_dict() if self.where else None,
-            "cause": self.cause.to_dict() if self.cause else None,
-            "fix": self.fix,
-            "op": self.op,
-            "module": self.module,
-            "tensors": [tensor.to_dict() for tensor in self.tensors],
-            "count": self.count,
-            "library": self.library.to_dict() if self.library else None,
-        }
+        return asdict(self)
 
     def key(self) -> tuple[object, ...]:
         """Equal for two findings that a reader would call the same fault."""
-        cause = (self.cause.file, self.cause.line) if self.cause else None
-        where = (self.where.file, self.where.line) if self.where else None
-        library = (self.library.file, self.library.line) if self.library else None
-        place = (cause, where, library)
+        place = [(p.file, p.line) if p else None for p in (self.cause, self.where, self.library)]
         return (self.kind, self.severity, *place) if any(place) else (self.kind, self.severity, self.message)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Finding:
         """The finding back from its JSON form (a rehearsal's child process hands findings over as JSON)."""
-        return cls(
-            kind=data["kind"],
-            severity=data.get("severity", "fault"),
-            message=data.get("message", ""),
-            where=_place(data.get("where")),
-            cause=Cause(**data["cause"]) if data.get("cause") else None,
-            fix=data.get("fix", ""),
-            op=data.get("op", ""),
-            module=data.get("module", ""),
-            tensors=[
-                TensorNote(t["name"], t["device"], t["dtype"], tuple(t["shape"]), _place(t.get("born")))
-                for t in data.get("tensors", [])
-            ],
-            count=data.get("count", 1),
-            library=_place(data.get("library")),
-        )
+        notes = [
+            TensorNote(**{**note, "shape": tuple(note["shape"]), "born": place_from(note.get("born"))})
+            for note in data.get("tensors", [])
+        ]
+        places = {name: place_from(data.get(name)) for name in ("where", "library")}
+        cause = Cause(**data["cause"]) if data.get("cause") else None
+        return cls(**{**data, **places, "cause": cause, "tensors": notes})
 
 
-def _place(data: dict[str, Any] | None) -> Place | None:
-    return Place(data["file"], data["line"], data.get("code", "")) if data else None
+def place_from(data: dict[str, Any] | None) -> Place | None:
+    """A place back from its JSON form."""
+    return Place(**data) if data else None
+
+
+def cause_at(place: Place | None, why: str) -> Cause | None:
+    """The same place as a cause."""
+    return Cause(place.file, place.line, place.code, why) if place else None

@@ -59,8 +59,7 @@ def frame_at(file: str, line: int) -> FrameType | None:
 
 
 def variable_of(tensor: torch.Tensor, frame: FrameType) -> str | None:
-    """The expression by which a frame's code reaches a tensor: `labels`, `batch["labels"]`,"
-    " `self.mask`, `pair[1]`."""
+    """The expression by which a frame's code reaches a tensor: `labels`, `batch["labels"]`, `self.mask`, `pair[1]`."""
     shared: str | None = None
     for name, value in list(frame.f_locals.items()):
         for expression, found in _reach(name, value):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from trimtab.diagnose import raised_data, raised_graph, source
 from trimtab.diagnose.explain import match_message
-from trimtab.diagnose.finding import Cause, Finding, Place
+from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
 from trimtab.diagnose.logtext import is_library
 from trimtab.diagnose.raised_common import frames_of
 
@@ -21,7 +21,7 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
     known: Finding | None = getattr(getattr(error, "fault", None), "_finding", None)
     if known is not None:
         return known
-    own = [p for p in places if _is_users(p.file)]
+    own = [p for p in places if source.is_user_file(p.file)]
     where = own[0] if own else (places[0] if places else None)
     library = _library_line(places, where)
     text = _text(error)
@@ -31,7 +31,7 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
         pattern, fields = matched
         finding.kind, finding.fix = pattern.kind, pattern.fix.format_map(fields)
         why = pattern.cause.format_map(fields)
-        finding.cause = _specific(pattern.name, error, own, why) or _at(where, why)
+        finding.cause = _specific(pattern.name, error, own, why) or cause_at(where, why)
         _add_keys(finding, pattern.name, fields, error)
     elif where is not None:
         finding.fix = (
@@ -46,28 +46,15 @@ def _text(error: BaseException) -> str:
     return f"{name}: {said}" if said else name
 
 
-def _is_users(file: str) -> bool:
-    from trimtab.virtual.origin import is_user_file
-
-    return is_user_file(file)
-
-
 def _library_line(places: Sequence[Place], where: Place | None) -> Place | None:
     """The innermost line that is neither torch's nor the user's, if it is deeper than the user's."""
     for place in places:
         if place == where:
             return None
-        if not _in_torch(place.file) and not place.file.startswith("<") and is_library(place.file):
+        in_torch = f"{os.sep}torch{os.sep}" in place.file
+        if not in_torch and not place.file.startswith("<") and is_library(place.file):
             return place
     return None
-
-
-def _in_torch(file: str) -> bool:
-    return f"{os.sep}torch{os.sep}" in file
-
-
-def _at(place: Place | None, why: str) -> Cause | None:
-    return Cause(place.file, place.line, place.code, why) if place is not None else None
 
 
 def _specific(name: str, error: BaseException, own: Sequence[Place], why: str) -> Cause | None:

@@ -1,11 +1,15 @@
-"""What the rules about raised errors share: the frames of a traceback, and constants in source."""
+"""What the rules about raised errors share: the frames of a traceback and what their variables hold."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+
+import torch
+
+from trimtab.diagnose import holders, source
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
@@ -19,14 +23,14 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def values_named(error: BaseException, name: str) -> Iterator[Any]:
-    for frame in frames_of(error):
-        if name in frame.f_locals:
-            yield frame.f_locals[name]
+    """What the frames of a traceback hold under a name, innermost first."""
+    return (frame.f_locals[name] for frame in frames_of(error) if name in frame.f_locals)
 
 
-def is_true(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
-
-
-def is_false(nodes: Sequence[ast.expr]) -> bool:
-    return bool(nodes) and isinstance(nodes[0], ast.Constant) and nodes[0].value is False
+def makers_of(file: str, error: BaseException, wanted: Callable[[torch.Tensor], bool]) -> Iterator[ast.stmt]:
+    """The statements that gave the failing lines of a file such tensors as they name, innermost frame first."""
+    for frame in (frame for frame in frames_of(error) if frame.f_code.co_filename == file):
+        for name, tensor in holders.expressions(file, frame.f_lineno, frame):
+            made = source.last_assignment(file, frame.f_lineno, name.split("[")[0].split(".")[0])
+            if made is not None and wanted(tensor):
+                yield made

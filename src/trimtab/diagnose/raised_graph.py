@@ -6,29 +6,23 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from trimtab.diagnose import source
+from trimtab.diagnose import flow, source
 from trimtab.diagnose.finding import Place
-from trimtab.diagnose.raised_common import is_false, is_true, values_named
+from trimtab.diagnose.raised_common import values_named
+
+_HALF = ("float16", "fp16", "half")
 
 
 def reentrant(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """A checkpoint call that is re-entrant, by word or by default; else the return of an opaque output."""
-    calls = [n for n in source.walk(file) if isinstance(n, ast.Call)]
-    for call in calls:
-        if is_true(source.keyword(call, "use_reentrant")):
-            return call.lineno
-        if is_true(_entry(source.keyword(call, "gradient_checkpointing_kwargs"), "use_reentrant")):
-            return call.lineno
-    for call in calls:
-        if source.called_name(call) in ("checkpoint", "checkpoint_sequential") and not source.keyword(
-            call, "use_reentrant"
-        ):
-            return call.lineno
-        if (
-            source.called_name(call) == "gradient_checkpointing_enable"
-            and not call.args
-            and not call.keywords
-        ):
+    for call in source.calls(file):
+        kwargs = source.keyword(call, "gradient_checkpointing_kwargs")
+        for said in (source.keyword(call, "use_reentrant"), _entry(kwargs, "use_reentrant")):
+            if source.is_constant(said, True):
+                return call.lineno
+    for call in source.calls(file, "checkpoint", "checkpoint_sequential", "gradient_checkpointing_enable"):
+        enables = source.called_name(call) == "gradient_checkpointing_enable"
+        if not (call.args or call.keywords) if enables else not source.keyword(call, "use_reentrant"):
             return call.lineno
     return opaque_return(file)
 
@@ -76,11 +70,8 @@ def _unused_output(file: str, line: int) -> int | None:
     if not bound:
         return None
     scope = source.function_at(file, line) or source.tree(file)
-    read = (
-        [n for n in ast.walk(scope) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-        if scope
-        else []
-    )
+    names = [n for n in ast.walk(scope) if isinstance(n, ast.Name)] if scope else []
+    read = [n for n in names if isinstance(n.ctx, ast.Load)]
     if len(bound) > 1 and bound <= {n.id for n in read}:
         return None
     return min((n.lineno for n in read if n.id in bound and n.lineno > line), default=None)
@@ -111,16 +102,12 @@ def _unused_layers(owner: ast.ClassDef) -> Iterator[tuple[str, int]]:
         for inner in ast.walk(method)
         if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
     }
-    for method in (m for m in methods if m.name == "__init__"):
-        for inner in ast.walk(method):
-            if isinstance(inner, ast.Assign):
-                for target, value in _pairs(inner):
-                    if (
-                        target not in used
-                        and isinstance(value, ast.Call)
-                        and source.called_name(value)[:1].isupper()
-                    ):
-                        yield target, inner.lineno
+    made = [n for m in methods if m.name == "__init__" for n in ast.walk(m) if isinstance(n, ast.Assign)]
+    for inner in made:
+        for target, value in _pairs(inner):
+            layer = isinstance(value, ast.Call) and source.called_name(value)[:1].isupper()
+            if layer and target not in used:
+                yield target, inner.lineno
 
 
 def _pairs(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
@@ -135,39 +122,33 @@ def _pairs(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _unfrozen(file: str, owner: ast.ClassDef, attribute: str) -> int | None:
-    for node in source.walk(file):
-        if isinstance(node, ast.Call) and source.called_name(node) == "requires_grad_":
-            inside = owner.lineno <= node.lineno <= (owner.end_lineno or 0)
-            if not inside and re.search(rf"\.{attribute}\b", ast.unparse(node.func)):
-                return node.lineno
+    for call in source.calls(file, "requires_grad_"):
+        inside = owner.lineno <= call.lineno <= (owner.end_lineno or 0)
+        if not inside and re.search(rf"\.{attribute}\b", ast.unparse(call.func)):
+            return call.lineno
     return None
 
 
 def half_cast(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """The line that makes or casts weights in half precision, outside of autocast."""
-    for node in source.walk(file):
-        if not isinstance(node, ast.Call) or source.called_name(node) in ("autocast", "autocast_mode"):
+    for call in source.calls(file):
+        if source.called_name(call) in ("autocast", "autocast_mode"):
             continue
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "half":
-            return node.lineno
-        given = (*node.args, *(k.value for k in node.keywords))
-        if any(isinstance(v, ast.Attribute) and v.attr in ("float16", "half") for v in given):
-            return node.lineno
-        if any(isinstance(v, ast.Constant) and v.value in ("float16", "fp16", "half") for v in given):
-            return node.lineno
+        given = (*call.args, *(k.value for k in call.keywords))
+        cast = isinstance(call.func, ast.Attribute) and call.func.attr == "half"
+        named = any(isinstance(v, ast.Attribute) and v.attr in _HALF for v in given)
+        if cast or named or any(isinstance(v, ast.Constant) and v.value in _HALF for v in given):
+            return call.lineno
     return None
 
 
-def _rebuilt_loss(file: str, own: Sequence[Place], error: BaseException) -> int | None:
+def _rebuilt_loss(file: str) -> int | None:
     """A loss that is made anew as a leaf: torch.tensor(…, requires_grad=True), or .requires_grad_() on it."""
-    calls = [n for n in source.walk(file) if isinstance(n, ast.Call)]
-    for call in calls:
-        made = source.called_name(call) in ("tensor", "as_tensor", "Tensor", "Variable")
-        if made and is_true(source.keyword(call, "requires_grad")):
+    for call in source.calls(file, "tensor", "as_tensor", "Tensor", "Variable"):
+        if source.is_constant(source.keyword(call, "requires_grad"), True):
             return call.lineno
-    for call in calls:
-        cut = isinstance(call.func, ast.Attribute) and call.func.attr in ("requires_grad_", "detach", "item")
-        if cut and "loss" in ast.unparse(call.func):
+    for call in source.calls(file, "requires_grad_", "detach", "item"):
+        if isinstance(call.func, ast.Attribute) and "loss" in ast.unparse(call.func):
             return call.lineno
     return None
 
@@ -178,13 +159,13 @@ def frozen(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     if parameters and not any(p.requires_grad for p in parameters) and (line := freezing_line(file)):
         return line
-    return _rebuilt_loss(file, own, error)
+    return _rebuilt_loss(file)
 
 
 def _loaded_frozen(call: ast.Call) -> bool:
     """PEFT loads adapters for inference unless it is told otherwise."""
     loads = ast.unparse(call.func) == "PeftModel.from_pretrained"
-    return loads and not is_true(source.keyword(call, "is_trainable"))
+    return loads and not source.is_constant(source.keyword(call, "is_trainable"), True)
 
 
 def freezing_line(file: str) -> int | None:
@@ -193,24 +174,28 @@ def freezing_line(file: str) -> int | None:
     found: list[tuple[int, int]] = []
     for node in source.walk(file):
         if isinstance(node, ast.Call):
-            if source.called_name(node) == "requires_grad_" and is_false(node.args):
+            if source.called_name(node) == "requires_grad_" and _first_is_false(node.args):
                 found.append((0, node.lineno))
-            elif is_true(source.keyword(node, "inference_mode")) or _loaded_frozen(node):
+            elif source.is_constant(source.keyword(node, "inference_mode"), True) or _loaded_frozen(node):
                 found.append((1, node.lineno))
-        elif isinstance(node, ast.Assign) and is_false([node.value]) and "requires_grad" in ast.unparse(node):
+        elif (
+            isinstance(node, ast.Assign)
+            and _first_is_false([node.value])
+            and "requires_grad" in ast.unparse(node)
+        ):
             found.append((0, node.lineno))
     return min(found)[1] if found else None
 
 
+def _first_is_false(given: list[ast.expr]) -> bool:
+    return bool(given) and source.is_constant(given[0], False)
+
+
 def without_grad(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """The loss was computed under no_grad: the line that switches gradients off; else a loss that was rebuilt."""
-    where = own[0]
-    for name in (
-        sorted(source.names_in(node)) if (node := source.statement(file, where.line)) is not None else ()
-    ):
-        made = source.last_assignment(file, where.line, name)
-        for block in source.withs_around(file, made.lineno) if made is not None else ():
-            opened = " ".join(ast.unparse(item.context_expr) for item in block.items)
-            if "no_grad" in opened or "inference_mode" in opened:
-                return block.lineno
-    return _rebuilt_loss(file, own, error)
+    node = source.statement(file, own[0].line)
+    for name in sorted(source.names_in(node)) if node is not None else ():
+        made = source.last_assignment(file, own[0].line, name)
+        if made is not None and (switch := flow.switch_around(file, made.lineno)) is not None:
+            return switch.line
+    return _rebuilt_loss(file)

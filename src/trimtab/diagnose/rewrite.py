@@ -1,5 +1,4 @@
-"""Writes the code of a fix: a factory call with device=, the argument that a move was given. Changes no"
-" file."""
+"""Writes the code of a fix: a factory call with device=, the argument that a move was given. Changes no file."""
 
 from __future__ import annotations
 

@@ -9,9 +9,8 @@ import torch
 
 from trimtab.diagnose import holders, source
 from trimtab.diagnose.rewrite import add_device, last_move_argument
-from trimtab.diagnose.rules_common import construction, target
+from trimtab.diagnose.rules_common import Verdict, construction, target
 from trimtab.diagnose.scene import Scene, Suspect
-from trimtab.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
     from trimtab.virtual.origin import Origin

@@ -1,9 +1,22 @@
-"""What several rules say: where a stray tensor should go, what it meets, and where a module is constructed."""
+"""What a rule says about a fault, and what several say: where a stray tensor should go, what it meets, who made it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from trimtab.diagnose import source
+from trimtab.diagnose.finding import Cause
 from trimtab.diagnose.scene import Scene, Suspect
+
+
+@dataclass
+class Verdict:
+    """What a rule says."""
+
+    cause: Cause | None = None
+    fix: str = ""
+    kind: str = ""
+    """Another kind than the fault's, when the cause shows one."""
 
 
 def target(scene: Scene, stray: Suspect) -> str:
@@ -35,9 +48,8 @@ def construction(file: str, line: int, after: int) -> int:
         function, owner = source.function_at(file, line), source.class_at(file, line)
         if function is None or owner is None or function.name != "__init__":
             break
-        sites = [
-            n for n in source.calls(file, owner.name) if not owner.lineno <= n <= (owner.end_lineno or 0)
-        ]
+        lines = sorted(call.lineno for call in source.calls(file, owner.name))
+        sites = [n for n in lines if not owner.lineno <= n <= (owner.end_lineno or 0)]
         if not sites:
             break
         line = next((n for n in sites if n > after), sites[0])

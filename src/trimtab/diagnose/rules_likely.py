@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
 from trimtab.diagnose.rewrite import add_device, assigned, has_factory
-from trimtab.diagnose.rules_common import alone, construction, met, target
+from trimtab.diagnose.rules_common import Verdict, alone, construction, met, target
 from trimtab.diagnose.scene import Scene, Sight, Suspect
-from trimtab.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
     from trimtab.virtual.origin import Origin

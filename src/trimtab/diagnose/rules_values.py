@@ -6,20 +6,22 @@ import ast
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause
+from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
-from trimtab.diagnose.verdict import Verdict
+
+_FORKING = {"Process": 1, "Pool": 1, "ProcessPoolExecutor": 1, "fork": 2}
+"""What starts a process, the likelier first."""
 
 
 def dtype(scene: Scene) -> Verdict | None:
     """Two precisions in one operation: the weight's origin if it is the wider one, else the input's."""
     parameter = next((s for s in scene.operands if s.is_parameter), None)
-    inputs = [
-        s
-        for s in scene.operands
-        if not s.is_parameter and parameter and s.operand.dtype != parameter.operand.dtype
-    ]
-    if parameter is None or not inputs:
+    if parameter is None:
+        return None
+    others = [s for s in scene.operands if not s.is_parameter]
+    inputs = [s for s in others if s.operand.dtype != parameter.operand.dtype]
+    if not inputs:
         return None
     name = scene.expression_of(inputs[0]) or "x"
     weight = scene.expression_of(parameter) or "layer.weight"
@@ -46,17 +48,14 @@ def _wrong_autocast(scene: Scene) -> Verdict | None:
     if (here := scene.fault.frame) is None:
         return None
     device = scene.operands[0].device.split(":")[0]
-    for block in source.withs_around(here.file, here.line):
-        for call in [item.context_expr for item in block.items]:
-            if not isinstance(call, ast.Call) or source.called_name(call) != "autocast" or not call.args:
-                continue
-            opened = getattr(call.args[0], "value", None)
-            if isinstance(opened, str) and opened != device:
-                why = (
-                    f'autocast is opened for "{opened}" and the tensors are on {device}: it does nothing here'
-                )
-                fix = f'torch.autocast("{device}", ...), or torch.autocast(x.device.type, ...)'
-                return Verdict(source.cause(here.file, block.lineno, why), fix, "autocast-device")
+    for call in source.contexts_around(here.file, here.line):
+        if not isinstance(call, ast.Call) or source.called_name(call) != "autocast" or not call.args:
+            continue
+        opened = getattr(call.args[0], "value", None)
+        if isinstance(opened, str) and opened != device:
+            why = f'autocast is opened for "{opened}" and the tensors are on {device}: it does nothing here'
+            fix = f'torch.autocast("{device}", ...), or torch.autocast(x.device.type, ...)'
+            return Verdict(source.cause(here.file, call.lineno, why), fix, "autocast-device")
     return None
 
 
@@ -77,13 +76,12 @@ def generator(scene: Scene) -> Verdict | None:
             why = "this generator belongs to another device than the random numbers that are drawn with it"
             fix = "generator=torch.Generator(device=...) on the device where the numbers are drawn"
             return Verdict(source.cause(frame.file, made.lineno if made else line, why), fix)
-    for line in source.calls(frame.file, "set_default_device"):
+    for call in source.calls(frame.file, "set_default_device"):
         why = (
             "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
         )
-        return Verdict(
-            source.cause(frame.file, line, why), "give device= where tensors are made; set no global default"
-        )
+        fix = "give device= where tensors are made; set no global default"
+        return Verdict(source.cause(frame.file, call.lineno, why), fix)
     return None
 
 
@@ -118,17 +116,13 @@ def forked(scene: Scene) -> Verdict | None:
     if get_worker_info() is not None:
         return Verdict(source.cause(here.file, here.line, "a loader's worker may not touch the GPU"))
     starts: list[tuple[int, int]] = []
-    for node in source.walk(here.file):
-        if not isinstance(node, ast.Call):
-            continue
-        name = source.called_name(node)
-        given = [a.value for a in node.args if isinstance(a, ast.Constant)]
+    for call in source.calls(here.file):
+        name = source.called_name(call)
+        given = [a.value for a in call.args if isinstance(a, ast.Constant)]
         if name in ("get_context", "set_start_method") and given and given[0] in ("fork", "forkserver"):
-            starts.append((0, node.lineno))
-        elif name in ("Process", "Pool", "ProcessPoolExecutor"):
-            starts.append((1, node.lineno))
-        elif name == "fork":
-            starts.append((2, node.lineno))
+            starts.append((0, call.lineno))
+        elif name in _FORKING:
+            starts.append((_FORKING[name], call.lineno))
     if not starts:
         return None
     why = "the process is forked, after CUDA was initialised in its parent"

@@ -129,8 +129,7 @@ class Scene:
         return sight is not None and (sight.root == "self" or sight.root not in sight.frame.f_locals)
 
     def _explicit(self, suspect: Suspect) -> bool:
-        """Whether it was made with an explicit `device=`: the choice of the program rather than of its"
-        " partner."""
+        """Whether it was made with an explicit `device=`: the choice of the program rather than of its partner."""
         born = suspect.born
         return born is not None and any(
             source.keyword(call, "device") is not None for call in source.call_on(born.file, born.line)

@@ -1,21 +1,43 @@
-"""Questions to a program's source: where a name was last set, which line assigns an attribute, who moved a sibling.
+"""The one reader of a program's source: where a name was last set, which line sets an attribute, who moved a sibling.
 
 Reads source lines only (through linecache and ast); runs nothing. A file that cannot be read or parsed answers nothing.
+Questions about loops, conditions and returns are in `flow`.
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
+import os
+import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import TypeGuard
 
 from trimtab.diagnose.finding import Cause, Place
 
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_LIBRARIES = tuple(
+    os.path.join(form(sysconfig.get_paths()[name]), "")
+    for name in ("stdlib", "platstdlib")
+    for form in (str, os.path.realpath)
+)
 MOVES = frozenset({"to", "cuda", "cpu", "to_empty", "half", "float", "bfloat16", "double", "mps", "xpu"})
 """Methods that give back a moved or cast tensor."""
 
+_SETTING = ast.Assign | ast.AnnAssign | ast.AugAssign
+_TO_DEVICE = ("to", "cuda", "mps")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@lru_cache(maxsize=4096)
+def is_user_file(file: str) -> bool:
+    """Whether a file is the user's own: outside installed packages, the standard library and Trimtab itself. Needs no
+    torch, unlike the virtual machine's own test, which every operation makes."""
+    path = os.path.abspath(file)
+    if not file or file.startswith("<") or {"site-packages", "dist-packages"} & set(path.split(os.sep)):
+        return False
+    return not path.startswith((PACKAGE, *_LIBRARIES))
 
 
 def place(file: str, line: int) -> Place:
@@ -39,21 +61,26 @@ def tree(file: str) -> ast.Module | None:
 
 def statement(file: str, line: int) -> ast.stmt | None:
     """The innermost statement that stands on a line (of a compound one only its header counts)."""
-    found = [n for n in _walk(file) if isinstance(n, ast.stmt) and n.lineno <= line <= _header_end(n)]
+    found = [n for n in walk(file) if isinstance(n, ast.stmt) and n.lineno <= line <= _header_end(n)]
     return max(found, key=lambda n: (n.lineno, n.col_offset), default=None)
 
 
 def function_at(file: str, line: int) -> Function | None:
     """The innermost function that holds a line."""
-    found = [n for n in _walk(file) if isinstance(n, Function) and n.lineno <= line <= (n.end_lineno or 0)]
+    found = [
+        n for n in walk(file) if isinstance(n, Function) and _first_line(n) <= line <= (n.end_lineno or 0)
+    ]
     return max(found, key=lambda n: n.lineno, default=None)
+
+
+def _first_line(function: Function) -> int:
+    """As Python counts: the decorators belong to the function."""
+    return min(node.lineno for node in (function, *function.decorator_list))
 
 
 def class_at(file: str, line: int) -> ast.ClassDef | None:
     """The innermost class that holds a line."""
-    found = [
-        n for n in _walk(file) if isinstance(n, ast.ClassDef) and n.lineno <= line <= (n.end_lineno or 0)
-    ]
+    found = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.lineno <= line <= (n.end_lineno or 0)]
     return max(found, key=lambda n: n.lineno, default=None)
 
 
@@ -134,7 +161,7 @@ def dropped_move(file: str, line: int) -> str | None:
 
 def move_in(file: str, function: str) -> int | None:
     """The first line of a function of this file that moves something; the condition, if only some things are moved."""
-    for node in _walk(file):
+    for node in walk(file):
         if not isinstance(node, Function) or node.name != function or not has_move(node):
             continue
         for choice in ast.walk(node):
@@ -144,34 +171,33 @@ def move_in(file: str, function: str) -> int | None:
                 and not _is_type_test(choice.test)
             ):
                 return choice.lineno
-        return min(n.lineno for n in ast.walk(node) if isinstance(n, ast.Call) and _is_move(n))
+        return min(n.lineno for n in ast.walk(node) if _is_move(n))
     return None
 
 
 def _is_type_test(node: ast.expr) -> bool:
-    return any(
-        isinstance(n, ast.Call) and called_name(n) in ("isinstance", "is_tensor", "hasattr")
-        for n in ast.walk(node)
-    )
+    names = ("isinstance", "is_tensor", "hasattr")
+    return any(isinstance(n, ast.Call) and called_name(n) in names for n in ast.walk(node))
 
 
 def move_of_rows(file: str) -> int | None:
     """The first line of a data set (a class with __getitem__ or __iter__) or a collate function that uses a device."""
-    collators = {
-        given.id
-        for n in _walk(file)
-        if isinstance(n, ast.Call) and isinstance(given := keyword(n, "collate_fn"), ast.Name)
-    }
-    for node in _walk(file):
+    collators = collators_of(file)
+    for node in walk(file):
         rows = isinstance(node, ast.ClassDef) and any(
             isinstance(m, Function) and m.name in ("__getitem__", "__iter__") for m in node.body
         )
         if rows or (isinstance(node, Function) and (node.name in collators or "collate" in node.name)):
-            calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-            using = [n.lineno for n in calls if _is_move(n) or keyword(n, "device") is not None]
+            using = [n.lineno for n in ast.walk(node) if _chooses_device(n)]
             if using:
                 return min(using)
     return None
+
+
+def collators_of(file: str) -> set[str]:
+    """The functions of this name that are given to a loader or trainer to make batches with."""
+    given = [keyword(call, key) for call in calls(file) for key in ("collate_fn", "data_collator")]
+    return {function.id for function in given if isinstance(function, ast.Name)}
 
 
 def moved_into(file: str, line: int) -> int | None:
@@ -188,8 +214,7 @@ def moved_into(file: str, line: int) -> int | None:
         value = getattr(made, "value", None)
         if made is None or value is None:
             continue
-        calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
-        if has_move(value) or any(keyword(call, "device") is not None for call in calls):
+        if any(_chooses_device(n) for n in ast.walk(value)):
             return made.lineno
         queue += sorted(names_in(value) - seen)
     return None
@@ -211,39 +236,29 @@ def device_choice(file: str, line: int) -> int | None:
     return None
 
 
-def withs_around(file: str, line: int) -> list[ast.With]:
-    """The `with` blocks of the same function that hold a line, innermost first."""
+def contexts_around(file: str, line: int) -> list[ast.expr]:
+    """What the `with` blocks of the same function that hold a line open, innermost first."""
     function = function_at(file, line)
-    blocks = [
-        n
-        for n in (ast.walk(function) if function is not None else _walk(file))
-        if isinstance(n, ast.With) and n.body[0].lineno <= line <= (n.end_lineno or 0)
-    ]
-    return sorted(blocks, key=lambda n: -n.lineno)
+    withs = [n for n in (ast.walk(function) if function else walk(file)) if isinstance(n, ast.With)]
+    around = [n for n in withs if n.body[0].lineno <= line <= (n.end_lineno or 0)]
+    return [item.context_expr for n in sorted(around, key=lambda n: -n.lineno) for item in n.items]
 
 
 def attribute_assignment(file: str, class_name: str, attribute: str, preferred: int = 0) -> int | None:
     """The line of a class that sets `self.attribute`: `preferred` if it does, else in __init__ if it stands there."""
     lines: list[tuple[bool, bool, int]] = []
-    for node in _walk(file):
-        if not isinstance(node, ast.ClassDef) or node.name != class_name:
-            continue
-        for method in node.body:
-            if not isinstance(method, Function):
-                continue
-            for inner in ast.walk(method):
-                if isinstance(
-                    inner, ast.Assign | ast.AnnAssign | ast.AugAssign
-                ) and attribute in _self_targets(inner):
-                    lines.append((inner.lineno != preferred, method.name != "__init__", inner.lineno))
+    classes = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
+    for method in (m for owner in classes for m in owner.body if isinstance(m, Function)):
+        for inner in ast.walk(method):
+            if isinstance(inner, _SETTING) and attribute in _self_targets(inner):
+                lines.append((inner.lineno != preferred, method.name != "__init__", inner.lineno))
     return min(lines)[2] if lines else None
 
 
-def calls(file: str, name: str) -> list[int]:
-    """The lines that call something by a name (`Name(…)` or `x.Name(…)`), in order."""
-    return sorted(
-        node.lineno for node in _walk(file) if isinstance(node, ast.Call) and called_name(node) == name
-    )
+def calls(file: str, *names: str) -> list[ast.Call]:
+    """The calls in a file: of something by one of these names (`Name(…)` or `x.Name(…)`), or all."""
+    found = [node for node in walk(file) if isinstance(node, ast.Call)]
+    return [call for call in found if called_name(call) in names] if names else found
 
 
 def call_on(file: str, line: int) -> Iterator[ast.Call]:
@@ -256,7 +271,12 @@ def call_on(file: str, line: int) -> Iterator[ast.Call]:
 
 def called_name(call: ast.Call) -> str:
     """The last part of what is called: `Linear` in nn.Linear(…)."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return last_name(call.func)
+
+
+def last_name(node: ast.AST) -> str:
+    """The last part of a dotted name; empty for anything else."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
@@ -264,19 +284,20 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((k.value for k in call.keywords if k.arg == name), None)
 
 
+def is_constant(node: ast.expr | None, value: object) -> bool:
+    """Whether an expression is just this value."""
+    return isinstance(node, ast.Constant) and node.value is value
+
+
 def walk(file: str) -> Iterator[ast.AST]:
     """Every node of a file."""
-    return _walk(file)
+    module = tree(file)
+    return ast.walk(module) if module is not None else iter(())
 
 
 def names_in(node: ast.AST) -> set[str]:
     """The plain names that an expression reads."""
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-
-
-def _walk(file: str) -> Iterator[ast.AST]:
-    module = tree(file)
-    return ast.walk(module) if module is not None else iter(())
 
 
 def _own_statements(scope: ast.AST) -> list[ast.stmt]:
@@ -309,23 +330,25 @@ def bound(node: ast.AST | None) -> set[str]:
     }
 
 
-def _self_targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> set[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {
-        inner.attr
-        for target in targets
-        for inner in ast.walk(target)
-        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
-    }
+def _self_targets(node: ast.AST) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    inner = [n for target in targets for n in ast.walk(target) if isinstance(n, ast.Attribute)]
+    return {n.attr for n in inner if isinstance(n.value, ast.Name) and n.value.id == "self"}
 
 
 def has_move(node: ast.AST) -> bool:
     """Whether an expression moves something to a device."""
-    return any(isinstance(inner, ast.Call) and _is_move(inner) for inner in ast.walk(node))
+    return any(_is_move(inner) for inner in ast.walk(node))
 
 
-def _is_move(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda", "mps")
+def _is_move(node: ast.AST) -> TypeGuard[ast.Call]:
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TO_DEVICE
+    )
+
+
+def _chooses_device(node: ast.AST) -> TypeGuard[ast.Call]:
+    return _is_move(node) or (isinstance(node, ast.Call) and keyword(node, "device") is not None)
 
 
 def root(node: ast.expr) -> str:

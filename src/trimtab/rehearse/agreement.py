@@ -11,12 +11,12 @@ import os
 import re
 import secrets
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab.diagnose import source
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose import flow, source
+from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
 from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
 
@@ -110,13 +110,10 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "group": group,
         "n": number,
         "op": record["op"],
-        "numel": record.get("numel"),
-        "dtype": record.get("dtype"),
-        "root": record.get("root"),
-        "gpu": record.get("gpu"),
+        **{name: record.get(name) for name in ("numel", "dtype", "root", "gpu")},
         "born": list(record["born"][:2]) if record.get("born") else None,
         "node": os.environ.get("GROUP_RANK", "0"),
-        "place": place.to_dict() if place else None,
+        "place": asdict(place) if place else None,
     }
     world.last = mine
     _write(process, mine)
@@ -136,10 +133,9 @@ def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tup
     world = _world
     if world is None:
         return False, None
-    if _others_failed(process):
+    if any(record["t"] == "failed" for record in process.others_records()):
         return True, None
-    where = next((place for place in stack if places.is_user_file(place.file)), None)
-    mine = world.last
+    where, mine = places.first_own(stack), world.last
     for rank, peer in world.peers.items():
         peer.read()
         if mine is not None and (mine["group"], mine["n"]) not in peer.calls:
@@ -162,16 +158,8 @@ def weights(
                 values = parameter.detach().double()
                 total += float(values.sum())
                 size += float(values.abs().sum())
-    _write(
-        process,
-        {
-            "model": model,
-            "step": step,
-            "sum": total,
-            "size": size,
-            "place": place.to_dict() if place else None,
-        },
-    )
+    where = asdict(place) if place else None
+    _write(process, {"model": model, "step": step, "sum": total, "size": size, "place": where})
 
 
 def diverged(folder: Path) -> Finding | None:
@@ -187,12 +175,11 @@ def diverged(folder: Path) -> Finding | None:
             for rank, record in by_rank.items():
                 size = max(record["size"], by_rank[first]["size"], 1e-30)
                 if abs(record["sum"] - by_rank[first]["sum"]) > 1e-7 * size:
-                    where = _place(record["place"])
                     return Finding(
                         kind="ranks-disagree",
                         message=f"After step {step} the weights of rank {first} and rank {rank} differ: the ranks "
                         "train different models.",
-                        where=where,
+                        where=place_from(record["place"]),
                         fix="Make sure that every backward pass goes through the DDP object, and that nothing "
                         "changes the weights on one rank alone.",
                         op="optimizer.step",
@@ -225,15 +212,6 @@ def _worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
     return found
 
 
-def _others_failed(process: Process) -> bool:
-    return any(
-        record["t"] == "failed"
-        for path in process.folder.glob("records-*.jsonl")
-        if path != process.recorder.write_path()
-        for record in read_lines(path)
-    )
-
-
 def _signature(record: dict[str, Any]) -> tuple[object, ...]:
     return record["op"], record["numel"], record["dtype"], record["root"]
 
@@ -249,34 +227,34 @@ def _same_gpu(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 def _shared_gpu(rank: int, other: int, record: dict[str, Any]) -> Finding:
     low, high = sorted((rank, other))
-    where = _place(record["place"])
+    where = place_from(record["place"])
     return Finding(
         kind="placement-conflict",
         message=f"Duplicate GPU detected: rank {low} and rank {high} both on {record['gpu']}. NCCL needs a GPU of its "
         "own for every rank.",
         where=where,
-        cause=places.cause_at(_device_choice(where), "the tensors of every rank are on the same GPU"),
+        cause=cause_at(_device_choice(where), "the tensors of every rank are on the same GPU"),
         fix='Give each rank its own GPU before any use of CUDA: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])).',
         op=record["op"],
     )
 
 
 def _device_choice(where: Place | None) -> Place | None:
-    line = source.device_choice(where.file, where.line) if where is not None else None
-    return places.place_of(where.file, line) if where is not None and line is not None else where
+    if where is None or (line := source.device_choice(where.file, where.line)) is None:
+        return where
+    return source.place(where.file, line)
 
 
 def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> Finding:
     (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
-    where, stands = _place(first["place"]), _place(second["place"])
-    cause = places.cause_at(stands, f"rank {high} stands here while rank {low} stands at {_line(where)}")
+    where, stands = place_from(first["place"]), place_from(second["place"])
+    cause = cause_at(stands, f"rank {high} stands here while rank {low} stands at {_line(where)}")
     left = _left_loop(where, stands)
     if left is not None:
-        cause = places.cause_at(left, "one rank leaves this loop before the other: unequal numbers of steps")
+        cause = cause_at(left, "one rank leaves this loop before the other: unequal numbers of steps")
     if where == stands and first["op"] == second["op"] and second["born"]:
-        cause = places.cause_at(
-            places.place_of(*second["born"]), "made here, and it differs from rank to rank"
-        )
+        file, line = second["born"]
+        cause = source.cause(file, line, "made here, and it differs from rank to rank")
     return Finding(
         kind="ranks-disagree",
         message=f"Collective number {mine['n']}: rank {low} calls {_said(first)}, rank {high} calls {_said(second)}. "
@@ -293,26 +271,24 @@ def _left_loop(one: Place | None, other: Place | None) -> Place | None:
     """Why one of two ranks has left the loop in which the other still stands, if it is so."""
     if one is None or other is None or one.file != other.file:
         return None
-    loops = [places.loop_header(one), places.loop_header(other)]
-    if loops[0] == loops[1]:
-        return None
-    inner = max((one, other), key=lambda place: (places.loop_header(place) or Place("", 0)).line)
-    return places.way_out(inner)
+    headers = {place: loop.lineno if (loop := flow.loop_at(place)) else 0 for place in (one, other)}
+    inner = max(headers, key=lambda place: headers[place])
+    return flow.way_out(inner) if headers[one] != headers[other] else None
 
 
 def _missing(
     rank: int, mine: dict[str, Any], other: int, last: dict[str, Any] | None, where: Place | None, error: str
 ) -> Finding:
-    where = _place(mine["place"]) or where
+    where = place_from(mine["place"]) or where
     seen = f"its last one was {_said(last)}" if last else "it has made none"
-    loop = places.way_out(where) if where else None
-    idle = places.idle_context(where) if where else None
+    loop = flow.way_out(where) if where else None
+    idle = flow.idle_context(where) if where else None
     return Finding(
         kind="ranks-disagree",
         message=f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
         f"enters: {seen}. On hardware it would wait until the time-out ends the run{_heard(error)}.",
         where=where,
-        cause=places.cause_at(
+        cause=cause_at(
             idle or loop or where,
             f"rank {rank} goes on when rank {other} has already left: unequal numbers of steps"
             + (", and this context, which could even them out, does nothing" if idle else ""),
@@ -329,7 +305,7 @@ def _heard(error: str) -> str:
 
 
 def _said(record: dict[str, Any]) -> str:
-    place = _place(record["place"])
+    place = place_from(record["place"])
     size = f" of {record['numel']} {record['dtype']}" if record["numel"] is not None else ""
     root = f" from rank {record['root']}" if record["root"] is not None else ""
     return f"{record['op']}{size}{root}" + (f" at {_line(place)}" if place else "")
@@ -337,10 +313,6 @@ def _said(record: dict[str, Any]) -> str:
 
 def _line(place: Place | None) -> str:
     return f"{os.path.basename(place.file)}:{place.line}" if place else "an unknown line"
-
-
-def _place(data: dict[str, Any] | None) -> Place | None:
-    return Place(**data) if data else None
 
 
 def _path(folder: Path, world: str, rank: int) -> Path:

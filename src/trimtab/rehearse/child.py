@@ -15,6 +15,7 @@ import types
 from pathlib import Path
 
 from trimtab.rehearse import process
+from trimtab.rehearse.errors import only_aborted
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
         how, status = "interrupt", 130
     except BaseException as error:
         _print(error)
-        if not process.is_no_failure(error, here):
+        if not only_aborted(error, here):
             here.failed(error)
             how, status = "error", 1
     here.finish(how, status)

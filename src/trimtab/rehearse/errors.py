@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimtab.diagnose.finding import Finding
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
 
@@ -28,7 +28,7 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     if isinstance(error, KeyboardInterrupt):
         return None
     echo = isinstance(error, SystemExit) or type(error).__name__ in _ECHOES
-    if echo and others_found(process.folder, process.recorder.write_path()):
+    if echo and _others_found(process):
         return None
     if isinstance(error, SystemExit):
         return _exit_status(error)
@@ -38,17 +38,18 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     if _not_simulated(error):
         process.recorder.write(t="unproven", text=str(error))
         return None
+    stack = places.traceback_places(error.__traceback__)
     if _LOST_PEER.search(str(error)):
         from trimtab.rehearse import agreement
 
-        told, finding = agreement.lost_peer(process, error, places.traceback_places(error.__traceback__))
-        if told:
+        another, finding = agreement.lost_peer(process, error, stack)
+        if another:
             return finding
     if "torch" not in sys.modules:
-        return _plain(error)
+        return _plain(error, stack)
     from trimtab.diagnose.causes import diagnose_exception
 
-    finding = diagnose_exception(error, places.traceback_places(error.__traceback__))
+    finding = diagnose_exception(error, stack)
     # What C++ calls meta:1 is the program's cuda:1.
     finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
     return finding
@@ -88,12 +89,11 @@ def only_aborted(error: BaseException, process: Process) -> bool:
     return True
 
 
-def _plain(error: BaseException) -> Finding:
+def _plain(error: BaseException, stack: list[Place]) -> Finding:
     """An error of a script that never came to import torch."""
-    stack = places.traceback_places(error.__traceback__)
-    where = next((place for place in stack if places.is_user_file(place.file)), None)
+    where = places.first_own(stack)
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        where = places.place_of(error.filename, error.lineno)
+        where = source.place(error.filename, error.lineno)
     return Finding(
         kind="other-error",
         message=f"{type(error).__name__}: {error}",
@@ -106,23 +106,18 @@ def _plain(error: BaseException) -> Finding:
 def _exit_status(error: SystemExit) -> Finding | None:
     if error.code in (None, 0):
         return None
-    where = next(
-        (p for p in places.traceback_places(error.__traceback__) if places.is_user_file(p.file)), None
-    )
     said = f"exit status {error.code}" if isinstance(error.code, int) else str(error.code)
     return Finding(
         kind="other-error",
         message=f"The script ended itself: {said}",
-        where=where,
+        where=places.first_own(places.traceback_places(error.__traceback__)),
         fix="See what the script says above; give it the arguments or files that it asks for.",
     )
 
 
-def others_found(folder: Path, mine: os.PathLike[str]) -> bool:
+def _others_found(process: Process) -> bool:
     """Whether another process of this rehearsal has a finding, or met what cannot be told."""
     return any(
         record["t"] == "unproven" or (record["t"] == "finding" and record["finding"]["severity"] == "fault")
-        for path in folder.glob("records-*.jsonl")
-        if path != Path(mine)
-        for record in read_lines(path)
+        for record in process.others_records()
     )

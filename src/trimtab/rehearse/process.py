@@ -17,33 +17,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse.session import VARIABLE, Recorder, Settings, stands_file
+from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
 if TYPE_CHECKING:
+    from trimtab.rehearse.checks.base import BaseCheck
     from trimtab.virtual.state import Machine
 
 
 class StopRehearsal(BaseException):
     """Ends the script after the steps that were asked for. Not an Exception: scripts catch those."""
-
-
-class Check(Protocol):
-    """Watches for one family of faults that raise nothing."""
-
-    def install(self) -> None:
-        """Put its hooks in."""
-
-    def finish(self) -> None:
-        """Report what only the end of the run can tell."""
-
-    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
-        """Add what the check knows of the cause of an error that the script raised."""
 
 
 class Process:
@@ -53,7 +41,7 @@ class Process:
         self.folder = folder
         self.settings = Settings.load(folder)
         self.recorder = Recorder(folder)
-        self.checks: list[Check] = []
+        self.checks: list[BaseCheck] = []
         self.finished_in = -1
         self.in_group = False
         """Whether this process has been a rank of a process group."""
@@ -64,6 +52,12 @@ class Process:
     def report(self, finding: Finding) -> None:
         """Record a finding."""
         self.recorder.finding(finding)
+
+    def others_records(self) -> Iterator[dict[str, Any]]:
+        """What the other processes of this rehearsal have written so far."""
+        for path in self.folder.glob("records-*.jsonl"):
+            if path != self.recorder.write_path():
+                yield from read_lines(path)
 
     def failed(self, error: BaseException) -> None:
         """Record the error that ends the script (or one of its processes), once."""
@@ -120,13 +114,6 @@ SETUP = "trimtab.rehearse.process:attach"
 _process: Process | None = None
 
 
-def current() -> Process:
-    """The rehearsal of this process."""
-    if _process is None:
-        raise RuntimeError("no rehearsal is installed in this process")
-    return _process
-
-
 def prepare() -> Process:
     """The records of this process, before torch is there."""
     global _process
@@ -168,6 +155,8 @@ def _attach(process: Process, machine: Machine) -> None:
 
 def _catch_ends(process: Process) -> None:
     """Uncaught errors, normal ends, os._exit and the ends of multiprocessing children all leave a record."""
+    from trimtab.rehearse.errors import only_aborted
+
     real_exit = os._exit
     real_hook = sys.excepthook
 
@@ -176,7 +165,7 @@ def _catch_ends(process: Process) -> None:
         real_exit(status)
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if isinstance(error, StopRehearsal) or is_no_failure(error, process):
+        if isinstance(error, StopRehearsal) or only_aborted(error, process):
             # To end as asked is no failure: a launcher above must not take it for one.
             process.finish("max-steps" if isinstance(error, StopRehearsal) else "done")
             sys.stdout.flush()
@@ -204,13 +193,6 @@ def _catch_ends(process: Process) -> None:
         return real_bootstrap(self, *args, **kwargs)
 
     multiprocessing.process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
-
-
-def is_no_failure(error: BaseException, process: Process) -> bool:
-    """Whether an error is only that of a launcher whose ranks were aborted after their end."""
-    from trimtab.rehearse.errors import only_aborted
-
-    return only_aborted(error, process)
 
 
 def settle(most: float = 5.0) -> None:

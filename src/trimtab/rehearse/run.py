@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse.places import is_user_file
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
@@ -307,7 +307,7 @@ def _last_places(folder: Path) -> str:
     found: dict[str, None] = {}
     for path in sorted(folder.glob("stands-*")):
         for file, line, _ in last_stack(path):
-            if is_user_file(file):
+            if source.is_user_file(file):
                 found[f"{os.path.relpath(file)}:{line}"] = None
                 break
     return ", ".join(found)

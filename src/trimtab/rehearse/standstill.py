@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import places
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse.system import processor_seconds, sleeps
 
 _QUIET = 8.0
@@ -96,12 +96,12 @@ class Standstill:
             stack = last_stack(self._folder / f"stands-{rank.process}")
             if not stack or not _WAITS.search(stack[0][0].replace(os.sep, "/")):
                 return None
-            own = next(((file, line) for file, line, _ in stack if places.is_user_file(file)), None)
+            own = next(((file, line) for file, line, _ in stack if source.is_user_file(file)), None)
             if own is None:
                 return None
-            called = [name for file, _, name in stack if not places.is_user_file(file)]
-            outermost = stack.index(next(frame for frame in stack if places.is_user_file(frame[0])))
-            stands.append((rank.number, places.place_of(*own), called[outermost - 1] if outermost else ""))
+            called = [name for file, _, name in stack if not source.is_user_file(file)]
+            outermost = stack.index(next(frame for frame in stack if source.is_user_file(frame[0])))
+            stands.append((rank.number, source.place(*own), called[outermost - 1] if outermost else ""))
         return _finding(stands)
 
 
@@ -116,7 +116,7 @@ def _finding(stands: list[tuple[int, Place, str]]) -> Finding:
         kind="ranks-disagree",
         message=f"Every rank waits and none goes on: {sides}.",
         where=first[1],
-        cause=places.cause_at(other[1], f"rank {other[0]} waits here for what rank {first[0]} never does"),
+        cause=cause_at(other[1], f"rank {other[0]} waits here for what rank {first[0]} never does"),
         fix="All ranks have to make the same collective calls in the same order; a receive needs a send on the other "
         "side, which must not wait for a receive itself.",
         op=first[2],

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trimtab.rehearse.process import Check, Process
+    from trimtab.rehearse.checks.base import BaseCheck
+    from trimtab.rehearse.process import Process
 
 
-def all_checks(process: Process) -> list[Check]:
+def all_checks(process: Process) -> list[BaseCheck]:
     """All checks, in the order in which they are put in."""
     from trimtab.rehearse.checks.data_order import DataOrder
     from trimtab.rehearse.checks.ddp import Ddp
@@ -21,15 +22,5 @@ def all_checks(process: Process) -> list[Check]:
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.values import Values
 
-    return [
-        Gradients(process),
-        Untrained(process),
-        GraphKept(process),
-        InPlace(process),
-        Ddp(process),
-        DataOrder(process),
-        StaleLauncher(process),
-        Scaler(process),
-        Values(process),
-        Steps(process),
-    ]
+    first = (Gradients, Untrained, GraphKept, InPlace, Ddp, DataOrder, StaleLauncher, Scaler, Values, Steps)
+    return [check(process) for check in first]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Cause, Finding, Place, Severity
 from trimtab.rehearse import places
 from trimtab.virtual import origin
 
@@ -19,10 +20,29 @@ if TYPE_CHECKING:
 
 
 class BaseCheck:
-    """A check that does nothing yet."""
+    """Watches for one family of faults that raise nothing. This one does nothing yet."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
+        self._said: set[str] = set()
+
+    def report(
+        self,
+        kind: str,
+        message: str,
+        where: Place | None,
+        cause: Cause | None,
+        fix: str,
+        op: str,
+        *,
+        module: str = "",
+        severity: Severity = "fault",
+        once: str = "",
+    ) -> None:
+        """Record a finding; what is said under the same word of `once`, only the first time."""
+        if once not in self._said:
+            self._said |= {once} - {""}
+            self.process.report(Finding(kind, severity, message, where, cause, fix, op, module))
 
     def install(self) -> None:
         """Put its hooks in."""
@@ -31,14 +51,19 @@ class BaseCheck:
         """Report what only the end of the run can tell."""
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
-        """Add what this check knows."""
+        """Add what this check knows of the cause of an error that the script raised."""
         return finding
 
 
-def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a function by one made from it, keeping its name and signature."""
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let `call` stand in a function's place, keeping its name and signature; it is given the real one first."""
     real = getattr(owner, name)
-    setattr(owner, name, functools.wraps(real)(make(real)))
+
+    @functools.wraps(real)
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        return call(real, *args, **kwargs)
+
+    setattr(owner, name, instead)
 
 
 class Backward:
@@ -47,70 +72,55 @@ class Backward:
     def __init__(self) -> None:
         self.before: list[Callable[[list[torch.Tensor], Place | None], None]] = []
         self.after: list[Callable[[], None]] = []
-        self._depth = 0
-        around(torch.autograd, "backward", self._wrap)
+        self._inside = False
+        around(torch.autograd, "backward", self._call)
 
-    def _wrap(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # A re-entrant checkpoint runs a backward inside the backward: only the outer one is the user's.
-            if self._depth:
-                return real(tensors, *args, **kwargs)
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            place = places.here()
-            self._depth += 1
-            try:
-                for told in self.before:
-                    told(roots, place)
-                result = real(tensors, *args, **kwargs)
-                for told_after in self.after:
-                    told_after()
-            finally:
-                self._depth -= 1
-            return result
-
-        return backward
+    def _call(self, real: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        # A re-entrant checkpoint runs a backward inside the backward: only the outer one is the user's.
+        if self._inside:
+            return real(tensors, *args, **kwargs)
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        place = places.here()
+        self._inside = True
+        try:
+            for listener in self.before:
+                listener(roots, place)
+            result = real(tensors, *args, **kwargs)
+            for listener_after in self.after:
+                listener_after()
+        finally:
+            self._inside = False
+        return result
 
 
-_backward: Backward | None = None
-
-
+@cache
 def backward_hub() -> Backward:
     """The one place at which backward passes are watched in this process."""
-    global _backward
-    if _backward is None:
-        _backward = Backward()
-    return _backward
+    return Backward()
 
 
-_made: WeakKeyDictionary[Any, Place | None] | None = None
-
-
-def _remember_makers() -> WeakKeyDictionary[Any, Place | None]:
+@cache
+def optimizers_made() -> WeakKeyDictionary[Any, Place | None]:
+    """The optimizers of this process, and the user's line that made each. To be called when a check is put in."""
     found: WeakKeyDictionary[Any, Place | None] = WeakKeyDictionary()
 
-    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            real(optimizer, *args, **kwargs)
-            found[optimizer] = places.here()
+    def init(real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        real(optimizer, *args, **kwargs)
+        found[optimizer] = places.here()
 
-        return init
-
-    around(torch.optim.Optimizer, "__init__", wrap)
+    around(torch.optim.Optimizer, "__init__", init)
     return found
 
 
-def optimizers_made() -> WeakKeyDictionary[Any, Place | None]:
-    """The optimizers of this process, and the user's line that made each. To be called when a check is put in."""
-    global _made
-    if _made is None:
-        _made = _remember_makers()
-    return _made
+def trained_by(optimizer: Any) -> list[torch.Tensor]:
+    """The parameters that an optimizer steps; none of an object that only looks like one."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 def place_born(tensor: torch.Tensor) -> Place | None:
     """Where a tensor was made, in the user's code."""
     born = origin.born_of(tensor)
-    return places.place_of(born.file, born.line) if born is not None else None
+    return source.place(born.file, born.line) if born is not None else None
 
 
 def world_size() -> int:
@@ -123,8 +133,3 @@ def shown(names: list[str], most: int = 6) -> str:
     """A list of names that stays readable."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def same_process(pid: int) -> bool:
-    """Whether this is still the process in which something was noted (not a fork of it)."""
-    return os.getpid() == pid

@@ -5,7 +5,6 @@ Lines are only remembered here; whether one of them is a fault is for the checks
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import source
+from trimtab.diagnose import flow, source
 from trimtab.diagnose.finding import Place
 from trimtab.rehearse import places
 from trimtab.virtual import functions, tensor
@@ -38,7 +37,6 @@ _NUMBERS = (
     torch.tensor,
 )
 """Cut on the way to something else: a number, a list, an index."""
-_SWITCHES = {"no_grad", "inference_mode"}
 
 
 @dataclass
@@ -84,7 +82,7 @@ class Cuts:
             caller: FrameType | None = sys._getframe(2)
             if caller is not None and caller.f_code.co_filename == _TENSOR:
                 caller = caller.f_back
-            if caller is not None and args and places.is_user_file(caller.f_code.co_filename):
+            if caller is not None and args and source.is_user_file(caller.f_code.co_filename):
                 self._note(caller, args[0], result, meant)
             return result
 
@@ -97,7 +95,7 @@ class Cuts:
         known = self._found.get(key)
         if known is None:
             behind = {id(leaf) for leaf in leaves(given)}
-            known = Cut(places.place_of(*key), behind, meant, _in_forward(caller))
+            known = Cut(source.place(*key), behind, meant, _in_forward(caller))
             self._found[key] = known
         self.last = known
         if isinstance(result, torch.Tensor) and not known.fed:
@@ -127,31 +125,9 @@ def _in_forward(frame: FrameType | None) -> bool:
 def switched_off() -> Place | None:
     """The line of the program that switched gradients off for what runs now."""
     for frame in places.frames():
-        if (place := switch_around(frame.f_code.co_filename, frame.f_lineno)) is not None:
+        if (place := flow.switch_around(frame.f_code.co_filename, frame.f_lineno)) is not None:
             return place
     return None
-
-
-def switch_around(file: str, line: int) -> Place | None:
-    """The `with torch.no_grad():` (or the decorator) of the same function that holds a line."""
-    for block in source.withs_around(file, line):
-        for item in block.items:
-            if _switches_off(item.context_expr):
-                return places.place_of(file, item.context_expr.lineno)
-    function = source.function_at(file, line)
-    for decorator in function.decorator_list if function is not None else ():
-        if _switches_off(decorator):
-            return places.place_of(file, decorator.lineno)
-    return None
-
-
-def _switches_off(node: ast.expr) -> bool:
-    called = node.func if isinstance(node, ast.Call) else node
-    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    if name == "set_grad_enabled" and isinstance(node, ast.Call):
-        given = node.args[0] if node.args else None
-        return not (isinstance(given, ast.Constant) and given.value is True)
-    return name in _SWITCHES
 
 
 def leaves(root: torch.Tensor, most: int = 4000) -> Iterator[torch.Tensor]:

@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DistributedSampler
 
-from trimtab.diagnose.finding import Finding
+from trimtab.diagnose import flow
+from trimtab.diagnose.finding import cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around
 
@@ -19,34 +20,26 @@ class DataOrder(BaseCheck):
 
     def install(self) -> None:
         self._last: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        around(DistributedSampler, "__iter__", self._wrap)
+        around(DistributedSampler, "__iter__", self._iterate)
 
-    def _wrap(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def iterate(sampler: Any) -> Any:
-            # An evaluation may see its rows in the same order every time.
-            if not torch.is_grad_enabled():
-                return real(sampler)
+    def _iterate(self, real: Callable[..., Any], sampler: Any) -> Any:
+        # An evaluation may see its rows in the same order every time.
+        if torch.is_grad_enabled():
             if sampler.shuffle and self._last.get(sampler) == sampler.epoch:
-                self._report(sampler)
+                self._report(sampler.epoch)
             self._last[sampler] = sampler.epoch
-            return real(sampler)
+        return real(sampler)
 
-        return iterate
-
-    def _report(self, sampler: Any) -> None:
+    def _report(self, epoch: int) -> None:
         where = places.here()
-        missing = places.loop_around(where) if where else None
-        self.process.report(
-            Finding(
-                kind="data-order",
-                message="DistributedSampler was iterated again with the same epoch number "
-                f"({sampler.epoch}): every epoch sees the same batches in the same order.",
-                where=where,
-                cause=places.cause_at(
-                    missing or where,
-                    "the shuffle is seeded by the epoch number, which set_epoch was never given",
-                ),
-                fix="Call sampler.set_epoch(epoch) at the start of every epoch, before iterating over the loader.",
-                op="DistributedSampler.__iter__",
-            )
+        missing = flow.round_start(where) if where else None
+        why = "the shuffle is seeded by the epoch number, which set_epoch was never given"
+        self.report(
+            "data-order",
+            f"DistributedSampler was iterated again with the same epoch number ({epoch}): every epoch sees the same "
+            "batches in the same order.",
+            where,
+            cause_at(missing or where, why),
+            fix="Call sampler.set_epoch(epoch) at the start of every epoch, before iterating over the loader.",
+            op="DistributedSampler.__iter__",
         )

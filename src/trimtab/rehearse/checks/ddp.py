@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -14,9 +14,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose.finding import Cause, Finding, Place
+from trimtab.diagnose import flow
+from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
 from trimtab.rehearse import agreement, places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown, world_size
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    place_born,
+    shown,
+    trained_by,
+    world_size,
+)
+
+_Real = Callable[..., Any]
 
 
 @dataclass
@@ -60,56 +71,42 @@ class Ddp(BaseCheck):
         register_optimizer_step_pre_hook(self._step)
         register_optimizer_step_post_hook(self._stepped)
 
-    def _made(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def init(ddp: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            real(ddp, module, *args, **kwargs)
-            entry = _Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules()))
-            entry.collectives = agreement.made()
-            self._wrapped.append(entry)
+    def _living(self) -> Iterator[tuple[_Wrapped, DistributedDataParallel]]:
+        return ((entry, ddp) for entry in self._wrapped if (ddp := entry.held()) is not None)
 
-        return init
+    def _made(
+        self, real: _Real, ddp: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> None:
+        real(ddp, module, *args, **kwargs)
+        entry = _Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules()))
+        entry.collectives = agreement.made()
+        self._wrapped.append(entry)
 
-    def _forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-            self._inside += 1
-            try:
-                output = real(ddp, *args, **kwargs)
-            finally:
-                self._inside -= 1
-            entry = self._entry(ddp)
-            if entry is not None and torch.is_grad_enabled():
-                entry.forwards += 1
-                if entry.opaque is None and not list(nn.parallel.distributed._find_tensors(output)):
-                    kind = type(output).__name__
-                    entry.opaque = (kind, places.return_line(type(ddp.module).forward, kind))
-            return output
+    def _forward(self, real: _Real, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        self._inside += 1
+        try:
+            output = real(ddp, *args, **kwargs)
+        finally:
+            self._inside -= 1
+        for entry in (entry for entry, known in self._living() if known is ddp and torch.is_grad_enabled()):
+            entry.forwards += 1
+            if entry.opaque is None and not list(nn.parallel.distributed._find_tensors(output)):
+                kind = type(output).__name__
+                entry.opaque = (kind, flow.return_line(type(ddp.module).forward, kind))
+        return output
 
-        return forward
+    def _no_sync(self, real: _Real, ddp: DistributedDataParallel) -> Any:
+        self._opened = places.here() or self._opened
+        return real(ddp)
 
-    def _no_sync(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def no_sync(ddp: DistributedDataParallel) -> Any:
-            self._opened = places.here() or self._opened
-            return real(ddp)
+    def _requires_grad(self, real: _Real, module: nn.Module, requires_grad: bool = True) -> Any:
+        self._grad_switched[module] = (requires_grad, places.here())
+        return real(module, requires_grad)
 
-        return no_sync
-
-    def _entry(self, ddp: DistributedDataParallel) -> _Wrapped | None:
-        return next((entry for entry in self._wrapped if entry.held() is ddp), None)
-
-    def _requires_grad(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def requires_grad_(module: nn.Module, requires_grad: bool = True) -> Any:
-            self._grad_switched[module] = (requires_grad, places.here())
-            return real(module, requires_grad)
-
-        return requires_grad_
-
-    def _checkpoint(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("use_reentrant") is not False and self._inside:
-                self._reentrant = self._reentrant or places.here()
-            return real(function, *args, **kwargs)
-
-        return checkpoint
+    def _checkpoint(self, real: _Real, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("use_reentrant") is not False and self._inside:
+            self._reentrant = self._reentrant or places.here()
+        return real(function, *args, **kwargs)
 
     def _module_called(self, module: nn.Module, args: Any) -> None:
         # What a checkpoint recomputes runs inside backward: that is no call past DDP.
@@ -121,16 +118,14 @@ class Ddp(BaseCheck):
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._in_backward = True
-        for entry in self._wrapped:
-            ddp = entry.held()
-            if ddp is not None and entry.forwards:
+        for entry, ddp in self._living():
+            if entry.forwards:
                 entry.unsynced = None if ddp.require_backward_grad_sync else self._opened
 
     def _after(self) -> None:
         self._in_backward = False
-        for entry in self._wrapped:
-            ddp = entry.held()
-            if ddp is not None and entry.steps < 2 and entry.forwards:
+        for entry, ddp in self._living():
+            if entry.steps < 2 and entry.forwards:
                 entry.unused = {
                     name: place_born(parameter)
                     for name, parameter in ddp.module.named_parameters()
@@ -139,26 +134,18 @@ class Ddp(BaseCheck):
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._in_backward = False
-        for entry in self._wrapped:
-            ddp = entry.held()
-            if ddp is None or not (mine := _shared(ddp, optimizer)):
+        for entry, ddp in self._living():
+            mine = _shared(ddp, optimizer)
+            if not mine or world_size() < 2 or agreement.made() != entry.collectives:
                 continue
-            made = agreement.made()
-            if world_size() > 1 and entry.unsynced is not None and made == entry.collectives:
+            if entry.unsynced is not None:
                 self._report_unsynced(entry.unsynced)
-            elif (
-                world_size() > 1
-                and not entry.forwards
-                and entry.past_it is not None
-                and made == entry.collectives
-                and any(parameter.grad is not None for parameter in mine)
-            ):
+            elif not entry.forwards and entry.past_it is not None and any(p.grad is not None for p in mine):
                 self._report_bypass(entry.past_it)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for entry in self._wrapped:
-            ddp = entry.held()
-            if ddp is None or not (mine := _shared(ddp, optimizer)):
+        for entry, ddp in self._living():
+            if not (mine := _shared(ddp, optimizer)):
                 continue
             entry.forwards, entry.past_it, entry.collectives = 0, None, agreement.made()
             entry.unsynced = None
@@ -170,31 +157,25 @@ class Ddp(BaseCheck):
                 agreement.weights(self.process, which, step, mine, places.here())
 
     def _report_bypass(self, place: Place) -> None:
-        self.process.report(
-            Finding(
-                kind="ddp-bypassed",
-                message="The module inside DistributedDataParallel was called directly, and the optimizer stepped "
-                "without a pass through DDP: gradients are not averaged, every rank trains a model of its own.",
-                where=place,
-                cause=places.cause_at(
-                    place, "only a call of the DDP object itself makes the ranks share gradients"
-                ),
-                fix="Call the DDP object: ddp(x) instead of ddp.module(x); put the loss into forward() if need be.",
-                op="DistributedDataParallel.forward",
-            )
+        self.report(
+            "ddp-bypassed",
+            "The module inside DistributedDataParallel was called directly, and the optimizer stepped without a pass "
+            "through DDP: gradients are not averaged, every rank trains a model of its own.",
+            place,
+            cause_at(place, "only a call of the DDP object itself makes the ranks share gradients"),
+            fix="Call the DDP object: ddp(x) instead of ddp.module(x); put the loss into forward() if need be.",
+            op="DistributedDataParallel.forward",
         )
 
     def _report_unsynced(self, place: Place) -> None:
-        self.process.report(
-            Finding(
-                kind="ddp-bypassed",
-                message="The optimizer stepped although every backward pass since the last step ran inside "
-                "no_sync(): gradients are not averaged, every rank trains a model of its own.",
-                where=place,
-                cause=places.cause_at(place, "inside this the ranks do not share their gradients"),
-                fix="Leave no_sync() for the last backward pass before each optimizer.step().",
-                op="DistributedDataParallel.no_sync",
-            )
+        self.report(
+            "ddp-bypassed",
+            "The optimizer stepped although every backward pass since the last step ran inside no_sync(): gradients "
+            "are not averaged, every rank trains a model of its own.",
+            place,
+            cause_at(place, "inside this the ranks do not share their gradients"),
+            fix="Leave no_sync() for the last backward pass before each optimizer.step().",
+            op="DistributedDataParallel.no_sync",
         )
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
@@ -205,34 +186,30 @@ class Ddp(BaseCheck):
             opaque = next((entry.opaque for entry in self._wrapped if entry.opaque is not None), None)
             if self._reentrant is not None:
                 why = "re-entrant checkpointing runs a backward of its own, in which DDP sees gradients again"
-                return replace(finding, cause=places.cause_at(self._reentrant, why))
+                return replace(finding, cause=cause_at(self._reentrant, why))
             if opaque is not None and opaque[1] is not None:
                 why = f"DDP finds no tensors in a {opaque[0]} and takes every parameter for unused"
                 return replace(
                     finding,
-                    cause=places.cause_at(opaque[1], why),
+                    cause=cause_at(opaque[1], why),
                     fix="Return a tensor, tuple, dict or dataclass from forward(), or set "
                     "find_unused_parameters=False.",
                 )
         return finding
 
     def _why_unused(self, finding: Finding) -> Finding:
-        for entry in self._wrapped:
-            ddp = entry.held()
-            if ddp is None or not entry.unused:
+        for entry, ddp in self._living():
+            if not entry.unused:
                 continue
             cause = None
             for path, module in ddp.module.named_modules():
                 switched, place = self._grad_switched.get(module, (False, None))
                 if switched and place and any(_within(name, path) for name in entry.unused):
-                    cause = places.cause_at(place, "made trainable here, but the loss does not use it")
-            vague = finding.cause is None or finding.where is None or finding.cause.line == finding.where.line
-            if cause is None:
-                cause = self._by_choice(ddp.module, next(iter(entry.unused)))
-            if cause is None and vague:
-                cause = places.cause_at(
-                    next(iter(entry.unused.values())), "made here, but the loss does not use it"
-                )
+                    cause = cause_at(place, "made trainable here, but the loss does not use it")
+            name, made = next(iter(entry.unused.items()))
+            cause = cause or self._by_choice(ddp.module, name)
+            if cause is None and finding.vague:
+                cause = cause_at(made, "made here, but the loss does not use it")
             names = f"Parameters without a gradient: {shown(list(entry.unused))}."
             return replace(finding, message=f"{finding.message}\n{names}", cause=cause or finding.cause)
         return finding
@@ -243,10 +220,8 @@ class Ddp(BaseCheck):
         owner = module.get_submodule(".".join(path[:-1])) if path else module
         attribute = path[-1] if path else name
         code = getattr(type(owner).forward, "__code__", None)
-        line = (
-            places.choice_of(code.co_filename, code.co_firstlineno, attribute) if code is not None else None
-        )
-        return places.cause_at(line, f"whether self.{attribute} is used depends on this")
+        line = flow.choice_of(code.co_filename, code.co_firstlineno, attribute) if code else None
+        return cause_at(line, f"whether self.{attribute} is used depends on this")
 
 
 def _within(name: str, path: str) -> bool:
@@ -262,5 +237,5 @@ def _positions(ddp: DistributedDataParallel, parameters: list[torch.Tensor]) -> 
 
 def _shared(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The parameters of a DDP module that an optimizer steps."""
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    stepped = {id(parameter) for parameter in trained_by(optimizer)}
     return [parameter for parameter in ddp.module.parameters() if id(parameter) in stepped]

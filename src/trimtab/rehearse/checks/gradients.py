@@ -13,11 +13,12 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose.finding import Cause, Finding, Place
+from trimtab.diagnose import flow, source
+from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
 from trimtab.diagnose.raised_graph import freezing_line
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown
-from trimtab.rehearse.checks.cuts import Cuts, leaves, switch_around
+from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown, trained_by
+from trimtab.rehearse.checks.cuts import Cuts, leaves
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
 
@@ -36,6 +37,10 @@ class _Parameter:
     """Whether it had a gradient after some backward pass, though perhaps none at a step."""
     moved: Origin | None = None
 
+    def has_gradient(self) -> bool:
+        """Whether it is there, with a gradient."""
+        return (parameter := self.held()) is not None and parameter.grad is not None
+
 
 @dataclass
 class _Optimizer:
@@ -45,20 +50,13 @@ class _Optimizer:
     stepped: Place | None = None
 
 
-@dataclass
-class _Checkpoint:
-    """A re-entrant checkpoint none of whose inputs needs a gradient."""
-
-    place: Place | None
-    parameters: list[_Parameter]
-
-
 class Gradients(BaseCheck):
     """Follows optimizers, re-entrant checkpoints and the leaves of the loss."""
 
     def install(self) -> None:
         self._optimizers: dict[int, _Optimizer] = {}
-        self._checkpoints: dict[Place | None, _Checkpoint] = {}
+        self._checkpoints: dict[Place | None, list[_Parameter]] = {}
+        """Re-entrant checkpoints none of whose inputs needs a gradient, and the parameters inside."""
         self._ran: WeakSet[nn.Module] = WeakSet()
         self._passes = 0
         self._broken: Cause | None = None
@@ -83,21 +81,17 @@ class Gradients(BaseCheck):
         if torch.is_grad_enabled():
             self._ran.add(module)
 
-    def _zero_grad(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            self._cleared = places.here() or self._cleared
-            return real(owner, *args, **kwargs)
+    def _zero_grad(self, real: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+        self._cleared = places.here() or self._cleared
+        return real(owner, *args, **kwargs)
 
-        return zero_grad
-
-    def _add_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def add(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
-            result = real(optimizer, group)
-            entry = self._optimizers.setdefault(id(optimizer), _Optimizer(places.here()))
-            entry.parameters += [_Parameter(ref(p), id(p)) for p in optimizer.param_groups[-1]["params"]]
-            return result
-
-        return add
+    def _add_group(
+        self, real: Callable[..., Any], optimizer: torch.optim.Optimizer, group: dict[str, Any]
+    ) -> Any:
+        result = real(optimizer, group)
+        entry = self._optimizers.setdefault(id(optimizer), _Optimizer(places.here()))
+        entry.parameters += [_Parameter(ref(p), id(p)) for p in optimizer.param_groups[-1]["params"]]
+        return result
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         entry = self._optimizers.get(id(optimizer))
@@ -111,7 +105,7 @@ class Gradients(BaseCheck):
         entry = self._optimizers.get(id(optimizer))
         if entry is None:
             return
-        held = [p for group in optimizer.param_groups for p in group["params"]]
+        held = trained_by(optimizer)
         if [id(p) for p in held] != [known.number for known in entry.parameters]:
             # Libraries that shard a model put the sharded parameters in the place of those that were given.
             before = {known.number: known for known in entry.parameters}
@@ -140,14 +134,11 @@ class Gradients(BaseCheck):
             for name, parameter in module.named_parameters()
         }
 
-    def _checkpoint(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-            needed = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-            if kwargs.get("use_reentrant") is not False and torch.is_grad_enabled() and not needed:
-                self._cut_off(function)
-            return real(function, *args, **kwargs)
-
-        return checkpoint
+    def _checkpoint(self, real: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        needed = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        if kwargs.get("use_reentrant") is not False and torch.is_grad_enabled() and not needed:
+            self._cut_off(function)
+        return real(function, *args, **kwargs)
 
     def _cut_off(self, function: Any) -> None:
         trainable = [
@@ -156,15 +147,14 @@ class Gradients(BaseCheck):
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         ]
-        place = places.here()
-        if trainable and place not in self._checkpoints:
-            self._checkpoints[place] = _Checkpoint(place, trainable)
+        if trainable:
+            self._checkpoints.setdefault(places.here(), trainable)
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._passes += 1
         if self._passes > _LOOKED_AT or not self._optimizers or self._reached:
             return
-        trained = {known.number for entry in self._optimizers.values() for known in entry.parameters}
+        trained = {known.number for known in self._known()}
         reached = [leaf for root in roots for leaf in leaves(root)]
         if any(isinstance(leaf, nn.Parameter) or id(leaf) in trained for leaf in reached):
             self._reached = True
@@ -172,38 +162,34 @@ class Gradients(BaseCheck):
             self._detached_at = place
             self._broken = self._why_broken(reached[0], place)
 
+    def _known(self) -> list[_Parameter]:
+        return [known for entry in self._optimizers.values() for known in entry.parameters]
+
     def _why_broken(self, leaf: torch.Tensor, place: Place | None) -> Cause | None:
         born = place_born(leaf)
         if leaf.requires_grad:
-            return places.cause_at(
+            return cause_at(
                 born, "the loss is rebuilt here as a new leaf: no gradient reaches the parameters behind it"
             )
         file = born.file if born is not None else place.file if place is not None else ""
-        if born is not None and (switch := switch_around(born.file, born.line)) is not None:
-            return places.cause_at(switch, "gradients are switched off here, and the loss is computed inside")
-        parameters = [known.held() for entry in self._optimizers.values() for known in entry.parameters]
-        if not any(p is not None and p.requires_grad for p in parameters):
+        if born is not None and (switch := flow.switch_around(born.file, born.line)) is not None:
+            return cause_at(switch, "gradients are switched off here, and the loss is computed inside")
+        if not any((p := known.held()) is not None and p.requires_grad for known in self._known()):
             line = freezing_line(file)
-            return places.cause_at(
-                places.place_of(file, line) if line else None, "this leaves no parameter trainable"
-            )
+            return source.cause(file, line, "this leaves no parameter trainable") if line else None
         cut = self._cuts.last
         if cut is not None and not (born is not None and cut.place.line > born.line):
-            return places.cause_at(cut.place, "the graph of the loss ends here: only its value goes on")
+            return cause_at(cut.place, "the graph of the loss ends here: only its value goes on")
         if dead := next(iter(self._cuts.without_grad.values()), None):
-            return places.cause_at(dead, "gradients are switched off here, in front of the loss")
-        return places.cause_at(born, "this has no graph: nothing that it is made from requires a gradient")
+            return cause_at(dead, "gradients are switched off here, in front of the loss")
+        return cause_at(born, "this has no graph: nothing that it is made from requires a gradient")
 
     def _after(self) -> None:
-        for cut in self._checkpoints.values():
-            for known in cut.parameters:
-                parameter = known.held()
-                known.got |= parameter is not None and parameter.grad is not None
+        for known in (known for inside in self._checkpoints.values() for known in inside):
+            known.got |= known.has_gradient()
         if self._passes <= _LOOKED_AT:
-            for entry in self._optimizers.values():
-                for known in entry.parameters:
-                    parameter = known.held()
-                    known.had |= parameter is not None and parameter.grad is not None
+            for known in self._known():
+                known.had |= known.has_gradient()
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
         """An error of the scaler or of backward often comes from a loss that was rebuilt as a new leaf."""
@@ -211,94 +197,76 @@ class Gradients(BaseCheck):
             return finding
         if not self._reached:
             return replace(finding, cause=self._broken or finding.cause)
-        vague = finding.cause is None or finding.where is None or finding.cause.line == finding.where.line
-        if finding.kind == "scaler-misuse" and vague:
+        if finding.kind == "scaler-misuse" and finding.vague:
             for entry in self._optimizers.values():
                 if entry.parameters and not any(known.had for known in entry.parameters):
                     why = "the loss reaches none of the parameters that this optimizer was given"
-                    return replace(finding, cause=places.cause_at(entry.made, why) or finding.cause)
+                    return replace(finding, cause=cause_at(entry.made, why) or finding.cause)
         return finding
 
     def finish(self) -> None:
         explained = self.process.explained
-        for cut in self._checkpoints.values():
-            dead = [known for known in cut.parameters if not known.got]
+        for place, inside in self._checkpoints.items():
+            dead = [known for known in inside if not known.got]
             if dead and self._passes:
                 explained |= {known.number for known in dead}
-                self._report_checkpoint(cut, dead)
+                self._report_checkpoint(place, dead)
         for optimizer in self._optimizers.values():
-            dead = [
-                known for known in optimizer.parameters if not known.got and known.number not in explained
-            ]
+            dead = [p for p in optimizer.parameters if not p.got and p.number not in explained]
             if dead and optimizer.steps:
                 self._report_optimizer(optimizer, dead)
 
-    def _report_checkpoint(self, cut: _Checkpoint, dead: list[_Parameter]) -> None:
-        self.process.report(
-            Finding(
-                kind="no-gradient",
-                message="None of the inputs of a re-entrant checkpoint requires a gradient, so the trainable "
-                f"parameters inside never receive one: {shown([known.name for known in dead])}.",
-                where=cut.place,
-                cause=places.cause_at(
-                    cut.place, "re-entrant checkpointing passes gradients on only if an input requires one"
-                ),
-                fix="Use checkpoint(..., use_reentrant=False), or make the input require a gradient: "
-                "x.requires_grad_(True) (model.enable_input_require_grads() for transformers).",
-                op="torch.utils.checkpoint",
-            )
+    def _report_checkpoint(self, place: Place | None, dead: list[_Parameter]) -> None:
+        self.report(
+            "no-gradient",
+            "None of the inputs of a re-entrant checkpoint requires a gradient, so the trainable parameters inside "
+            f"never receive one: {shown([known.name for known in dead])}.",
+            place,
+            cause_at(place, "re-entrant checkpointing passes gradients on only if an input requires one"),
+            fix="Use checkpoint(..., use_reentrant=False), or make the input require a gradient: "
+            "x.requires_grad_(True) (model.enable_input_require_grads() for transformers).",
+            op="torch.utils.checkpoint",
         )
 
     def _report_optimizer(self, optimizer: _Optimizer, dead: list[_Parameter]) -> None:
         """Parameters that are merely unused can be meant; a fault is a loss that reaches nothing, or a cut graph."""
-        cause, severity, where = None, "warning", optimizer.stepped
-        names = shown([known.name or "(unnamed)" for known in dead])
-        message = (
-            f"Parameters in the optimizer never received a gradient, the loss does not use them: {names}."
-        )
+        cause, where = None, optimizer.stepped
+        message = "Parameters in the optimizer never received a gradient, the loss does not use them"
         numbers = {known.number for known in dead}
         cut = self._cuts.in_front_of(numbers)
         switch = next((self._cuts.without_grad[n] for n in numbers if n in self._cuts.without_grad), None)
         if len(dead) == len(optimizer.parameters):
-            severity, where = "fault", self._detached_at or where
-            message = (
-                f"No parameter of the optimizer ever received a gradient in {optimizer.steps} steps: {names}."
-            )
+            where = self._detached_at or where
+            message = f"No parameter of the optimizer ever received a gradient in {optimizer.steps} steps"
             if any(known.had for known in dead) and self._cleared is not None:
-                cause = places.cause_at(self._cleared, "this clears the gradients between backward and step")
+                cause = cause_at(self._cleared, "this clears the gradients between backward and step")
             elif self._reached and dead[0].name and dead[0].moved is not None:
-                cause = places.cause_at(
-                    places.place_of(dead[0].moved.file, dead[0].moved.line),
-                    "the parameters are moved here, while the graph of a loss still holds them as they were",
-                )
+                why = "the parameters are moved here, while the graph of a loss still holds them as they were"
+                cause = source.cause(dead[0].moved.file, dead[0].moved.line, why)
             elif cut is not None and self._broken is None:
-                cause = places.cause_at(cut.place, "the graph is cut here, in front of these layers")
+                cause = cause_at(cut.place, "the graph is cut here, in front of these layers")
             else:
-                cause = self._broken or places.cause_at(
+                cause = self._broken or cause_at(
                     optimizer.made, "none of the parameters given to this optimizer is reached by the loss"
                 )
         elif switch is not None:
-            severity = "fault"
-            message = f"Trainable parameters ran without gradients only, so they are never trained: {names}."
-            cause = places.cause_at(switch, "gradients are switched off here, and these layers run inside")
+            message = "Trainable parameters ran without gradients only, so they are never trained"
+            cause = cause_at(switch, "gradients are switched off here, and these layers run inside")
         elif cut is not None and cut.goes_on:
-            severity = "fault"
+            steps = optimizer.steps
             message = (
-                f"Trainable parameters never received a gradient in {optimizer.steps} steps, though their layers "
-                f"ran: {names}."
+                f"Trainable parameters never received a gradient in {steps} steps, though their layers ran"
             )
-            cause = places.cause_at(cut.place, "the graph is cut here, in front of these layers")
-        self.process.report(
-            Finding(
-                kind="no-gradient",
-                severity="fault" if severity == "fault" else "warning",
-                message=message,
-                where=where,
-                cause=cause,
-                fix="Keep the loss connected to these parameters (no .detach(), .item(), .data or torch.tensor(...) "
-                "on the way, no torch.no_grad() around it), or leave them out of the optimizer.",
-                op="optimizer.step",
-            )
+            cause = cause_at(cut.place, "the graph is cut here, in front of these layers")
+        self.report(
+            "no-gradient",
+            f"{message}: {shown([known.name or '(unnamed)' for known in dead])}.",
+            where,
+            cause,
+            fix="Keep the loss connected to these parameters (no .detach(), .item(), .data or torch.tensor(...) on "
+            "the way, no torch.no_grad() around it), or leave them out of the optimizer.",
+            op="optimizer.step",
+            severity="fault" if len(dead) == len(optimizer.parameters) or cause is not None else "warning",
         )
 
 

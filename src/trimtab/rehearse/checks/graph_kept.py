@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose import flow, source
+from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born
 from trimtab.virtual import origin
@@ -69,7 +70,7 @@ class GraphKept(BaseCheck):
             for line, kept in _kept_by_line().items():
                 if kept >= self._before.get(line, kept) + _SECOND_LOOK - _FIRST_LOOK:
                     _mark_made_at(line)
-                    self._suspected = (places.place_of(*line), kept)
+                    self._suspected = (source.place(*line), kept)
                     return
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
@@ -77,15 +78,13 @@ class GraphKept(BaseCheck):
         if finding.kind != "graph-kept" or "second time" not in finding.message:
             return finding
         where, cause = finding.where, finding.cause
-        if where is None or (cause is not None and cause.line != where.line):
+        if where is None or not finding.vague:
             return finding
         earlier = next((place for place in reversed(self._places) if place != where), None)
         if earlier is not None:
             why = "this pass frees the graph that the later one needs too"
-            return replace(finding, cause=places.cause_at(earlier, why))
-        return replace(
-            finding, cause=places.cause_at(self._root, "built once, and sent backward again") or cause
-        )
+            return replace(finding, cause=cause_at(earlier, why))
+        return replace(finding, cause=cause_at(self._root, "built once, and sent backward again") or cause)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
@@ -125,18 +124,14 @@ class GraphKept(BaseCheck):
 
     def _report_evaluation(self, place: Place, kept: int) -> None:
         self._done = True
-        self.process.report(
-            Finding(
-                kind="graph-kept",
-                message=f"A model in eval mode runs with gradients on, and {kept} of its results are kept with their "
-                "graphs: memory grows with every batch.",
-                where=place,
-                cause=places.cause_at(
-                    place, "results of this line are kept, each with the graph of its batch"
-                ),
-                fix="Evaluate inside `with torch.no_grad():`, or keep out.detach().",
-                op="forward",
-            )
+        self.report(
+            "graph-kept",
+            f"A model in eval mode runs with gradients on, and {kept} of its results are kept with their graphs: "
+            "memory grows with every batch.",
+            place,
+            cause_at(place, "results of this line are kept, each with the graph of its batch"),
+            fix="Evaluate inside `with torch.no_grad():`, or keep out.detach().",
+            op="forward",
         )
 
     def _report(self, place: Place | None, count: int) -> None:
@@ -145,17 +140,15 @@ class GraphKept(BaseCheck):
         if kept_at is not None and place is not None and kept_at == place:
             kept_at = None
         self._done = True
-        self.process.report(
-            Finding(
-                kind="graph-kept",
-                message=f"The graphs of {count} earlier steps are still alive: a tensor that is kept across steps "
-                "holds the graph of every step, and memory grows until it runs out.",
-                where=kept_at or place,
-                cause=places.cause_at(kept_at, "the running value is built from the loss with its graph")
-                or places.cause_at(place, "the loss of every step is kept with its graph"),
-                fix="Keep the number, not the graph: total += loss.detach() (or loss.item()).",
-                op="backward",
-            )
+        self.report(
+            "graph-kept",
+            f"The graphs of {count} earlier steps are still alive: a tensor that is kept across steps holds the graph "
+            "of every step, and memory grows until it runs out.",
+            kept_at or place,
+            cause_at(kept_at, "the running value is built from the loss with its graph")
+            or cause_at(place, "the loss of every step is kept with its graph"),
+            fix="Keep the number, not the graph: total += loss.detach() (or loss.item()).",
+            op="backward",
         )
 
 
@@ -174,11 +167,14 @@ def _mark_made_at(line: tuple[str, int]) -> None:
             result.grad_fn.metadata[_SEEN] = True
 
 
+def _with_graph() -> Iterator[Any]:
+    """The living tensors that have a graph."""
+    return (t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.grad_fn is not None)
+
+
 def _results() -> Iterator[tuple[Any, tuple[str, int]]]:
     """Living tensors with a graph, and their lines. A view of a parameter (a graph keeps many) was made with it."""
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor) or thing.grad_fn is None:
-            continue
+    for thing in _with_graph():
         born = origin.born_of(thing)
         if born is not None and not (thing._base is not None and thing._base.is_leaf):
             yield thing, (born.file, born.line)
@@ -189,11 +185,11 @@ def _kept_in_list() -> Place | None:
     for frame in places.frames():
         for name, value in frame.f_locals.items():
             if _keeps(value):
-                return places.appending_line(frame.f_code.co_filename, name)
+                return flow.appending_line(frame.f_code.co_filename, name)
             if isinstance(value, nn.Module | torch.Tensor) or not hasattr(value, "__dict__"):
                 continue
             for attribute, kept in list(vars(value).items()):
-                if _keeps(kept) and (line := places.appending_line(frame.f_code.co_filename, attribute)):
+                if _keeps(kept) and (line := flow.appending_line(frame.f_code.co_filename, attribute)):
                     return line
     return None
 
@@ -228,12 +224,9 @@ def _top(node: Any, most: int) -> list[Any]:
 def _holder() -> torch.Tensor | None:
     """The living tensor from which most marked steps can be reached."""
     best: tuple[int, torch.Tensor] | None = None
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor) or thing.grad_fn is None:
-            continue
-        steps = {
-            node.metadata[_NAME].step for node in _top(thing.grad_fn, 200) if _NAME in (node.metadata or ())
-        }
+    for thing in _with_graph():
+        marked = [node for node in _top(thing.grad_fn, 200) if _NAME in (node.metadata or ())]
+        steps = {node.metadata[_NAME].step for node in marked}
         if steps and (best is None or len(steps) > best[0]):
             best = (len(steps), thing)
     return best[1] if best and best[0] > 1 else None

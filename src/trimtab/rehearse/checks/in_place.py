@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck
+from trimtab.rehearse.checks.base import BaseCheck, trained_by
 from trimtab.virtual import functions
 
 _TEXT = re.compile(r"modified by an inplace operation: \[\S+ \[([\d, ]*)\]\]")
@@ -41,7 +41,7 @@ class InPlace(BaseCheck):
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         place = places.here()
         if place is not None:
-            shapes = {_unordered(p.shape) for group in optimizer.param_groups for p in group["params"]}
+            shapes = {_unordered(parameter.shape) for parameter in trained_by(optimizer)}
             self._steps.append((shapes, place))
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
@@ -52,11 +52,11 @@ class InPlace(BaseCheck):
         for changed, place in reversed(self._changes):
             if changed == shape:
                 why = "this changes in place a tensor that backward still needs"
-                return replace(finding, cause=places.cause_at(place, why))
+                return replace(finding, cause=cause_at(place, why))
         for shapes, place in reversed(self._steps):
             if _unordered(shape) in shapes:
                 why = "this step changes weights in place, and a graph made before it is used afterwards"
-                return replace(finding, cause=places.cause_at(place, why))
+                return replace(finding, cause=cause_at(place, why))
         return finding
 
 

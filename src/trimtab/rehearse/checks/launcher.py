@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import BaseCheck
 from trimtab.rehearse.session import stands_file
@@ -113,20 +113,17 @@ class StaleLauncher(BaseCheck):
     def _report(self) -> None:
         world, rank = os.environ.get("WORLD_SIZE", "?"), os.environ.get("RANK", "?")
         read = self._read or self._set
-        self.process.report(
-            Finding(
-                kind="stale-launcher",
-                message=f"init_process_group would wait for {world} ranks (this is rank {rank}), but no launcher "
-                "started any: DistStoreError: Timed out waiting for clients.",
-                where=places.here(),
-                cause=places.cause_at(
-                    read,
-                    "WORLD_SIZE and RANK are taken at their word, though no launcher set them for this run",
-                ),
-                fix='Trust the rank variables only under a launcher ("TORCHELASTIC_RUN_ID" in os.environ); '
-                "otherwise unset WORLD_SIZE and RANK.",
-                op="init_process_group",
-            )
+        self.report(
+            "stale-launcher",
+            f"init_process_group would wait for {world} ranks (this is rank {rank}), but no launcher started any: "
+            "DistStoreError: Timed out waiting for clients.",
+            places.here(),
+            cause_at(
+                read, "WORLD_SIZE and RANK are taken at their word, though no launcher set them for this run"
+            ),
+            fix='Trust the rank variables only under a launcher ("TORCHELASTIC_RUN_ID" in os.environ); '
+            "otherwise unset WORLD_SIZE and RANK.",
+            op="init_process_group",
         )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from trimtab.diagnose.finding import Cause, Place
-from trimtab.rehearse import places
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Cause, Place, cause_at
 from trimtab.rehearse.checks.base import place_born
 from trimtab.virtual import functions
 from trimtab.virtual.tensor import payload_of
@@ -35,7 +35,7 @@ class Source:
 
     def cause(self) -> Cause | None:
         """As the cause of a finding."""
-        return places.cause_at(self.place, self.why)
+        return cause_at(self.place, self.why)
 
 
 class Sources:
@@ -57,7 +57,7 @@ class Sources:
         if not isinstance(result, torch.Tensor):
             return
         caller = sys._getframe(2)
-        if not places.is_user_file(caller.f_code.co_filename):
+        if not source.is_user_file(caller.f_code.co_filename):
             return
         values = payload_of(result)
         # Inside vmap, a trace or a fake-tensor mode there are no values to look at.
@@ -79,7 +79,7 @@ class Sources:
                     bool((values.detach() == 0).any()) if name[0] != "a" else _has_one(payload_of(args[0]))
                 )
             if steep:
-                place = places.place_of(caller.f_code.co_filename, caller.f_lineno)
+                place = source.place(caller.f_code.co_filename, caller.f_lineno)
                 why = f"the gradient of {name.strip('_')} is infinite here: its result is 0 for some element"
                 self._steep.append(Source(place, why))
 
@@ -90,17 +90,17 @@ class Sources:
             target = payload_of(given[1])
             if not target.is_floating_point() and bool((target == ignored).all()):
                 why = f"every label is {ignored}, so none counts: the mean over no label is NaN"
-                place = place_born(given[1]) or places.place_of(file, line)
+                place = place_born(given[1]) or source.place(file, line)
                 self._births.append(Source(place, why))
                 return
         stray = next((value for value in given if not _finite(payload_of(value))), None)
         if stray is not None and not _is_mask(payload_of(stray)):
             self._births.append(
-                Source(place_born(stray) or places.place_of(file, line), "this is not finite already here")
+                Source(place_born(stray) or source.place(file, line), "this is not finite already here")
             )
             return
         why = f"the result of {name.strip('_')} is not finite here, though what it is given is"
-        self._births.append(Source(places.place_of(file, line), why))
+        self._births.append(Source(source.place(file, line), why))
 
 
 def _finite(values: torch.Tensor) -> bool:

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, optimizers_made, place_born, shown
+from trimtab.rehearse.checks.base import BaseCheck, optimizers_made, place_born, shown, trained_by
 
 _STEPS = 2
 """Optimizer steps at which is looked."""
@@ -30,7 +30,6 @@ class Untrained(BaseCheck):
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._steps = 0
         self._made = optimizers_made()
-        self._told: set[str] = set()
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
 
@@ -43,7 +42,7 @@ class Untrained(BaseCheck):
         self._steps += 1
         if self._steps > _STEPS:
             return
-        held = {id(p): p for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        held = {id(p): p for o in self._optimizers for p in trained_by(o)}
         missing = {
             id(parameter): module
             for module in self._ran
@@ -87,48 +86,38 @@ class Untrained(BaseCheck):
             for name, value in vars(module).items():
                 if name.startswith("_"):
                     continue
-                items = (
-                    value.items() if isinstance(value, dict) else enumerate(value if _is_list(value) else ())
-                )
-                for key, item in items:
+                kept = value if isinstance(value, dict) else dict(enumerate(value)) if _is_list(value) else {}
+                for key, item in kept.items():
                     if isinstance(item, nn.Module) and id(item) not in known:
                         yield f"{name}[{key!r}]", item, type(module).__name__
 
     def _report_hidden(self, path: str, module: nn.Module, owner: str) -> None:
         name = path.partition("[")[0]
-        if name in self._told:
-            return
-        self._told.add(name)
         parameter = next(module.parameters(), None)
         place = place_born(parameter) if parameter is not None else None
-        self.process.report(
-            Finding(
-                kind="no-gradient",
-                message=f"{owner}.{name} holds layers in a plain list or dict: they are in no optimizer, are not "
-                "moved by .to() and not saved, so they are never trained.",
-                where=place or places.here(),
-                cause=places.cause_at(place, "a plain list or dict does not register the layers in it"),
-                fix=f"Use nn.ModuleList (or nn.ModuleDict): self.{name} = nn.ModuleList([...]).",
-                op="optimizer.step",
-                module=f"{owner}.{name}",
-            )
+        self.report(
+            "no-gradient",
+            f"{owner}.{name} holds layers in a plain list or dict: they are in no optimizer, are not moved by .to() "
+            "and not saved, so they are never trained.",
+            place or places.here(),
+            cause_at(place, "a plain list or dict does not register the layers in it"),
+            fix=f"Use nn.ModuleList (or nn.ModuleDict): self.{name} = nn.ModuleList([...]).",
+            op="optimizer.step",
+            module=f"{owner}.{name}",
+            once=name,
         )
 
     def _report_replaced(self, name: str, born: Place | None, made: Place | None) -> None:
-        if name in self._told:
-            return
-        self._told.add(name)
-        self.process.report(
-            Finding(
-                kind="no-gradient",
-                message=f"{shown([name])} receives gradients but is in no optimizer, while the optimizer holds "
-                "parameters that the model no longer uses: it was made before the layer was replaced.",
-                where=made or places.here(),
-                cause=places.cause_at(born, "this layer came into the model after the optimizer was made"),
-                fix="Build or replace all layers first, then make the optimizer from model.parameters().",
-                op="optimizer.step",
-                module=name.rpartition(".")[0],
-            )
+        self.report(
+            "no-gradient",
+            f"{shown([name])} receives gradients but is in no optimizer, while the optimizer holds parameters that the "
+            "model no longer uses: it was made before the layer was replaced.",
+            made or places.here(),
+            cause_at(born, "this layer came into the model after the optimizer was made"),
+            fix="Build or replace all layers first, then make the optimizer from model.parameters().",
+            op="optimizer.step",
+            module=name.rpartition(".")[0],
+            once=name,
         )
 
 

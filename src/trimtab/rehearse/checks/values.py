@@ -17,9 +17,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose.finding import Cause, Finding, Place
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Cause, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown
+from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown, trained_by
 from trimtab.rehearse.checks.sources import Sources
 from trimtab.virtual import functions, state
 
@@ -37,7 +38,7 @@ class Values(BaseCheck):
         self._emptied: WeakKeyDictionary[nn.Module, Place | None] = WeakKeyDictionary()
         self._steps = 0
         self._scaled = False
-        self._told = False
+        self._reported = False
         self._losses: deque[float] = deque(maxlen=64)
         self._made = optimizers_made()
         self._sources = Sources()
@@ -45,55 +46,46 @@ class Values(BaseCheck):
         for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
             functions.HANDLERS[function] = self._fresh(functions.HANDLERS.get(function, functions.call))
         around(nn.Module, "to_empty", self._to_empty)
-        around(torch.amp.GradScaler, "scale", self._scaler)
+        around(torch.amp.GradScaler, "scale", self._scale)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         backward_hub().before.append(self._backward)
         register_optimizer_step_post_hook(self._stepped)
 
-    def _scaler(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-            self._scaled |= scaler.is_enabled()
-            return real(scaler, outputs)
-
-        return scale
+    def _scale(self, real: Callable[..., Any], scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        self._scaled |= scaler.is_enabled()
+        return real(scaler, outputs)
 
     def _fresh(self, real: functions.Handler) -> functions.Handler:
         def make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             tensor = real(func, args, kwargs)
             # One frame up is the function mode, two up the line that asked.
             caller = sys._getframe(2)
-            if places.is_user_file(caller.f_code.co_filename) and _fill(tensor):
+            if source.is_user_file(caller.f_code.co_filename) and _fill(tensor):
                 self._filled[tuple(tensor.shape)] = (caller.f_code.co_filename, caller.f_lineno)
             return tensor
 
         return make
 
-    def _to_empty(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            result = real(module, *args, **kwargs)
-            place = places.here()
-            if place is not None:
-                for child in module.modules():
-                    self._emptied[child] = place
-                    for tensor in _tensors(child, recurse=False).values():
-                        _fill(tensor)
-            return result
-
-        return to_empty
+    def _to_empty(self, real: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = real(module, *args, **kwargs)
+        place = places.here()
+        if place is not None:
+            for child in module.modules():
+                self._emptied[child] = place
+                for tensor in _tensors(child).values():
+                    _fill(tensor)
+        return result
 
     def _forward(self, module: nn.Module, args: Any) -> None:
-        if not self._emptied:
+        if not self._emptied or (place := self._emptied.pop(module, None)) is None:
             return
-        place = self._emptied.pop(module, None)
-        if place is None:
-            return
-        names = [name for name, tensor in _tensors(module, recurse=False).items() if _all_nan(tensor)]
+        names = [name for name, tensor in _tensors(module).items() if _all_nan(tensor)]
         if names:
             self._report_garbage(names, place, type(module).__name__)
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._sources.turn()
-        if self._told or self._scaled:
+        if self._reported or self._scaled:
             return
         for root in roots:
             if root.numel() != 1 or not root.is_floating_point():
@@ -112,82 +104,69 @@ class Values(BaseCheck):
             return None
         grown = f"the loss grew from {self._losses[0]:.3g} to {self._losses[-1]:.3g} before"
         made = next(iter(self._made.values()), None)
-        return places.cause_at(made, f"{grown}: the learning rate given here is too large")
+        return cause_at(made, f"{grown}: the learning rate given here is too large")
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._steps += 1
-        if self._told or (self._steps > _EVERY_STEP_UNTIL and self._steps & (self._steps - 1)):
+        if self._reported or (self._steps > _EVERY_STEP_UNTIL and self._steps & (self._steps - 1)):
             return
         steep = self._sources.steep
-        with torch.no_grad():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
-                        self._report(
-                            f"A weight of shape {tuple(parameter.shape)} is not finite after optimizer step "
-                            f"{self._steps}.",
-                            places.here(),
-                            "optimizer.step",
-                            self._divergence()
-                            or (steep[0].cause() if steep else None)
-                            or self._vanished(optimizer, group.get("eps"), parameter),
-                        )
-                        return
+        for parameter in trained_by(optimizer):
+            if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
+                shape = tuple(parameter.shape)
+                message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
+                cause = self._divergence() or (
+                    steep[0].cause() if steep else self._vanished(optimizer, parameter)
+                )
+                self._report(message, places.here(), "optimizer.step", cause)
+                return
 
-    def _vanished(self, optimizer: torch.optim.Optimizer, eps: Any, parameter: torch.Tensor) -> Cause | None:
+    def _vanished(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Cause | None:
         """An eps that is zero in the weights' own precision protects from nothing."""
+        mine = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        eps = next((group.get("eps") for group in mine), None)
         if not isinstance(eps, float) or not eps or float(torch.tensor(eps).to(parameter.dtype)):
             return None
         why = f"eps={eps:g} is 0 in {str(parameter.dtype).removeprefix('torch.')}: the step divides 0 by 0"
-        return places.cause_at(self._made.get(optimizer), why)
+        return cause_at(self._made.get(optimizer), why)
 
     def _report(self, message: str, where: Place | None, op: str, cause: Cause | None) -> None:
-        self._told = True
+        self._reported = True
         if self._filled and self._unwritten():
             return
-        self.process.report(
-            Finding(
-                kind="non-finite",
-                message=message,
-                where=where,
-                cause=cause,
-                fix="Look for a division by zero, a log or square root of zero, a mask that hides a whole row, or a "
-                "learning rate that is too high; torch.autograd.set_detect_anomaly(True) names the operation.",
-                op=op,
-            )
+        fix = (
+            "Look for a division by zero, a log or square root of zero, a mask that hides a whole row, or a learning "
+            "rate that is too high; torch.autograd.set_detect_anomaly(True) names the operation."
         )
+        self.report("non-finite", message, where, cause, fix, op)
 
     def _unwritten(self) -> bool:
         """Report parameters and buffers that still hold what torch.empty gave them."""
         here = state.machine()
         found = False
         for module in list(here.modules) if here is not None else ():
-            for name, tensor in _tensors(module, recurse=False).items():
+            for name, tensor in _tensors(module).items():
                 taken = self._filled.get(tuple(tensor.shape))
                 if taken is not None and _all_nan(tensor):
-                    self._report_garbage([name], places.place_of(*taken), type(module).__name__)
+                    self._report_garbage([name], source.place(*taken), type(module).__name__)
                     found = True
         return found
 
     def _report_garbage(self, names: list[str], place: Place | None, owner: str) -> None:
-        self.process.report(
-            Finding(
-                kind="garbage-buffer",
-                message=f"Used before anything was written to it: {shown(names)}"
-                + (f" of {owner}" if owner else "")
-                + ". It holds whatever was in memory.",
-                where=place,
-                cause=places.cause_at(place, "this reserves memory and gives it no values"),
-                fix="Give it values: torch.zeros(...), nn.init.*, reset_parameters() or load_state_dict(); buffers "
-                "that are not in the state dict have to be computed again after to_empty().",
-                op="empty",
-                module=owner,
-            )
+        self.report(
+            "garbage-buffer",
+            f"Used before anything was written to it: {shown(names)} of {owner}. It holds whatever was in memory.",
+            place,
+            cause_at(place, "this reserves memory and gives it no values"),
+            fix="Give it values: torch.zeros(...), nn.init.*, reset_parameters() or load_state_dict(); buffers that "
+            "are not in the state dict have to be computed again after to_empty().",
+            op="empty",
+            module=owner,
         )
 
 
-def _tensors(module: nn.Module, *, recurse: bool) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_parameters(recurse=recurse)), **dict(module.named_buffers(recurse=recurse))}
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
 def _fill(tensor: Any) -> bool:

@@ -1,0 +1,111 @@
+"""Questions about the way through a program: which loop holds a line and why it ends, which condition decides.
+
+Reads source through `source`; runs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Place
+from trimtab.diagnose.source import place
+
+_SWITCHES = {"no_grad", "inference_mode"}
+
+
+def loop_at(at: Place) -> ast.For | ast.While | None:
+    """The innermost loop statement that holds a line beneath its header."""
+    loops = [n for n in source.walk(at.file) if isinstance(n, ast.For | ast.While)]
+    around = [n for n in loops if n.body[0].lineno <= at.line <= (n.end_lineno or 0)]
+    return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def round_start(at: Place) -> Place | None:
+    """The first line of the body of the loop around a line: where a call that belongs once into every round stands."""
+    loop = loop_at(at)
+    return place(at.file, loop.body[0].lineno) if loop else None
+
+
+def way_out(at: Place) -> Place | None:
+    """Why a loop around a line may end earlier on one rank: a condition that leaves it, a count that depends on the
+    rank, else its header."""
+    if (loop := loop_at(at)) is None:
+        return None
+    header = loop.iter if isinstance(loop, ast.For) else loop.test
+    if "rank" in ast.unparse(header):
+        return place(at.file, loop.lineno)
+    names = source.names_in(header)
+    counts = [n for n in source.walk(at.file) if isinstance(n, ast.Assign) and names & source.bound(n)]
+    for count in counts:
+        if count.lineno <= loop.lineno and "rank" in ast.unparse(count.value):
+            return place(at.file, count.lineno)
+    for node in ast.walk(loop):
+        if isinstance(node, ast.If) and any(isinstance(inner, ast.Break | ast.Return) for inner in node.body):
+            return place(at.file, node.lineno)
+    return place(at.file, loop.lineno)
+
+
+def idle_context(at: Place) -> Place | None:
+    """Where the `nullcontext()` of a `with` statement around a line is made, if there is one."""
+    for opened in source.contexts_around(at.file, at.line):
+        made = source.last_assignment(at.file, opened.lineno, getattr(opened, "id", ""))
+        for node in (opened, getattr(made, "value", None)):
+            if isinstance(node, ast.Call) and source.called_name(node) == "nullcontext":
+                return place(at.file, node.lineno)
+    return None
+
+
+def switch_around(file: str, line: int) -> Place | None:
+    """The `with torch.no_grad():` (or the decorator) of the same function that holds a line."""
+    function = source.function_at(file, line)
+    decorators = function.decorator_list if function is not None else []
+    for opened in (*source.contexts_around(file, line), *decorators):
+        if _switches_off(opened):
+            return place(file, opened.lineno)
+    return None
+
+
+def _switches_off(node: ast.expr) -> bool:
+    name = source.last_name(node.func if isinstance(node, ast.Call) else node)
+    if name == "set_grad_enabled" and isinstance(node, ast.Call):
+        return not source.is_constant(node.args[0] if node.args else None, True)
+    return name in _SWITCHES
+
+
+def appending_line(file: str, name: str) -> Place | None:
+    """The first line that appends to the list of this name, or adds to it."""
+    for node in source.walk(file):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            appends = node.func.attr in {"append", "extend", "insert"}
+            if appends and source.last_name(node.func.value) == name:
+                return place(file, node.lineno)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return place(file, node.lineno)
+    return None
+
+
+def return_line(function: object, constructs: str) -> Place | None:
+    """The `return` of a function that builds an object of the named class, else its last `return`."""
+    if (code := getattr(function, "__code__", None)) is None:
+        return None
+    node = source.function_at(code.co_filename, code.co_firstlineno)
+    lines = [
+        (constructs in {source.last_name(n) for n in ast.walk(inner.value)}, inner.lineno)
+        for inner in (ast.walk(node) if node is not None else ())
+        if isinstance(inner, ast.Return) and inner.value is not None
+    ]
+    return place(code.co_filename, max(lines)[1]) if lines else None
+
+
+def choice_of(file: str, line: int, attribute: str) -> Place | None:
+    """The condition inside the function at a line on which `self.attribute` is used."""
+    function = source.function_at(file, line)
+    for node in ast.walk(function) if function is not None else ():
+        if not isinstance(node, ast.If | ast.IfExp):
+            continue
+        branches = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [*node.body, *node.orelse]
+        for inner in (n for branch in branches for n in ast.walk(branch)):
+            if isinstance(inner, ast.Attribute) and inner.attr == attribute:
+                return place(file, node.lineno)
+    return None
