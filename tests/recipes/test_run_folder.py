@@ -85,7 +85,7 @@ def test_overwrite_moves_what_the_run_wrote_and_nothing_else(tmp_path: Path) -> 
     assert all(moved[name] == before[name] for name in moved.keys() - {MARK})
     assert (folder / "notes.txt").read_text() == "mine, beside"
     assert json.loads((folder / "data.json").read_text()) == {"rows": 2}
-    assert not run.adapter.exists()
+    assert not (folder / "adapter").exists()
     # It is a run as before, and can be looked at where it is.
     assert make_report(aside).facts["status"] == "finished"
     assert Mark.of(aside) is not None
