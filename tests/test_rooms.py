@@ -16,9 +16,6 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent
 SOURCE = HOUSE / "src" / "trimtab"
-# Edges against the walk, and files that import by a string, which are still to be mended: the lists only get shorter.
-TO_MEND: set[tuple[str, str]] = set()
-STRINGS_TO_MEND = {"cli/train.py"}
 # The package's own door names its rooms by strings, so that importing it imports nothing.
 DOORS = {"trimtab", "trimtab.__main__"}
 
@@ -86,10 +83,7 @@ def test_every_room_stands_in_the_table() -> None:
 def test_imports_point_back_along_the_walk() -> None:
     place = {room: number for number, room in enumerate(rooms_in_order())}
     against = {pair: why for pair, why in edges().items() if place[pair[1]] > place[pair[0]]}
-    fresh = {pair: why for pair, why in against.items() if pair not in TO_MEND}
-    assert not fresh, "\n".join(f"{a} -> {b}: {line}" for (a, b), why in fresh.items() for line in why)
-    mended = TO_MEND - set(against)
-    assert not mended, f"mended, so take it off the list: {sorted(mended)}"
+    assert not against, "\n".join(f"{a} -> {b}: {line}" for (a, b), why in against.items() for line in why)
 
 
 def test_the_leaves_need_no_room() -> None:
@@ -123,9 +117,7 @@ def test_no_string_hides_an_import() -> None:
         for line, name in named_by_a_string(ast.parse(path.read_text(encoding="utf-8"))):
             if "trimtab" in name and own not in name and module not in DOORS:
                 hidden.setdefault(path.relative_to(SOURCE).as_posix(), []).append(f"line {line}: {name}")
-    fresh = {file: lines for file, lines in hidden.items() if file not in STRINGS_TO_MEND}
-    assert not fresh
-    assert set(hidden) == STRINGS_TO_MEND, "mended, so take it off the list"
+    assert not hidden
 
 
 @pytest.mark.parametrize(
