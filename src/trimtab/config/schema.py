@@ -211,6 +211,9 @@ class SampleSettings(Section):
     max_new_tokens: Annotated[int, Field(ge=1)] = 80
     """Longest answer in tokens."""
 
+    held_out: Annotated[int, Field(ge=0)] = 0
+    """Held-out rows answered before and after training, counted as right where the whole answer is the same."""
+
 
 class ExportSettings(Section):
     """What `train` makes of the finished run. `export: ollama` is short for `export: {to: ollama}`."""

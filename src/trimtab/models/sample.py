@@ -1,14 +1,24 @@
-"""Answers prompts with a model, for people to read. Greedy, so that a difference is the training's doing."""
+"""Answers of a model: to prompts, for people to read, and to held-out rows, to be counted.
+
+Greedy, so that a difference is the training's doing. Never trains, and leaves the model in the mode it was in.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from trimtab.data.render import opening_ids
+from trimtab.data.render import IGNORED, opening_ids
+from trimtab.errors import RequestError
 from trimtab.placement import PlacementPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+AT_ONCE = 16
+"""Prompts that are answered together."""
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
@@ -28,24 +38,97 @@ def answer(
     max_new_tokens: int,
 ) -> list[str]:
     """One answer per prompt, through the chat template that training uses."""
-    import torch
+    asked = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    given = _continue(model, tokenizer, asked, plan, max_new_tokens)
+    return [str(tokenizer.decode(ids, skip_special_tokens=True)).strip() for ids in given]
 
+
+def held_out_answers(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Iterable[Mapping[str, Sequence[int]]],
+    plan: PlacementPlan,
+    limit: int,
+) -> dict[str, int]:
+    """How many of the first `limit` rows the model answers exactly as they do, to the end: `{"right": …, "of": …}`.
+
+    Rows are those of `PreparedData.eval`: what stands before a row's last answer is asked.
+    """
+    pairs = [_asked_and_expected(row) for row in islice(rows, limit)]
+    longest = max((len(expected) for _, expected in pairs), default=1)
+    given = _continue(model, tokenizer, [asked for asked, _ in pairs], plan, longest)
+    ends = _ends(model, tokenizer)
+    # By text, the end-of-turn token included: a tokenizer may spell one text in several ways.
+    # An answer that does not end is held against as many tokens as the row has: those of a long row are cut.
+    same = (
+        tokenizer.decode(ids if ids[-1] in ends else ids[: len(expected)]) == tokenizer.decode(expected)
+        for (_, expected), ids in zip(pairs, given, strict=True)
+    )
+    return {"right": sum(same), "of": len(pairs)}
+
+
+def _asked_and_expected(row: Mapping[str, Sequence[int]]) -> tuple[list[int], list[int]]:
+    ids, answered = list(row["input_ids"]), [label != IGNORED for label in row["labels"]]
+    end = len(ids) - answered[::-1].index(True)
+    start = next((place + 1 for place in reversed(range(end)) if not answered[place]), 0)
+    if start == 0:
+        raise RequestError.of(
+            "samples.held_out counts right answers, and a held-out row is trained on from its first token",
+            "nothing stands before the answer that the model could be asked",
+            "set samples.held_out=0, or give data with questions and data.train_on=answers",
+        )
+    return ids[:start], ids[start:end]
+
+
+def _continue(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    plan: PlacementPlan,
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """What the model says after each prompt, up to and with its first end-of-turn token."""
+    import torch
+    from rich.console import Console
+    from rich.progress import track
+
+    pad, ends = tokenizer.pad_token_id, _ends(model, tokenizer)
+    by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    batches = [by_length[first : first + AT_ONCE] for first in range(0, len(prompts), AT_ONCE)]
+    said: dict[int, list[int]] = {}
     was_training = model.training
     model.eval()
-    answers = []
     autocast = torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32")
     with torch.no_grad(), autocast:
-        for prompt in prompts:
-            ids = torch.tensor([prompt_ids(tokenizer, prompt)], device=plan.device)
+        for places in track(
+            batches,
+            description=f"answering {len(prompts)}",
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        ):
+            asked = [prompts[place] for place in places]
+            width = max(map(len, asked))
+            # Padded on the left, so that every answer begins at the same column.
+            padded = [[pad] * (width - len(ids)) + ids for ids in asked]
+            mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in asked]
             out = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                input_ids=torch.tensor(padded, device=plan.device),
+                attention_mask=torch.tensor(mask, device=plan.device),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
                 use_cache=True,
-                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=sorted(ends) or None,
+                pad_token_id=pad,
             )
-            new = out[0, ids.shape[1] :]
-            answers.append(str(tokenizer.decode(new, skip_special_tokens=True)).strip())
+            for place, new in zip(places, out[:, width:].tolist(), strict=True):
+                stop = next((i for i, token in enumerate(new, 1) if token in ends), len(new))
+                said[place] = new[:stop]
     model.train(was_training)
-    return answers
+    return [said[place] for place in range(len(prompts))]
+
+
+def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The tokens that end an answer: the model's own, and the tokenizer's."""
+    own = model.generation_config.eos_token_id
+    return {*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id} - {None}
