@@ -19,7 +19,7 @@ from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
 from trimtab.errors import RequestError
 
-BUILT_IN = {"device-errors": "device-errors.jsonl", "sums": "sums.jsonl"}
+BUILT_IN = ("device-errors", "error-kinds", "error-kinds-held-out", "sums")
 
 # Files that data sets carry beside their rows.
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
@@ -64,7 +64,7 @@ def load_rows(source: str, settings: DataSettings, setting: str = "data.source")
 
 def _load(source: str, settings: DataSettings, setting: str) -> Loaded:
     if source in BUILT_IN:
-        place = importlib.resources.files("trimtab.data") / "shipped" / BUILT_IN[source]
+        place = importlib.resources.files("trimtab.data") / "shipped" / f"{source}.jsonl"
         with importlib.resources.as_file(place) as path:
             return Loaded(read_file(path, source), f"{source} (built in)", [source])
     if source.startswith("s3://"):
