@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -142,3 +143,21 @@ def test_explain_never_gives_another_kind(known: Rows, held_out: Rows) -> None:
         assert not found or kind_and_fix(row)[0] in found, row["prompt"]
         recognised += bool(found)
     assert recognised > 50
+
+
+def test_a_set_with_held_out_rows_of_its_own_is_evaluated_on_them(tiny_model: Path) -> None:
+    """And on nothing where nobody wants an evaluation, nor where other rows are named."""
+    from transformers import AutoTokenizer
+
+    from trimtab.config.schema import DataSettings
+    from trimtab.data import prepare_data
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+
+    def prepared(**settings: object) -> tuple[int, int, str]:
+        data = prepare_data(DataSettings(source="error-kinds", **settings), tokenizer, seed=0)  # type: ignore[arg-type]
+        return data.report.rows_train, data.report.rows_eval, data.report.split
+
+    assert prepared() == (240, 48, "the set's own held-out rows")
+    assert prepared(eval_fraction=0.0)[1] == 0
+    assert prepared(eval_source="error-kinds")[1:] == (240, "data.eval_source=error-kinds")

@@ -157,6 +157,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(settings: list[str], plain: P
     assert losses(run) == losses(plain)
 
 
+def test_held_out_rows_are_answered_before_and_after(settings: list[str]) -> None:
+    """Of a random model none is right; the figure stands in the summary and on the card beside the loss."""
+    summary, run = train(settings, "samples.held_out=3")
+    name = "exact match on 3 held-out rows"
+    assert summary["metrics"][name]["before"] == 0.0
+    assert 0.0 <= summary["metrics"][name]["after"] <= 1.0
+    assert name in (run / "adapter" / "README.md").read_text()
+    assert json.loads((run / "baseline.json").read_text())["look"] == {"answers": [], "right": 0, "of": 3}
+
+
 def test_a_whole_run_that_is_resumed_trains_no_step_more(settings: list[str], plain: Path) -> None:
     """Killed after its last checkpoint, before anything was kept: resumed, it keeps those very weights."""
     ours = [*settings, "training.keep_best=false"]

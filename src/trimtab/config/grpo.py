@@ -23,7 +23,10 @@ class GrpoSettings(RecipeSection):
     """Reinforcement learning on rewards that are computed from completions; used with `recipe: grpo`."""
 
     recipe = "grpo"
-    without_effect = ("data.format", "data.packing", "data.train_on", "training.group_by_length")
+    without_effect = (
+        *("data.format", "data.packing", "data.train_on"),
+        *("training.group_by_length", "samples.held_out"),
+    )
     rules = RULES
 
     reward: str | list[str] | dict[str, float] | None = None

@@ -56,10 +56,12 @@ def _best_between_evaluations(config: Config) -> Conflict | None:
     return Conflict("training.keep_best", f"(the default) is not applied: it {reason}", change, warning=True)
 
 
-@RULES.reading("training.eval_steps", "training.eval_batch_size", "data.eval_fraction", "data.eval_source")
+_EVALUATION = ("training.eval_steps", "training.eval_batch_size", "samples.held_out")
+
+
+@RULES.reading(*_EVALUATION, "data.eval_fraction", "data.eval_source")
 def _evaluation_of_nothing(config: Config) -> Conflict | None:
-    keys = ("training.eval_steps", "training.eval_batch_size")
-    set_keys = [key for key in keys if getattr(config.training, key.rpartition(".")[2]) is not None]
+    set_keys = [key for key in _EVALUATION if value_of_setting(config, key)]
     if evaluates(config) or not set_keys:
         return None
     return Conflict(

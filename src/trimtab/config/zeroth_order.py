@@ -23,7 +23,14 @@ class ZerothSettings(RecipeSection):
 
     recipe = "zeroth_order"
     without_effect = (
-        *("data.format", "data.packing", "data.train_on", "lora.dropout", "samples.prompts"),
+        *(
+            "data.format",
+            "data.packing",
+            "data.train_on",
+            "lora.dropout",
+            "samples.prompts",
+            "samples.held_out",
+        ),
         *("training.max_grad_norm", "training.optimizer", "training.gradient_checkpointing"),
         *("training.group_by_length", "training.dataloader_workers", "monitor.report_to"),
     )

@@ -17,7 +17,7 @@ from trimtab.data.convert import Example, convert
 from trimtab.data.formats import Detected, check_columns, detect, unused_columns
 from trimtab.data.render import IGNORED, Encoded, Renderer
 from trimtab.data.report import DataReport, Lengths, SourceReport
-from trimtab.data.sources import Loaded, load_rows
+from trimtab.data.sources import HELD_OUT, Loaded, load_rows
 from trimtab.data.split import held_out
 from trimtab.errors import RequestError
 
@@ -46,10 +46,11 @@ def prepare_data(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, see
 
     about_eval: SourceReport | None = None
     eval_rows: list[Encoded] = []
-    if settings.eval_source is not None:
-        eval_rows, about_eval = _prepare_source(settings.eval_source, "data.eval_source", settings, renderer)
+    own = HELD_OUT.get(settings.source) if settings.eval_fraction > 0 else None
+    if held := settings.eval_source or own:
+        eval_rows, about_eval = _prepare_source(held, "data.eval_source", settings, renderer)
         train_rows = rows
-        split = f"data.eval_source={settings.eval_source}"
+        split = "the set's own held-out rows" if settings.eval_source is None else f"data.eval_source={held}"
         shared = _keys(train_rows) & _keys(eval_rows)
         if shared:
             notes.append(

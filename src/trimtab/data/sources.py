@@ -20,6 +20,8 @@ from trimtab.data.read import READERS, Row, read_file
 from trimtab.errors import RequestError
 
 BUILT_IN = ("device-errors", "error-kinds", "error-kinds-held-out", "sums")
+HELD_OUT = {"error-kinds": "error-kinds-held-out"}
+"""Built-in sets that bring rows to evaluate on."""
 
 # Files that data sets carry beside their rows.
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}

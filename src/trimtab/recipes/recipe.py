@@ -125,5 +125,7 @@ class Recipe:
     """It generates and learns from rewards: its loss does not tell how good the answers are."""
     samples: bool = True
     """Whether `samples.prompts` are answered: not where prompts are no chat."""
+    counts: bool = False
+    """Whether its held-out rows have answers that can be counted right (`samples.held_out`)."""
     captures: bool = False
     """Whether steps are captured as CUDA graphs, which need a stream of their own."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import set_seed
 
 from trimtab.config import Config
-from trimtab.models.sample import answer
+from trimtab.models.sample import answer, held_out_answers
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
 from trimtab.recipes.card import model_card
@@ -67,13 +67,9 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
             _tell(job, driver, summary)
         if driver.ended_early:
             driver.part()
-        elif before:
+        elif before is not None:
             # Last, for it may take long: what was trained is safe by now.
-            after = _answers(job, driver)
-            summary["samples"] = [
-                {"prompt": prompt, "before": old, "after": new}
-                for prompt, old, new in zip(config.samples.prompts, before, after, strict=True)
-            ]
+            _compare(job, summary, before, _look(recipe, job, driver))
             _tell(job, driver, summary)
     return summary
 
@@ -98,28 +94,53 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
     }
 
 
-def _first_look(recipe: Recipe, job: Job, driver: Driver) -> list[str]:
+class Look(NamedTuple):
+    """What the model answers, for people to read and to count."""
+
+    answers: list[str]
+    """To `samples.prompts`."""
+    right: int = 0
+    of: int = 0
+    """Held-out rows that were answered (`samples.held_out`), and how many of them right to the letter."""
+
+
+def _first_look(recipe: Recipe, job: Job, driver: Driver) -> Look | None:
     """Answers before the first step; a resumed run reads those of its first start, if it asks the same."""
-    prompts, run = job.config.samples.prompts, job.run
-    if not recipe.samples or not prompts:
-        return []
+    samples, run = job.config.samples, job.run
+    asked = {"prompts": samples.prompts, "held_out": samples.held_out}
+    if not recipe.samples or not any(asked.values()):
+        return None
     if job.checkpoint is not None and (run.path / BASELINE).is_file():
         kept = run.read_json(BASELINE)
-        if kept.get("prompts") == prompts:
-            return list(kept["answers"])
+        if all(kept.get(name) == value for name, value in asked.items()):
+            return Look(**kept["look"])
     # The checkpoint is not loaded yet: also of a resumed run these are answers of the untouched model.
-    answers = _answers(job, driver)
+    look = _look(recipe, job, driver)
     if driver.main:
-        run.write_json(BASELINE, {"prompts": prompts, "answers": answers})
-    return answers
+        run.write_json(BASELINE, asked | {"answers": look.answers, "look": look._asdict()})
+    return look
 
 
-def _answers(job: Job, driver: Driver) -> list[str]:
-    samples = job.config.samples
-    if job.plan.strategy == "sharded":
+def _look(recipe: Recipe, job: Job, driver: Driver) -> Look:
+    samples, plan, tokenizer = job.config.samples, job.plan, job.prepared.processor
+    if plan.strategy == "sharded":
         # No process holds the whole model, so none can answer by itself.
-        return ["(not sampled: the model is sharded)"] * len(samples.prompts)
-    return answer(driver.model, job.prepared.processor, samples.prompts, job.plan, samples.max_new_tokens)
+        return Look(["(not sampled: the model is sharded)"] * len(samples.prompts))
+    answers = answer(driver.model, tokenizer, samples.prompts, plan, samples.max_new_tokens)
+    if not (recipe.counts and samples.held_out and job.prepared.eval):
+        return Look(answers)
+    return Look(
+        answers, **held_out_answers(driver.model, tokenizer, job.prepared.eval, plan, samples.held_out)
+    )
+
+
+def _compare(job: Job, summary: dict[str, Any], before: Look, after: Look) -> None:
+    """Both looks side by side, into the summary."""
+    asked = zip(job.config.samples.prompts, before.answers, after.answers, strict=True)
+    summary["samples"] = [{"prompt": prompt, "before": old, "after": new} for prompt, old, new in asked]
+    if after.of:
+        figures = {"before": before.right / before.of, "after": after.right / after.of}
+        summary.setdefault("metrics", {})[f"exact match on {after.of} held-out rows"] = figures
 
 
 def _keep(job: Job, driver: Driver) -> None:

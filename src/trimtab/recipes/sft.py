@@ -91,4 +91,5 @@ SFT = Recipe(
     prepare=_prepare,
     build=_build,
     outcome=_outcome,
+    counts=True,
 )
