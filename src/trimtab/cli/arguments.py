@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -27,7 +26,7 @@ Arguments = Annotated[
 class SettingsCommand(TyperCommand):
     """A verb that takes settings: of what is typed, its own options go to click and the rest to it as it stands."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {name for option in self.get_params(ctx) for name in option.opts if name.startswith("-")}
         mine, settings = [a for a in args if a in own], [a for a in args if a not in own]
         return super().parse_args(ctx, [*mine, "--", *settings])

@@ -171,16 +171,12 @@ def _nothing_to_reward(config: Config) -> Conflict | None:
     return Conflict("grpo.pattern", f"{broken}; the reward `format` needs it", "write e.g. '#### -?[0-9]+'")
 
 
-@RULES.reading("grpo.use_vllm", "grpo.vllm_mode", "model_parallel")
-def _vllm_and_split(config: Config) -> Conflict | None:
-    grpo = config.grpo
-    if not (grpo.use_vllm and grpo.vllm_mode == "colocate" and config.model_parallel):
-        return None
-    return Conflict(
-        "grpo.use_vllm",
-        "shares the GPUs with a split model: vLLM would take memory that the split has given to layers",
-        "set grpo.vllm_mode: server with a GPU of its own, or model_parallel: false",
-    )
+RULES.blame(
+    "grpo.use_vllm grpo.vllm_mode model_parallel",
+    lambda c: c.grpo.use_vllm and c.grpo.vllm_mode == "colocate" and c.model_parallel,
+    "shares the GPUs with a split model: vLLM would take memory that the split has given to layers",
+    "set grpo.vllm_mode: server with a GPU of its own, or model_parallel: false",
+)
 
 
 @RULES.reading("grpo.use_vllm", "grpo.vllm_mode", "grpo.vllm_server_base_url")

@@ -34,3 +34,14 @@ class Rules(list[tuple[tuple[str, ...], Rule]]):
             return rule
 
         return add
+
+    def blame(
+        self, keys: str, when: Callable[[Config], object], reason: str, change: str, *, warning: bool = False
+    ) -> None:
+        """Adds a rule: the first of `keys` is at fault when `when` holds; the texts may show settings as {c.device}."""
+
+        def rule(c: Config) -> Conflict | None:
+            return Conflict(at_fault, reason.format(c=c), change.format(c=c), warning) if when(c) else None
+
+        at_fault, *others = keys.split()
+        self.append(((at_fault, *others), rule))

@@ -133,24 +133,18 @@ def _nothing_to_score(config: Config) -> Conflict | None:
     return None
 
 
-@RULES.reading("training.lr_scheduler")
-def _schedule_of_zeroth_order(config: Config) -> Conflict | None:
-    if config.training.lr_scheduler != "polynomial":
-        return None
-    return Conflict("training.lr_scheduler", "is not among zeroth-order schedules", "set it to linear")
-
-
-@RULES.reading("sharding")
-def _sharded_zeroth_order(config: Config) -> Conflict | None:
-    if not config.sharding:
-        return None
-    return Conflict(
-        "sharding",
-        "cannot go with recipe: zeroth_order: each process computes with whole weights",
-        "remove it; model_parallel: true splits a large model over the GPUs of one process",
-    )
-
-
+RULES.blame(
+    "training.lr_scheduler",
+    lambda c: c.training.lr_scheduler == "polynomial",
+    "is not among zeroth-order schedules",
+    "set it to linear",
+)
+RULES.blame(
+    "sharding",
+    lambda c: c.sharding,
+    "cannot go with recipe: zeroth_order: each process computes with whole weights",
+    "remove it; model_parallel: true splits a large model over the GPUs of one process",
+)
 _OF_OTHER_METHODS = {
     "mezo": ("queries", "interval", "projection_"),
     "dizo": ("queries",),
