@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from trimtab.errors import RequestError
-
-
-class Kind(StrEnum):
-    merged = "merged"
-    gguf = "gguf"
-    ollama = "ollama"
-
-
-class NumberFormat(StrEnum):
-    f32 = "f32"
-    f16 = "f16"
-    bf16 = "bf16"
-    q8_0 = "q8_0"
 
 
 def export(
@@ -29,10 +15,11 @@ def export(
         Path, typer.Argument(help="The run folder that `trimtab train` made.", show_default=False)
     ],
     to: Annotated[
-        Kind, typer.Option(help="A transformers folder, one GGUF file, or a GGUF with a Modelfile.")
+        Literal["merged", "gguf", "ollama"],
+        typer.Option(help="A transformers folder, one GGUF file, or a GGUF with a Modelfile."),
     ],
     dtype: Annotated[
-        NumberFormat | None,
+        Literal["f32", "f16", "bf16", "q8_0"] | None,
         typer.Option(help="Number format. Without it: f16 for GGUF, the base model's own for merged."),
     ] = None,
     adapter_only: Annotated[
@@ -54,11 +41,11 @@ def export(
     """Write what a run made in the form that others use: merged weights, GGUF, or a model for Ollama."""
     from trimtab.export import export_run
 
-    if adapter_only and to is not Kind.gguf:
+    if adapter_only and to != "gguf":
         raise RequestError.of(
             f"--adapter-only with --to {to}", "only a GGUF file can hold the adapter alone", "use --to gguf"
         )
-    if to is not Kind.ollama and (system is not None or temperature is not None or num_ctx is not None):
+    if to != "ollama" and (system is not None or temperature is not None or num_ctx is not None):
         raise RequestError.of(
             f"--system, --temperature or --num-ctx with --to {to}",
             "they belong to a Modelfile",
@@ -66,8 +53,8 @@ def export(
         )
     result = export_run(
         run,
-        "adapter-gguf" if adapter_only else to.value,
-        dtype=dtype.value if dtype else None,
+        "adapter-gguf" if adapter_only else to,
+        dtype=dtype,
         out=out,
         name=name,
         system=system,

@@ -23,14 +23,12 @@ def plan(
     from trimtab.recipes.table import recipe_of
 
     request = request_from(arguments or [])
-    config, origin = request.config, request.origin
+    config = request.config
     try:
         planned = plan_run(config)
     except PlacementError as error:
-        if not as_json:
-            typer.echo(f" 1 ✓ config      {origin}\n 2 ✗ placement   {error}\n 3 - the rest    skipped")
-            raise typer.Exit(2) from None
-        typer.echo(json.dumps({"error": str(error)}, indent=2))
+        steps = f" 1 ✓ config      {request.origin}\n 2 ✗ placement   {error}\n 3 - the rest    skipped"
+        typer.echo(json.dumps({"error": str(error)}, indent=2) if as_json else steps)
         raise typer.Exit(2) from None
     preflight = recipe_of(config).preflight
     report = preflight(config, planned.plan) if preflight is not None else None
@@ -39,16 +37,8 @@ def plan(
         checks = {"checks": [asdict(check) for check in report.checks]} if report is not None else {}
         typer.echo(json.dumps(plan_as_dict(planned) | checks, indent=2))
         raise typer.Exit(2 if failed else 0)
-    for line in plan_lines(request, planned):
-        typer.echo(line)
-    for warning in config_warnings(config):
-        typer.echo(f" ! {warning}")
-    typer.echo("")
-    for line in parts_table(planned):
-        typer.echo(line)
-    if report is not None:
-        typer.echo("")
-        for line in report.lines():
-            typer.echo(line)
+    lines = plan_lines(request, planned) + [f" ! {warning}" for warning in config_warnings(config)]
+    lines += ["", *parts_table(planned), *(["", *report.lines()] if report is not None else [])]
+    typer.echo("\n".join(lines))
     if failed:
         raise typer.Exit(2)

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trimtab.config.facts import value_of_setting
 from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
 
@@ -114,9 +115,7 @@ def plain_number(value: int | float) -> str:
 
 def default_of(key: str) -> Any:
     """The value that a setting has when nobody sets it."""
-    section, _, leaf = key.rpartition(".")
-    fields = SECTIONS[section].model_fields if section else Config.model_fields
-    return fields[leaf].get_default(call_default_factory=True)
+    return value_of_setting(Config(), key)
 
 
 def suggest(path: tuple[str, ...], aliases: Mapping[str, str], section_wanted: bool = False) -> str | None:

@@ -246,32 +246,24 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise _missing(path) from None
+        told = (f"the config {path} was not found", *_missing(path))
     except IsADirectoryError:
-        raise RequestError.of(
-            f"{path} is a folder", "settings are read from one YAML file", "name the file in it"
-        ) from None
+        told = (f"{path} is a folder", "settings are read from one YAML file", "name the file in it")
     except UnicodeDecodeError as error:
-        raise RequestError.of(
-            f"{path} is not UTF-8 text (byte {error.start})", "YAML is text", "save the file as UTF-8"
-        ) from None
+        told = (f"{path} is not UTF-8 text (byte {error.start})", "YAML is text", "save the file as UTF-8")
     except OSError as error:
-        raise RequestError.of(
-            f"{path} cannot be read", error.strerror or str(error), "check the path and its permissions"
-        ) from None
+        told = (f"{path} cannot be read", error.strerror or str(error), "check the path and its permissions")
+    raise RequestError.of(*told)
 
 
-def _missing(path: Path) -> RequestError:
+def _missing(path: Path) -> tuple[str, str]:
+    """Why there is no such file, and which one was perhaps meant."""
     folder = path.parent
     if not folder.is_dir():
-        why, change = f"the folder {folder} does not exist", "check the path"
-    else:
-        near = sorted(entry.name for entry in folder.iterdir() if entry.suffix in {".yaml", ".yml"})
-        alike = get_close_matches(path.name, near, n=3, cutoff=0.5) or near[:3]
-        why = f"there is no such file in {folder.resolve()}"
-        change = (
-            f"did you mean {' or '.join(str(folder / name) for name in alike)}?"
-            if alike
-            else "check the path"
-        )
-    return RequestError.of(f"the config {path} was not found", why, change)
+        return f"the folder {folder} does not exist", "check the path"
+    near = sorted(entry.name for entry in folder.iterdir() if entry.suffix in {".yaml", ".yml"})
+    alike = get_close_matches(path.name, near, n=3, cutoff=0.5) or near[:3]
+    meant = (
+        f"did you mean {' or '.join(str(folder / name) for name in alike)}?" if alike else "check the path"
+    )
+    return f"there is no such file in {folder.resolve()}", meant

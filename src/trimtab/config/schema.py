@@ -10,24 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trimtab.config.grpo import GrpoSettings
-from trimtab.config.section import Section
-from trimtab.config.zeroth_order import ZerothSettings
-
-__all__ = [
-    "Config",
-    "DataSettings",
-    "Device",
-    "ExportSettings",
-    "GrpoSettings",
-    "LoraSettings",
-    "ModelSettings",
-    "MonitorSettings",
-    "SampleSettings",
-    "Section",
-    "TrainingSettings",
-    "ZerothSettings",
-]
+from trimtab.config.grpo import GrpoSettings as GrpoSettings
+from trimtab.config.section import Section as Section
+from trimtab.config.zeroth_order import ZerothSettings as ZerothSettings
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 

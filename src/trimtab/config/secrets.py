@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trimtab.config.facts import value_of_setting
+from trimtab.config.keys import settings
 from trimtab.config.problems import ConfigError, Problem
 from trimtab.config.schema import Config
 from trimtab.redaction import has_key, has_login, has_signature
@@ -44,21 +46,12 @@ def secret_in(key: str, value: object) -> tuple[str, str] | None:
 def refuse_secrets(config: Config) -> None:
     """Raises `ConfigError` where a config that code has made or changed holds a secret."""
     found = []
-    for key, value in _settings(config.model_dump()):
-        why = secret_in(key, value)
+    for key in settings():
+        why = secret_in(key, value_of_setting(config, key))
         if why is not None:
             found.append(Problem(key, "(not shown)", *why))
     if found:
         raise ConfigError(found)
-
-
-def _settings(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Each setting by its dotted key."""
-    for name, value in tree.items():
-        if name in Config.model_fields and isinstance(value, dict):
-            yield from ((f"{name}.{leaf}", inner) for leaf, inner in value.items())
-        else:
-            yield name, value
 
 
 def _texts(value: object) -> Iterator[str]:
