@@ -135,7 +135,7 @@ def test_a_name_like_nothing_points_to_the_list() -> None:
         ("data.columns=question", "must be a mapping such as {a: b}, not text", "write a mapping"),
         ("data.columns={a: 1}", "data.columns maps texts to texts", "in quotes"),
         ("data.columns={a: [1]}", "data.columns maps texts to texts", "in quotes"),
-        ("grpo.reward={answer: high}", "maps rewards to their weights", "{answer: 1.0"),
+        ("grpo.reward={answer: high}", "grpo.reward maps names to numbers", "{a: 1.0"),
         ("training.resume={a: b}", "must be true or false or text, not a mapping", "write true or false"),
         ("seed=4294967296", "must be below 4294967296", "below 4294967296"),
         ("training=5", "must be a section", "write e.g. training.epochs"),

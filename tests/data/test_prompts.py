@@ -41,6 +41,8 @@ def test_a_question_becomes_a_users_message_and_its_columns_stay(prepare: Any) -
 def test_text_is_continued_as_it_stands_on_request(prepare: Any) -> None:
     rows = [{"prompt": "Once upon", "answer": "a time"}]
     assert prepare(rows, "grpo.chat=false").train[0]["prompt"] == "Once upon"
+    assert prepare(rows, "grpo.chat=false").report.as_dict()["chat"] is False
+    assert prepare(rows).report.as_dict()["chat"] is True
     assert prepare(rows, "grpo.system=Be brief.").train[0]["prompt"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Once upon"},

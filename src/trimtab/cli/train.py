@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from trimtab.recipes.planning import Planned
 
 
-def train(
-    arguments: Arguments = None,
-) -> None:
+def train(arguments: Arguments = None) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
     from trimtab.errors import RequestError
     from trimtab.export import export_as_asked

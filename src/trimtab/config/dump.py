@@ -45,8 +45,6 @@ def config_schema() -> dict[str, Any]:
     for name in SECTIONS:
         reference = {"$ref": f"#/$defs/{SECTIONS[name].__name__}"}
         described = {"description": schema["$defs"][SECTIONS[name].__name__]["description"]}
-        if name in SHORTHANDS:
-            schema["properties"][name] = {"anyOf": [{"type": "string"}, reference], **described}
-        else:
-            schema["properties"][name] = {**reference, **described}
+        form = {"anyOf": [{"type": "string"}, reference]} if name in SHORTHANDS else reference
+        schema["properties"][name] = {**form, **described}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Trimtab config"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,10 @@ class GrpoSettings(RecipeSection):
         *("data.format", "data.packing", "data.train_on"),
         *("training.group_by_length", "samples.held_out"),
     )
+    addresses: ClassVar[dict[str, str]] = {
+        "vllm_server_base_url": "leave only the address here; a login for it goes into ~/.netrc (or the file that the "
+        "environment variable NETRC names)"
+    }
     rules = RULES
 
     reward: str | list[str] | dict[str, float] | None = None

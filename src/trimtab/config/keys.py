@@ -87,6 +87,12 @@ def kinds(key: str) -> set[str]:
     return {str(choice["type"]) for choice in form.get("anyOf", [form]) if "type" in choice}
 
 
+def maps_to_numbers(key: str) -> bool:
+    """Whether a setting that takes a mapping takes one of names to numbers."""
+    form = settings().get(key, {})
+    return any(c.get("additionalProperties") == {"type": "number"} for c in form.get("anyOf", [form]))
+
+
 def choices(key: str) -> list[str]:
     """The words that a setting takes, where it takes only some."""
     form = settings().get(key, {})

@@ -12,19 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.errors import RequestError
-from trimtab.redaction import has_key, has_login, without_secrets
-
-__all__ = [
-    "COMMAND_LINE",
-    "ConfigError",
-    "Origin",
-    "Problem",
-    "has_key",
-    "has_login",
-    "is_secret",
-    "show",
-    "without_secrets",
-]
+from trimtab.redaction import has_key as has_key
+from trimtab.redaction import has_login as has_login
+from trimtab.redaction import without_secrets as without_secrets
 
 COMMAND_LINE = "command line"
 _LONGEST_VALUE = 60

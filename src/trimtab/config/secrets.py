@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trimtab.config.facts import value_of_setting
-from trimtab.config.keys import settings
+from trimtab.config.keys import RECIPE_SECTIONS, settings
 from trimtab.config.problems import ConfigError, Problem
 from trimtab.config.schema import Config
 from trimtab.redaction import has_key, has_login, has_signature
@@ -22,10 +22,13 @@ ADDRESSES = {
     "data.source": _STORE,
     "data.eval_source": _STORE,
     "data.endpoint_url": _STORE,
-    "grpo.vllm_server_base_url": "leave only the address here; a login for it goes into ~/.netrc (or the file that "
-    "the environment variable NETRC names)",
     "output_dir": "name a folder on this machine",
     "training.resume": "name a folder on this machine",
+    **{
+        f"{name}.{key}": how
+        for name, section in RECIPE_SECTIONS.items()
+        for key, how in section.addresses.items()
+    },
 }
 """Settings that may be an address, and how to do without a secret in it."""
 _KEYS = "remove it; keys come by the environment alone: HF_TOKEN, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

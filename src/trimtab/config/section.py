@@ -41,6 +41,9 @@ class RecipeSection(Section):
     without_effect: ClassVar[tuple[str, ...]] = ()
     """General settings that this recipe does not use."""
 
+    addresses: ClassVar[dict[str, str]] = {}
+    """Those of its settings that may be an address, and how to do without a secret in it."""
+
     rules: ClassVar[Rules] = Rules()
     """What must hold between its settings and the others; looked at only where the recipe runs."""
 

@@ -25,6 +25,7 @@ from trimtab.config.keys import (
     default_of,
     describe,
     kinds,
+    maps_to_numbers,
     plain_number,
     setting_of,
     settings,
@@ -127,11 +128,7 @@ def _as_meant(setting: Setting) -> Setting:
     key, text = setting_of(setting.key) or setting.key, setting.given.text
     number = isinstance(setting.value, int | float) and not isinstance(setting.value, bool)
     takes = kinds(key)
-    if (
-        text == "none"
-        and "null" in takes
-        and ("string" not in takes or (choices(key) and text not in choices(key)))
-    ):
+    if text == "none" and "null" in takes and ("string" not in takes or choices(key)):
         return Setting(setting.key, None, setting.given)
     if text is None or not number or takes & {"integer", "number"} or not takes & {"string", "object"}:
         return setting
@@ -193,10 +190,8 @@ def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails
             "must be a list of texts, each in quotes where it looks like a number", _way_out(key)
         )
     if "object" in kinds(key) and (setting.key == inside != key or isinstance(value, dict)):
-        if key == "grpo.reward":
-            return setting.problem(
-                "maps rewards to their weights", "write numbers: {answer: 1.0, format: 0.2}"
-            )
+        if maps_to_numbers(key):
+            return setting.problem(f"{key} maps names to numbers", "write e.g. {a: 1.0, b: 0.2}")
         return setting.problem(
             f"{key} maps texts to texts", "write a name, in quotes where it looks like a number"
         )
