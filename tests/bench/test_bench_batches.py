@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from trimtab.bench.evaluate import Layout, evaluate_rows
-from trimtab.bench.glue import GlueRequest, run_glue
+from trimtab.bench.glue import run_glue
+from trimtab.bench.glue_cell import GlueRequest
 from trimtab.bench.methods import Tuning, batches
 from trimtab.config.schema import Config, ModelSettings
 from trimtab.data.read import Row

@@ -16,7 +16,8 @@ from trimtab.bench import glue_cell as cell_module
 from trimtab.bench import methods as methods_module
 from trimtab.bench import sources
 from trimtab.bench.evaluate import Layout, evaluate, evaluate_rows, free_answers
-from trimtab.bench.glue import GlueRequest, Outcome, run_glue
+from trimtab.bench.glue import Outcome, run_glue
+from trimtab.bench.glue_cell import GlueRequest
 from trimtab.bench.methods import METHODS, Tuning, batches, method, tuner
 from trimtab.cli import app
 from trimtab.config.schema import LoraSettings, ModelSettings

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from trimtab.bench.cells import Cell, _Runner, _stream, bare_passes, measure, random_examples
-from trimtab.bench.glue import GlueRequest
+from trimtab.bench.glue_cell import GlueRequest
 from trimtab.bench.methods import METHODS
 from trimtab.bench.speed import figures, run_speed, to_target
 from trimtab.bench.stand import StandRequest, finish

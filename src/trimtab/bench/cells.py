@@ -23,8 +23,9 @@ import torch
 
 from trimtab.bench.evaluate import evaluating
 from trimtab.bench.measure import PeakMeter
-from trimtab.bench.methods import LORA_ALPHA, LORA_RANK, LORA_TARGETS, FirstOrder, Method, Tuning, method
-from trimtab.config.schema import Config, LoraSettings, ModelSettings
+from trimtab.bench.methods import FirstOrder, Method, Tuning, as_run, method
+from trimtab.bench.results import reason_of
+from trimtab.config.schema import Config, ModelSettings
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model, load_model_config
 from trimtab.models.adapters import add_lora
@@ -63,7 +64,14 @@ class Cell:
 def measure(cell: Cell) -> dict[str, Any]:
     """Load, step, read. In this process: `run_cell` gives it one of its own."""
     how = None if cell.method == INFERENCE else method(cell.method)
-    config = _config(cell, how)
+    config = as_run(
+        how,
+        model=cell.model,
+        device=cell.device,
+        precision=cell.precision,
+        batch_size=cell.batch,
+        max_length=cell.length + 1,
+    )
     plan = plan_run(config).plan
     prepare_process(plan)
     with own_stream(plan):
@@ -126,7 +134,11 @@ def bare_passes(
 
     Where the step is captured as a CUDA graph, so are these; the losses are computed and not read.
     """
-    captured = _captured(model, optimizer)
+    captured = None
+    if optimizer is not None and on_real_gpu(optimizer.tuned[0].parameter):
+        from trimtab.zeroth.graph import captured_passes
+
+        captured, _ = captured_passes(model, optimizer.tuned, optimizer.settings.compile)
 
     def run() -> None:
         with torch.inference_mode():
@@ -137,19 +149,6 @@ def bare_passes(
                     candidate_scores(model, batch, lanes)
 
     return run
-
-
-def _captured(model: Any, optimizer: ZerothOrder | None) -> Any:
-    if optimizer is None or not on_real_gpu(optimizer.tuned[0].parameter):
-        return None
-    from trimtab.zeroth.graph import CapturedPasses, NotCapturable, capturable
-
-    if not capturable(model, optimizer.tuned):
-        return None
-    try:
-        return CapturedPasses(model, optimizer.tuned, optimizer.settings.compile)
-    except NotCapturable:
-        return None
 
 
 class _Runner:
@@ -272,25 +271,6 @@ def _facts(model: Any, plan: PlacementPlan, runner: _Runner) -> dict[str, Any]:
     }
 
 
-def _config(cell: Cell, how: Method | None) -> Config:
-    """The cell as a run of its own, for the planner."""
-    config = Config.model_validate(
-        {
-            "recipe": "sft" if how is not None and how.family == "first" else "zeroth_order",
-            "model": {"name": cell.model},
-            "method": "lora" if how is not None and how.lora else "full",
-            "device": cell.device,
-            "precision": cell.precision,
-            "processes": 1,
-            "training": {"batch_size": cell.batch},
-            "data": {"max_length": max(8, cell.length + 1)},
-            "zeroth": {"method": how.rule if how and how.rule else "mezo", "lanes": None if how else 1},
-        }
-    )
-    config.lora = LoraSettings(r=LORA_RANK, alpha=LORA_ALPHA, targets=LORA_TARGETS)
-    return config
-
-
 def _stream(model: Any, cell: Cell) -> BatchStream:
     text = model.config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None)
@@ -345,9 +325,7 @@ def main(asked: str, answer: str) -> int:
         result = measure(cell)
     except Exception as error:
         traceback.print_exc()
-        text = " ".join(str(error).split()) or "no message"
-        reason = text if isinstance(error, TrimtabError) else f"{type(error).__name__}: {text}"
-        Path(answer).write_text(json.dumps({"failed": reason}), encoding="utf-8")
+        Path(answer).write_text(json.dumps({"failed": reason_of(error)}), encoding="utf-8")
         return 1
     Path(answer).write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
     return 0

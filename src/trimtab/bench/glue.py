@@ -18,7 +18,7 @@ import torch
 
 from trimtab import __version__
 from trimtab.bench.evaluate import Layout
-from trimtab.bench.glue_cell import GlueCell
+from trimtab.bench.glue_cell import GlueCell, GlueRequest
 from trimtab.bench.methods import (
     DEFAULT_INTERVAL,
     LORA_RANK,
@@ -27,7 +27,7 @@ from trimtab.bench.methods import (
     Tuning,
     method,
 )
-from trimtab.bench.results import Results
+from trimtab.bench.results import Results, reason_of
 from trimtab.bench.sources import ModelChoice, choose_model, data_reachable
 from trimtab.config.schema import ModelSettings
 from trimtab.data.tasks import TASKS, Question, Task, task
@@ -39,32 +39,6 @@ from trimtab.monitor.progress import Quiet
 from trimtab.placement import PlacementPlan, PlacementRequest, resolve
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlueRequest:
-    """What is to be measured. Everything that can change a figure is here, and is kept with the figures."""
-
-    tasks: tuple[str, ...] = ("sst2", "cola", "mrpc", "rte")
-    methods: tuple[str, ...] = ("zero-shot", "lora", "mezo", "dizo")
-    seeds: tuple[int, ...] = (0,)
-    model: str | None = None
-    scale: str | None = None
-    device: str = "auto"
-    precision: str = "auto"
-    data: str | None = None
-    train_rows: int = 1000
-    eval_rows: int = 500
-    epochs: float = 3.0
-    steps: int | None = None
-    """Steps in place of epochs."""
-    batch_size: int = 16
-    max_length: int = 1024
-    learning_rate: float | None = None
-    eps: float | None = None
-    interval: int | None = None
-    eval_every: int | None = None
-    """Steps between two points of the curve; None makes four."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +218,8 @@ class _Bench:
             return
         self.progress.note(f"{one.name}, {how.name}, seed {seed} ({place})")
         try:
-            measured = self._prepared(one, how, tuning).measure(questions)
+            whole = GlueCell(one, how, tuning, self.choice.name, self.request, self.layout, self.progress)
+            measured = whole.measure(questions)
         except Exception as error:
             # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
             self._failed(one, how, seed, settings, error)
@@ -259,21 +234,6 @@ class _Bench:
             if self.results.header["device"].startswith("cuda"):
                 torch.cuda.empty_cache()
 
-    def _prepared(self, one: Task, how: Method, tuning: Tuning) -> GlueCell:
-        asked = self.request
-        return GlueCell(
-            task=one,
-            method=how,
-            tuning=tuning,
-            model=self.choice.name,
-            device=asked.device,
-            precision=asked.precision,
-            batch_size=asked.batch_size,
-            eval_every=asked.eval_every,
-            layout=self.layout,
-            progress=self.progress,
-        )
-
     def _failed(
         self, one: Task, how: Method, seed: int, settings: Mapping[str, Any], error: BaseException
     ) -> None:
@@ -284,9 +244,7 @@ class _Bench:
             reason = " ".join(str(error).split())
             self.say(f"{one.name}, {how.name}, seed {seed}: there already, kept, but not checked: {reason}")
             return
-        foreseen = isinstance(error, TrimtabError)
-        text = " ".join(str(error).split()) or "no message"
-        reason = text if foreseen else f"{type(error).__name__}: {text}"
+        reason = reason_of(error)
         cell: dict[str, Any] = {
             "task": one.name,
             "method": how.name,
@@ -295,7 +253,7 @@ class _Bench:
             "reason": reason,
             "settings": dict(settings),
         }
-        if not foreseen:
+        if not isinstance(error, TrimtabError):
             cell["traceback"] = traceback.format_exception(error)
         self.results.add(cell)
         self.results.save()

@@ -14,14 +14,40 @@ from typing import Any
 import torch
 
 from trimtab.bench.evaluate import Layout, evaluate, laid_out
-from trimtab.bench.methods import LORA_ALPHA, LORA_RANK, LORA_TARGETS, Method, Tuning, batches, tuner
-from trimtab.config.schema import Config, LoraSettings
+from trimtab.bench.methods import Method, Tuning, as_run, batches, tuner
+from trimtab.config.schema import Config
 from trimtab.data.tasks import Question, Task
 from trimtab.models import load_model
 from trimtab.models.adapters import add_lora
 from trimtab.monitor.progress import Figures, Quiet
 from trimtab.placement import PlacementPlan, own_stream, prepare_process
 from trimtab.recipes.planning import plan_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueRequest:
+    """What is to be measured. Everything that can change a figure is here, and is kept with the figures."""
+
+    tasks: tuple[str, ...] = ("sst2", "cola", "mrpc", "rte")
+    methods: tuple[str, ...] = ("zero-shot", "lora", "mezo", "dizo")
+    seeds: tuple[int, ...] = (0,)
+    model: str | None = None
+    scale: str | None = None
+    device: str = "auto"
+    precision: str = "auto"
+    data: str | None = None
+    train_rows: int = 1000
+    eval_rows: int = 500
+    epochs: float = 3.0
+    steps: int | None = None
+    """Steps in place of epochs."""
+    batch_size: int = 16
+    max_length: int = 1024
+    learning_rate: float | None = None
+    eps: float | None = None
+    interval: int | None = None
+    eval_every: int | None = None
+    """Steps between two points of the curve; None makes four."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +58,21 @@ class GlueCell:
     method: Method
     tuning: Tuning
     model: str
-    device: str
-    precision: str
-    batch_size: int
-    eval_every: int | None
+    request: GlueRequest
     layout: Layout
     progress: Quiet
 
     def measure(self, questions: Mapping[str, list[Question]]) -> dict[str, Any]:
         """Load, tune, evaluate."""
-        config = self._config()
+        config = as_run(
+            # A model as it is counts as steps without gradients.
+            self.method if self.method.family != "none" else None,
+            model=self.model,
+            device=self.request.device,
+            precision=self.request.precision,
+            batch_size=self.request.batch_size,
+            max_length=self.layout.max_length,
+        )
         plan = plan_run(config).plan
         prepare_process(plan)
         with own_stream(plan):
@@ -94,7 +125,7 @@ class GlueCell:
         """Steps with an evaluation now and then. The figure that counts is the last: no best point is picked."""
         tuning, how = self.tuning, self.method
         engine = tuner(model, how, batches(self.task, train, self.layout, tuning), tuning, plan)
-        every = self.eval_every or max(1, math.ceil(tuning.steps / 4))
+        every = self.request.eval_every or max(1, math.ceil(tuning.steps / 4))
         seconds, begun = 0.0, time.perf_counter()
         figures = Figures(0, tuning.steps, 0.0)
         self.progress.begin(figures)
@@ -135,25 +166,6 @@ class GlueCell:
         figures = evaluate(model, self.task, held, self.layout, plan, self.progress.evaluating)
         self.progress.evaluated()
         return figures
-
-    def _config(self) -> Config:
-        """The cell as a run of its own, for the planner. A model as it is counts as steps without gradients."""
-        recipe = "sft" if self.method.family == "first" else "zeroth_order"
-        config = Config.model_validate(
-            {
-                "recipe": recipe,
-                "model": {"name": self.model},
-                "method": "lora" if self.method.lora else "full",
-                "device": self.device,
-                "precision": self.precision,
-                "processes": 1,
-                "training": {"batch_size": self.batch_size},
-                "data": {"max_length": max(8, self.layout.max_length)},
-                "zeroth": {"method": self.method.rule or "mezo", "lanes": None if self.method.rule else 1},
-            }
-        )
-        config.lora = LoraSettings(r=LORA_RANK, alpha=LORA_ALPHA, targets=LORA_TARGETS)
-        return config
 
 
 class _Peak:

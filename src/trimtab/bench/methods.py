@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from trimtab.bench.evaluate import Layout
+from trimtab.config.schema import Config, LoraSettings
 from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.placement import PlacementPlan
@@ -67,6 +68,27 @@ def method(name: str) -> Method:
         f"the methods are {', '.join(METHODS)}",
         f"did you mean {' or '.join(near)}?" if near else "name one of them, or `all`",
     )
+
+
+def as_run(
+    how: Method | None, *, model: str, device: str, precision: str, batch_size: int, max_length: int
+) -> Config:
+    """A cell as a run of its own, for the planner. Without a method: passes of the model as it is."""
+    config = Config.model_validate(
+        {
+            "recipe": "sft" if how is not None and how.family == "first" else "zeroth_order",
+            "model": {"name": model},
+            "method": "lora" if how is not None and how.lora else "full",
+            "device": device,
+            "precision": precision,
+            "processes": 1,
+            "training": {"batch_size": batch_size},
+            "data": {"max_length": max(8, max_length)},
+            "zeroth": {"method": how.rule if how and how.rule else "mezo", "lanes": None if how else 1},
+        }
+    )
+    config.lora = LoraSettings(r=LORA_RANK, alpha=LORA_ALPHA, targets=LORA_TARGETS)
+    return config
 
 
 @dataclass(frozen=True, kw_only=True)

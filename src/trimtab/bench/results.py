@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.bench import svg
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, TrimtabError
 from trimtab.files import write_json_whole, write_whole
 from trimtab.monitor.wording import size
 
@@ -291,9 +291,9 @@ class Results:
     def _settings(self, methods: Sequence[str]) -> list[str]:
         lines = []
         for method in methods:
-            told = [c["settings"] for (_, m, _), c in self.cells.items() if m == method and c.get("settings")]
-            names = [n for n in (told[0] if told else {}) if n not in ("task", "method", "seed", "data")]
-            values = {n: list(dict.fromkeys(_words(s.get(n)) for s in told)) for n in names}
+            used = [c["settings"] for (_, m, _), c in self.cells.items() if m == method and c.get("settings")]
+            names = [n for n in (used[0] if used else {}) if n not in ("task", "method", "seed", "data")]
+            values = {n: list(dict.fromkeys(_words(s.get(n)) for s in used)) for n in names}
             said = ", ".join(f"{n} {' / '.join(v)}" for n, v in values.items() if v != ["None"])
             lines.append(f"- {method}: {said or 'nothing to set'}")
         return lines
@@ -309,6 +309,12 @@ def spread(values: Iterable[float | None]) -> dict[str, Any]:
         "std": statistics.stdev(defined) if whole and len(defined) > 1 else None,
         "n": len(numbers),
     }
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a cell failed, in one line; what was not foreseen with the name of its kind."""
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, TrimtabError) else f"{type(error).__name__}: {text}"
 
 
 def notes(header: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE
-from trimtab.bench.glue import GlueRequest, check_data, run_glue
+from trimtab.bench.glue import check_data, run_glue
+from trimtab.bench.glue_cell import GlueRequest
 from trimtab.bench.memory import failed, heading, settings_of
 from trimtab.bench.methods import DEFAULT_INTERVAL
 from trimtab.bench.results import table

@@ -19,10 +19,10 @@ from typing import Any
 from trimtab import __version__
 from trimtab.bench.cells import INFERENCE, Cell, measure, run_cell
 from trimtab.bench.methods import METHODS, method
-from trimtab.bench.results import make_folder
+from trimtab.bench.results import make_folder, reason_of
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
 from trimtab.config.schema import ModelSettings
-from trimtab.errors import RequestError, TrimtabError
+from trimtab.errors import RequestError
 from trimtab.files import write_json_whole, write_whole
 from trimtab.hardware import Hardware, probe
 from trimtab.models import load_model_config, model_source
@@ -87,8 +87,8 @@ class Stand:
     def find(self, subject: str, batch: int, length: int, name: str) -> dict[str, Any] | None:
         """The finished cell, or None."""
         for cell in self.cells:
-            told = (cell["subject"], cell["batch"], cell["length"], cell["method"])
-            if told == (subject, batch, length, name) and cell["status"] == "finished":
+            which = (cell["subject"], cell["batch"], cell["length"], cell["method"])
+            if which == (subject, batch, length, name) and cell["status"] == "finished":
                 return cell
         return None
 
@@ -179,9 +179,7 @@ def _one(stand: Stand, subject: Subject, cell: Cell, isolated: bool, progress: Q
         found = run_cell(cell) if isolated else measure(cell)
     except Exception as error:
         # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
-        foreseen = isinstance(error, TrimtabError)
-        text = " ".join(str(error).split()) or "no message"
-        kept |= {"status": "failed", "reason": text if foreseen else f"{type(error).__name__}: {text}"}
+        kept |= {"status": "failed", "reason": reason_of(error)}
         progress.say(
             f"{subject.shown}, {cell.batch} × {cell.length}, {cell.method}: FAILED: {kept['reason']}"
         )

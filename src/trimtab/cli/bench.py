@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from trimtab.bench.glue import GlueRequest, Outcome
+    from trimtab.bench.glue import Outcome
+    from trimtab.bench.glue_cell import GlueRequest
     from trimtab.bench.stand import StandRequest
     from trimtab.monitor.progress import Quiet
 
@@ -240,7 +241,7 @@ def _measured(asked: Asked) -> StandRequest:
 
 def _tuned(asked: Asked, tasks: str, steps: int | None) -> GlueRequest:
     """How models are tuned on tasks."""
-    from trimtab.bench.glue import GlueRequest
+    from trimtab.bench.glue_cell import GlueRequest
     from trimtab.errors import RequestError
 
     epochs, lr, eps = asked["epochs"], asked["lr"], asked["eps"]

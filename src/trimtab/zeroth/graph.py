@@ -271,10 +271,19 @@ class CapturedPasses:
         return LaneNorm(module, weight, bias, kind == "norm plus one")
 
 
-def capturable(model: nn.Module, tuned: Sequence[Tuned]) -> bool:
-    """Whether all of the model lies on one real GPU."""
-    first = tuned[0].parameter
-    return on_real_gpu(first) and all(p.device == first.device for p in model.parameters())
+def captured_passes(
+    model: nn.Module, tuned: Sequence[Tuned], compiled: bool, stochastic: bool = True
+) -> tuple[CapturedPasses | None, str]:
+    """The passes of a model that lies whole on one real GPU and lets itself be captured, or None; and why."""
+    device = tuned[0].parameter.device
+    if not on_real_gpu(tuned[0].parameter) or any(p.device != device for p in model.parameters()):
+        return None, "uncaptured: the model does not lie on one GPU"
+    try:
+        made = CapturedPasses(model, tuned, compiled, stochastic)
+    except NotCapturable as error:
+        return None, f"uncaptured: {error}"
+    layers = "compiled" if compiled else "as they are"
+    return made, f"each shape of batch captured as one CUDA graph, its layers {layers}"
 
 
 def _one_line(change: Directions) -> bool:

@@ -291,18 +291,11 @@ class ZerothOrder:
         if self._loss_fn is not _candidate_losses:
             self._passes_reason = "uncaptured: the loss is the caller's own"
             return None
-        from trimtab.zeroth.graph import CapturedPasses, NotCapturable, capturable
+        from trimtab.zeroth.graph import captured_passes
 
-        if not capturable(self.model, self.tuned):
-            self._passes_reason = "uncaptured: the model does not lie on one GPU"
-            return None
-        try:
-            made = CapturedPasses(self.model, self.tuned, self.settings.compile, self._sweep.stochastic)
-        except NotCapturable as error:
-            self._passes_reason = f"uncaptured: {error}"
-            return None
-        layers = "compiled" if self.settings.compile else "as they are"
-        self._passes_reason = f"each shape of batch captured as one CUDA graph, its layers {layers}"
+        made, self._passes_reason = captured_passes(
+            self.model, self.tuned, self.settings.compile, self._sweep.stochastic
+        )
         return made
 
     def _warn_of_uncalled(self) -> None:

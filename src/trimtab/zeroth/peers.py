@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimtab.errors import TrimtabError
 
-TOLD_BYTES = 400
+TEXT_BYTES = 400
 """As much of an error's text as the other ranks show of it."""
 
 
@@ -70,12 +70,12 @@ def together(doing: str) -> Iterator[None]:
 def stop_all(failed: Sequence[int], error: Exception | None, doing: str) -> NoReturn:
     """Raise on every rank, once all know which ones `failed`; `error` is this rank's own, if it is one of them."""
     with torch.inference_mode(False):
-        told = [t.cpu() for t in gather(_packed(error))]
+        texts = [t.cpu() for t in gather(_packed(error))]
     world = dist.get_world_size()
     if error is not None:
         error.add_note(f"This was rank {dist.get_rank()} of {world}, {doing}; the other ranks stop with it.")
         raise error
-    lines = "".join(f"  rank {rank}: {_unpacked(told[rank])}\n" for rank in failed)
+    lines = "".join(f"  rank {rank}: {_unpacked(texts[rank])}\n" for rank in failed)
     ranks = "rank " + str(failed[0]) if len(failed) == 1 else "ranks " + ", ".join(map(str, failed))
     raise PeerFailed(
         f"{ranks} of {world} failed, {doing}; rank {dist.get_rank()} stops with it\n{lines}"
@@ -87,8 +87,8 @@ def stop_all(failed: Sequence[int], error: Exception | None, doing: str) -> NoRe
 def _packed(error: Exception | None) -> Tensor:
     """The first line of an error as bytes, in a tensor whose size every rank knows."""
     text = "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
-    data = text.encode()[:TOLD_BYTES]
-    return torch.tensor(list(data.ljust(TOLD_BYTES, b"\0")), dtype=torch.uint8, device=exchange_device())
+    data = text.encode()[:TEXT_BYTES]
+    return torch.tensor(list(data.ljust(TEXT_BYTES, b"\0")), dtype=torch.uint8, device=exchange_device())
 
 
 def _unpacked(data: Tensor) -> str:
