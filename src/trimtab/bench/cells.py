@@ -41,15 +41,9 @@ INFERENCE = "inference"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One measurement: everything that decides its figures."""
+class Ways:
+    """How all cells of a benchmark are measured."""
 
-    model: str
-    random: bool
-    """Random weights in the model's shapes: its config is read, its weights are not."""
-    method: str
-    batch: int
-    length: int
     device: str = "auto"
     precision: str = "auto"
     warm_up: int = 2
@@ -59,6 +53,18 @@ class Cell:
     iterations: int = 1
     """DiZO: iterations of a projection round. One holds as much memory as ten."""
     compile: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Ways):
+    """One measurement: everything that decides its figures."""
+
+    model: str
+    random: bool
+    """Random weights in the model's shapes: its config is read, its weights are not."""
+    method: str
+    batch: int
+    length: int
 
 
 def measure(cell: Cell) -> dict[str, Any]:

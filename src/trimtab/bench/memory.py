@@ -5,14 +5,12 @@ Inference is one forward of the same batch with the logits of the answer positio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE
 from trimtab.bench.results import notes, table
-from trimtab.bench.stand import Stand, StandRequest, open_stand, run_stand
+from trimtab.bench.stand import Bar, Plots, Stand, StandRequest, open_stand, run_stand
 from trimtab.monitor.progress import Quiet
 from trimtab.monitor.wording import size
 
@@ -36,34 +34,24 @@ def render(stand: Stand) -> tuple[str, dict[str, str]]:
     return markdown(stand), plots(stand)
 
 
-def settings_of(stand: Stand) -> Iterator[tuple[str, int, int]]:
-    """Models, batches and lengths in the order in which they came."""
-    yield from dict.fromkeys((c["subject"], c["batch"], c["length"]) for c in stand.cells)
-
-
 def markdown(stand: Stand) -> str:
     lines = ["# Peak memory by method", "", *heading(stand)]
     done = [c for c in stand.cells if c["status"] == "finished"]
-    rows = []
-    for cell in stand.cells:
-        start = [cell["subject"], f"{cell['batch']} × {cell['length']}", cell["method"]]
-        if cell["status"] != "finished":
-            rows.append([*start, "failed", *["–"] * 5])
-            continue
+
+    def figures(cell: dict[str, Any]) -> list[str]:
         times = ratio(stand, cell)
-        rows.append(
-            [
-                *start,
-                size(cell["peak_bytes"]),
-                f"{times:.3f}" if times is not None else "–",
-                size(cell["weights_bytes"]),
-                size(cell["anchor_bytes"]) if cell["anchor_bytes"] else "–",
-                cell["weights"],
-                str(cell["copies_in_a_forward"]),
-            ]
-        )
+        return [
+            size(cell["peak_bytes"]),
+            f"{times:.3f}" if times is not None else "–",
+            size(cell["weights_bytes"]),
+            size(cell["anchor_bytes"]) if cell["anchor_bytes"] else "–",
+            cell["weights"],
+            str(cell["copies_in_a_forward"]),
+        ]
+
     lines += table(
-        ["model", "batch", "method", "peak", "of inference", "weights", "anchors", "format", "copies"], rows
+        ["model", "batch", "method", "peak", "of inference", "weights", "anchors", "format", "copies"],
+        stand.rows(figures, 6),
     )
     lines += [
         "",
@@ -98,24 +86,10 @@ def failed(stand: Stand) -> list[str]:
     ]
 
 
-def plots(stand: Stand) -> dict[str, str]:
-    """One plot of bars for each model and batch."""
-    made: dict[str, str] = {}
-    wanted = list(settings_of(stand))
-    for number, (subject, batch, length) in enumerate(wanted, 1):
-        bars: dict[str, float] = {}
-        for cell in stand.cells:
-            if (cell["subject"], cell["batch"], cell["length"]) != (subject, batch, length):
-                continue
-            there = cell["status"] == "finished"
-            times = ratio(stand, cell) if there else None
-            name = f"{cell['method']} ({times:.2f}×)" if times is not None else cell["method"]
-            bars[name] = cell["peak_bytes"] / 2**30 if there else float("nan")
-        name = "memory.svg" if len(wanted) == 1 else f"memory-{number}.svg"
-        made[name] = svg.bars_plot(
-            f"Peak memory, {batch} rows × {length} tokens",
-            bars,
-            unit="GiB",
-            note=f"{subject}, {stand.header['device']}",
-        )
-    return made
+def plots(stand: Stand) -> Plots:
+    def bar(cell: dict[str, Any]) -> Bar:
+        times = ratio(stand, cell)
+        name = f"{cell['method']} ({times:.2f}×)" if times is not None else cell["method"]
+        return name, cell["peak_bytes"] / 2**30
+
+    return stand.bars("memory", "Peak memory", "GiB", bar)

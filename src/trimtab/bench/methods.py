@@ -6,10 +6,11 @@ gradient with AdamW. Nothing here evaluates or keeps weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +21,8 @@ from trimtab.errors import RequestError, TrimtabError
 from trimtab.placement import PlacementPlan
 from trimtab.zeroth.batches import BatchStream
 from trimtab.zeroth.objective import Example, candidate_scores, example_losses
+from trimtab.zeroth.optimizer import ZerothOrder
+from trimtab.zeroth.settings import ZerothSettings
 
 Family = Literal["none", "first", "zeroth"]
 DEFAULT_INTERVAL = 50
@@ -120,29 +123,6 @@ def _train_example(task: Task, example: Example) -> Example:
     return Example(example.prompt, [example.candidates[example.label]], 0)
 
 
-class Tuner(Protocol):
-    """One step at a time, with a count of the work done."""
-
-    @property
-    def forwards(self) -> int:
-        """Passes of one batch through the model."""
-
-    @property
-    def backwards(self) -> int: ...
-
-    def step(self) -> float:
-        """Take a step; the loss before it."""
-
-    def facts(self) -> dict[str, Any]:
-        """What has to be known besides the settings: tensors projected, steps skipped, …"""
-
-
-def tuner(model: Any, how: Method, stream: BatchStream, tuning: Tuning, plan: PlacementPlan) -> Tuner:
-    if how.family == "first":
-        return FirstOrder(model, stream, tuning, plan)
-    return ZerothTuner(model, how, stream, tuning)
-
-
 class FirstOrder:
     """AdamW with gradient clipping, a short warm-up and a linear decay."""
 
@@ -164,7 +144,7 @@ class FirstOrder:
             scores = candidate_scores(self.model, batch)
         loss = example_losses(scores, batch.label).mean()
         value = float(loss.detach())
-        if value != value or value in (float("inf"), float("-inf")):
+        if not math.isfinite(value):
             raise TrimtabError(
                 f"the loss is {value} at step {self._step + 1}\n"
                 "  why: weights or activations left the range of their number format\n"
@@ -195,9 +175,6 @@ class ZerothTuner:
     """MeZO, DiZO or FZOO from `trimtab.zeroth`, at a constant learning rate."""
 
     def __init__(self, model: Any, how: Method, stream: BatchStream, tuning: Tuning) -> None:
-        from trimtab.zeroth.optimizer import ZerothOrder
-        from trimtab.zeroth.settings import ZerothSettings
-
         assert how.rule
         assert tuning.eps is not None
         interval = tuning.interval or DEFAULT_INTERVAL
@@ -239,3 +216,13 @@ class ZerothTuner:
             "skipped_steps": self.optimizer.skipped,
             "engine": self.optimizer.describe(),
         }
+
+
+Tuner = FirstOrder | ZerothTuner
+"""One step at a time (the loss before it), with counts of the passes of a batch, and facts besides the settings."""
+
+
+def tuner(model: Any, how: Method, stream: BatchStream, tuning: Tuning, plan: PlacementPlan) -> Tuner:
+    if how.family == "first":
+        return FirstOrder(model, stream, tuning, plan)
+    return ZerothTuner(model, how, stream, tuning)

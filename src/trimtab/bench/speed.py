@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE
 from trimtab.bench.glue import check_data, run_glue
 from trimtab.bench.glue_cell import GlueRequest
-from trimtab.bench.memory import failed, heading, settings_of
+from trimtab.bench.memory import failed, heading
 from trimtab.bench.methods import DEFAULT_INTERVAL
 from trimtab.bench.results import table
-from trimtab.bench.stand import Stand, StandRequest, open_stand, run_stand
+from trimtab.bench.stand import Bar, Plots, Stand, StandRequest, open_stand, run_stand
 from trimtab.data.tasks import task as task_named
 from trimtab.errors import RequestError
 from trimtab.monitor.progress import Quiet
@@ -132,34 +131,29 @@ def render(stand: Stand) -> tuple[str, dict[str, str]]:
 
 def markdown(stand: Stand) -> str:
     interval = stand.header["interval"]
-    rows, notes = [], []
-    for cell in stand.cells:
-        start = [cell["subject"], f"{cell['batch']} × {cell['length']}", cell["method"]]
-        if cell["status"] != "finished":
-            rows.append([*start, "failed", *["–"] * 7])
-            continue
+
+    def shown(cell: dict[str, Any]) -> list[str]:
         f = figures(cell, interval)
-        rows.append(
-            [
-                *start,
-                _ms(f["step"]),
-                f"{_ms(f['fastest'])}–{_ms(f['slowest'])}",
-                f"{cell['passes']}{' + backward' if cell['backwards'] else ''}",
-                _ms(f["floor"]),
-                f"{f['ratio']:.2f}",
-                _ms(f["whole"]) if cell["round_seconds"] is not None else "–",
-                f"{f['forwards_per_second']:,.3g}",
-                size(cell["peak_bytes"]),
-            ]
-        )
-        if cell["idle_steps"]:
-            notes.append(
-                f"{cell['subject']}, {cell['method']}: {cell['idle_steps']} of {len(cell['step_seconds'])} timed steps "
-                "found a slope of exactly 0 and wrote nothing."
-            )
+        return [
+            _ms(f["step"]),
+            f"{_ms(f['fastest'])}–{_ms(f['slowest'])}",
+            f"{cell['passes']}{' + backward' if cell['backwards'] else ''}",
+            _ms(f["floor"]),
+            f"{f['ratio']:.2f}",
+            _ms(f["whole"]) if cell["round_seconds"] is not None else "–",
+            f"{f['forwards_per_second']:,.3g}",
+            size(cell["peak_bytes"]),
+        ]
+
+    notes = [
+        f"{cell['subject']}, {cell['method']}: {cell['idle_steps']} of {len(cell['step_seconds'])} timed steps "
+        "found a slope of exactly 0 and wrote nothing."
+        for cell in stand.cells
+        if cell.get("idle_steps")
+    ]
     columns = ["model", "batch", "method", "step ms", "range", "forwards", "floor ms", "step / floor"]
     lines = ["# Step time by method", "", *heading(stand)]
-    lines += table([*columns, "with rounds ms", "forwards/s", "peak"], rows)
+    lines += table([*columns, "with rounds ms", "forwards/s", "peak"], stand.rows(shown, 8))
     lines += [
         "",
         "Medians. The floor is the step's forwards alone: the same batch, the weights as they are, run in the same "
@@ -194,27 +188,11 @@ def _target_lines(stand: Stand) -> list[str]:
     return [*lines, *(["Failed:", "", *reasons, ""] if reasons else [])]
 
 
-def plots(stand: Stand) -> dict[str, str]:
-    """Bars of step by floor, for each model and batch."""
-    made: dict[str, str] = {}
-    wanted = list(settings_of(stand))
-    for number, setting in enumerate(wanted, 1):
-        bars = {
-            c["method"]: figures(c, stand.header["interval"])["ratio"]
-            if c["status"] == "finished"
-            else float("nan")
-            for c in stand.cells
-            if (c["subject"], c["batch"], c["length"]) == setting and c["method"] != INFERENCE
-        }
-        subject, batch, length = setting
-        name = "speed.svg" if len(wanted) == 1 else f"speed-{number}.svg"
-        made[name] = svg.bars_plot(
-            f"Step by its bare forwards, {batch} rows × {length} tokens",
-            bars,
-            unit="×",
-            note=f"{subject}, {stand.header['device']}",
-        )
-    return made
+def plots(stand: Stand) -> Plots:
+    def bar(cell: dict[str, Any]) -> Bar:
+        return cell["method"], figures(cell, stand.header["interval"])["ratio"]
+
+    return stand.bars("speed", "Step by its bare forwards", "×", bar, without=INFERENCE)
 
 
 def _ms(seconds: float) -> str:

@@ -7,17 +7,19 @@ an error before anything is run. It measures nothing itself.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from trimtab import __version__
-from trimtab.bench.cells import INFERENCE, Cell, measure, run_cell
+from trimtab.bench import svg
+from trimtab.bench.cells import INFERENCE, Cell, Ways, measure, run_cell
 from trimtab.bench.methods import METHODS, method
 from trimtab.bench.results import make_folder, reason_of
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
@@ -31,12 +33,15 @@ from trimtab.models.presets import PRESETS
 from trimtab.monitor.progress import Quiet
 from trimtab.placement import PlacementRequest, resolve
 
+Plots = dict[str, str]
+"""SVG by file name."""
+Bar = tuple[str, float]
 TUNED = tuple(name for name, m in METHODS.items() if m.family != "none")
 RANDOM_NOTE = "random weights in its shapes; neither memory nor the time of a step depends on their values"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandRequest:
+class StandRequest(Ways):
     """What is to be measured, as it was asked for."""
 
     methods: tuple[str, ...] = ("all",)
@@ -45,12 +50,6 @@ class StandRequest:
     shapes: tuple[str, ...] = ()
     batch_sizes: tuple[int, ...] = (16,)
     lengths: tuple[int, ...] = (64,)
-    device: str = "auto"
-    precision: str = "auto"
-    warm_up: int = 2
-    steps: int = 0
-    iterations: int = 1
-    compile: bool = False
     isolated: bool = True
     """Each cell in a process of its own."""
 
@@ -74,7 +73,7 @@ class Stand:
     cells: list[dict[str, Any]] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
     """What a benchmark keeps beside its cells."""
-    render: Callable[[Stand], tuple[str, dict[str, str]]] = lambda stand: ("", {})
+    render: Callable[[Stand], tuple[str, Plots]] = lambda stand: ("", {})
     """Markdown, and plots by file name, from all that is there."""
 
     @property
@@ -91,6 +90,39 @@ class Stand:
             if which == (subject, batch, length, name) and cell["status"] == "finished":
                 return cell
         return None
+
+    def rows(self, figures: Callable[[dict[str, Any]], list[str]], count: int) -> list[list[str]]:
+        """Every cell as a row of a table: what it is, and `count` figures, or that it failed."""
+        return [
+            [
+                cell["subject"],
+                f"{cell['batch']} × {cell['length']}",
+                cell["method"],
+                *(figures(cell) if cell["status"] == "finished" else ["failed", *["–"] * (count - 1)]),
+            ]
+            for cell in self.cells
+        ]
+
+    def bars(
+        self, name: str, title: str, unit: str, bar: Callable[[dict[str, Any]], Bar], without: str = ""
+    ) -> Plots:
+        """One plot for each model and batch; `bar` gives the name and the value of a finished cell."""
+        made: Plots = {}
+        wanted = list(dict.fromkeys((c["subject"], c["batch"], c["length"]) for c in self.cells))
+        for number, (subject, batch, length) in enumerate(wanted, 1):
+            drawn = [
+                bar(cell) if cell["status"] == "finished" else (cell["method"], math.nan)
+                for cell in self.cells
+                if (cell["subject"], cell["batch"], cell["length"]) == (subject, batch, length)
+                and cell["method"] != without
+            ]
+            made[f"{name}.svg" if len(wanted) == 1 else f"{name}-{number}.svg"] = svg.bars_plot(
+                f"{title}, {batch} rows × {length} tokens",
+                dict(drawn),
+                unit=unit,
+                note=f"{subject}, {self.header['device']}",
+            )
+        return made
 
     def save(self) -> list[str]:
         """Write JSON, Markdown and plots anew; their names."""
@@ -142,34 +174,29 @@ def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[
 def run_stand(stand: Stand, request: StandRequest, progress: Quiet) -> bool:
     """All cells, one after the other; False when it was interrupted."""
     subjects_ = [Subject(**s) for s in stand.header["subjects"]]
+    ways = {field.name: getattr(request, field.name) for field in fields(Ways)}
     asked = [
-        (subject, batch, length, name)
+        (
+            subject,
+            Cell(model=subject.name, random=subject.random, method=name, batch=batch, length=length, **ways),
+        )
         for subject in subjects_
         for batch in request.batch_sizes
         for length in request.lengths
         for name in stand.header["methods"]
     ]
     try:
-        for number, (subject, batch, length, name) in enumerate(asked, 1):
-            cell = Cell(
-                model=subject.name,
-                random=subject.random,
-                method=name,
-                batch=batch,
-                length=length,
-                device=request.device,
-                precision=request.precision,
-                warm_up=request.warm_up,
-                steps=request.steps,
-                iterations=request.iterations,
-                compile=request.compile,
-            )
-            progress.note(f"{subject.shown}, {batch} × {length}, {name} (cell {number} of {len(asked)})")
+        for number, (subject, cell) in enumerate(asked, 1):
+            progress.note(f"{where(subject.shown, cell)} (cell {number} of {len(asked)})")
             _one(stand, subject, cell, request.isolated, progress)
     except KeyboardInterrupt:
         stand.save()
         return False
     return True
+
+
+def where(shown: str, cell: Cell) -> str:
+    return f"{shown}, {cell.batch} × {cell.length}, {cell.method}"
 
 
 def _one(stand: Stand, subject: Subject, cell: Cell, isolated: bool, progress: Quiet) -> None:
@@ -180,9 +207,7 @@ def _one(stand: Stand, subject: Subject, cell: Cell, isolated: bool, progress: Q
     except Exception as error:
         # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
         kept |= {"status": "failed", "reason": reason_of(error)}
-        progress.say(
-            f"{subject.shown}, {cell.batch} × {cell.length}, {cell.method}: FAILED: {kept['reason']}"
-        )
+        progress.say(f"{where(subject.shown, cell)}: FAILED: {kept['reason']}")
     else:
         kept |= {"status": "finished", **found}
     kept["seconds"] = round(time.perf_counter() - started, 3)

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
     from trimtab.zeroth.trajectory import Trajectory, TrajectoryWriter, read_trajectory, replay
 
-_HOME = {
-    **dict.fromkeys(
-        ("Example", "ScoreBatch", "build_batch", "candidate_scores", "example_losses"), "objective"
-    ),
-    **dict.fromkeys(("NotFinite", "ProjectionResult", "StepResult", "ZerothOrder"), "optimizer"),
-    **dict.fromkeys(("Tuned", "projected_parameters", "tuned_parameters"), "parameters"),
-    **dict.fromkeys(("ZerothSettings", "scheduled_rate"), "settings"),
-    **dict.fromkeys(("Trajectory", "TrajectoryWriter", "read_trajectory", "replay"), "trajectory"),
-}
 __all__ = [
     "Example",
     "NotFinite",
@@ -54,6 +45,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"trimtab.zeroth.{_HOME[name]}"), name)
+    if name in __all__:
+        # Settings first: they need no torch.
+        for home in ("settings", "objective", "parameters", "trajectory", "optimizer"):
+            module = import_module(f"trimtab.zeroth.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
