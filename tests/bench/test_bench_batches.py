@@ -25,6 +25,7 @@ from trimtab.models import load_model, load_tokenizer
 from trimtab.monitor.progress import make_progress
 from trimtab.placement import PlacementPlan
 from trimtab.recipes.zeroth_order import encode_all
+from trimtab.zeroth.batches import by_length
 from trimtab.zeroth.objective import Example
 
 CPU = PlacementPlan(device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single")
@@ -116,6 +117,15 @@ def test_a_model_is_measured_the_same_in_every_form(tokenizer: Any, tiny_model: 
         ]
         assert not any(set(row) >= set(one.columns) for row in tokens)
         assert evaluate_rows(model, tokenizer, one, tokens) == evaluate_rows(model, tokenizer, one, rows)
+
+
+def test_a_batch_holds_so_many_rows_the_longest_first() -> None:
+    """Candidates of one token share a row; others have one each, and an example is never parted."""
+    short = [Example([1] * n, [[2], [3]], 0) for n in (4, 6)]
+    long = [Example([1] * n, [[2], [3, 4], [5]], 0) for n in (9, 7, 3)]
+    assert by_length([*short, *long], 4, by_rows=True) == [[2], [3, 1], [0, 4]]
+    assert by_length([*short, *long], 2, by_rows=True) == [[2], [3], [1, 0], [4]]
+    assert by_length([*short, *long], 4) == [[2, 3, 1, 0], [4]]
 
 
 def test_without_a_task_rows_bring_their_own_answers(tokenizer: Any, tiny_model: Path) -> None:

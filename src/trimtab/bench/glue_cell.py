@@ -169,9 +169,7 @@ class GlueCell:
 
 
 class _Peak:
-    """Highest memory of the plan's devices since it was made, without what evaluation takes. Only CUDA's allocator
-    keeps one.
-    """
+    """Highest memory of the plan's devices while tuning, evaluation left out. Only CUDA's allocator keeps one."""
 
     def __init__(self, plan: PlacementPlan) -> None:
         self.devices = plan.devices if plan.kind == "cuda" else ()

@@ -212,9 +212,8 @@ def lanes_by_default(model: nn.Module, tuned: Sequence[Tuned], passes: int) -> t
         return 1, "on the CPU one after the other, in the memory of inference"
     if not any(p.dim() >= 2 and not p.requires_grad for p in model.parameters()):
         # Each lane of a whole model has its own activations and weights in scratch; a pair keeps memory small.
-        return min(
-            passes, 2
-        ), "two ends of a line at once" if passes == 2 else "in pairs, to keep memory small"
+        why = "two ends of a line at once" if passes == 2 else "in pairs, to keep memory small"
+        return min(passes, 2), why
     return passes, "all at once"
 
 

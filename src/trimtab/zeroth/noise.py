@@ -77,11 +77,7 @@ class NoiseMaker:
 
     def draw(self, stream: Stream, start: int, count: int, scale: float = 1.0) -> Tensor:
         """`scale * z` in fp32, for `count` elements from `start` on."""
-        first = start // GROUP
-        groups = _groups_of(start + count) - first
-        counter = self._lanes[0][:groups]
-        torch.arange(first, first + groups, out=counter)
-        offset = start - first * GROUP
+        counter, offset = self._counter(start, count)
         return self._values_of(counter, stream, scale)[offset : offset + count]
 
     def draw_rows(self, stream: Stream, rows: Tensor, columns: int, scale: float = 1.0) -> Tensor:
@@ -100,19 +96,23 @@ class NoiseMaker:
 
     def draw_bits(self, stream: Stream, start: int, count: int) -> Tensor:
         """The halves as they are, 0 to 65,535 in int32, for `count` elements from `start` on."""
-        first = start // GROUP
-        groups = _groups_of(start + count) - first
-        counter = self._lanes[0][:groups]
-        torch.arange(first, first + groups, out=counter)
+        counter, offset = self._counter(start, count)
         # Of the kind that leaves the words alone.
         halves = self._philox(counter, replace(stream, kind="signs")).view(torch.int16)
         bits = self._values.view(torch.int32)[: halves.numel()]
-        offset = start - first * GROUP
         return bits.copy_(halves).bitwise_and_(0xFFFF)[offset : offset + count]
 
     def rows_at_once(self, columns: int) -> int:
         """How many rows of that width one call of `draw_rows` may ask for; 0 where not even one fits."""
         return self.groups // ((columns + 2 * GROUP - 2) // GROUP)
+
+    def _counter(self, start: int, count: int) -> tuple[Tensor, int]:
+        """The groups that hold these elements, and where in the first of them they begin."""
+        first = start // GROUP
+        groups = _groups_of(start + count) - first
+        counter = self._lanes[0][:groups]
+        torch.arange(first, first + groups, out=counter)
+        return counter, start - first * GROUP
 
     def _values_of(self, counter: Tensor, stream: Stream, scale: float) -> Tensor:
         halves = self._philox(counter, stream).view(torch.int16)
@@ -184,9 +184,8 @@ class NoiseMaker:
         torch.bitwise_right_shift(words, 2, out=spare).bitwise_and_(0x3333_3333_3333_3333)
         words.bitwise_and_(0x3333_3333_3333_3333)
         halves.add_(spare_halves)
-        torch.bitwise_right_shift(
-            words, 4, out=spare
-        )  # no sum exceeds 8, so none runs over into its neighbour
+        # No sum exceeds 8, so none runs over into its neighbour.
+        torch.bitwise_right_shift(words, 4, out=spare)
         halves.add_(spare_halves)
         words.bitwise_and_(0x0F0F_0F0F_0F0F_0F0F)
         torch.bitwise_right_shift(words, 8, out=spare)
