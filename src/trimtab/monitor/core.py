@@ -11,9 +11,11 @@ import atexit
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import torch.distributed as dist
 from rich.console import Console
 
 from trimtab.config.schema import MonitorSettings
@@ -21,7 +23,7 @@ from trimtab.monitor.health import GradientCheck, NonFiniteError, Standing, chec
 from trimtab.monitor.memory import gpu_busy_share
 from trimtab.monitor.metrics import MetricsFile
 from trimtab.monitor.pace import Pace
-from trimtab.monitor.progress import make_progress
+from trimtab.monitor.progress import Quiet, make_progress
 from trimtab.monitor.readings import Readings
 from trimtab.monitor.watchdog import Watchdog
 from trimtab.monitor.wording import count_of, duration, size
@@ -37,34 +39,51 @@ class Monitor:
         settings: MonitorSettings,
         run_dir: Path,
         device: str,
-        rank: int = 0,
+        rank: int | None = None,
         processes: int = 1,
         *,
         devices: Sequence[str] = (),
         console: Console | None = None,
     ) -> None:
-        """`device` is the plan's, such as `cpu` or `cuda:0`; `devices` are all that a split model is spread over."""
+        """`device` is the plan's, such as `cpu` or `cuda:0`; `devices` are all that a split model is spread over.
+
+        Without `rank` it is asked for at the first event: by then the processes of a run have met.
+        """
         self.settings = settings
+        self.run_dir = run_dir
         self.device = device
         self.gradients: GradientCheck | None = None
-        self._main = rank == 0
-        self._processes = processes
-        self._progress = make_progress(settings.progress, console=console, main=self._main)
+        self._given = None if rank is None else (rank, processes)
+        self._console = console
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         self._readings = Readings(device, devices)
-        prefix = f"rank {rank}: " if processes > 1 else ""
-        self._watchdog = Watchdog(
-            settings.slow_after_seconds,
-            settings.stuck_after_seconds,
-            lambda text: self.say(prefix + text),
-            run_dir / (f"stacks-rank{rank}.txt" if rank else "stacks.txt"),
-            gpu_busy=lambda: gpu_busy_share(device),
-            processes=processes,
-        )
         self._pace = Pace(0, 0)
         self._training = self._timed = self._warned = False
         self._good_loss: tuple[float, int] | None = None
         self._last_save_line = -math.inf
+
+    @cached_property
+    def _place(self) -> tuple[int, int]:
+        """This process's rank, and how many there are."""
+        if self._given is None and dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return self._given or (0, 1)
+
+    @cached_property
+    def _progress(self) -> Quiet:
+        return make_progress(self.settings.progress, console=self._console, main=self._place[0] == 0)
+
+    @cached_property
+    def _watchdog(self) -> Watchdog:
+        rank, processes = self._place
+        return Watchdog(
+            self.settings.slow_after_seconds,
+            self.settings.stuck_after_seconds,
+            lambda text: self.say(f"rank {rank}: {text}" if processes > 1 else text),
+            self.run_dir / (f"stacks-rank{rank}.txt" if rank else "stacks.txt"),
+            gpu_busy=lambda: gpu_busy_share(self.device),
+            processes=processes,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +97,7 @@ class Monitor:
 
     def write(self, step: int, phase: str, values: Mapping[str, Any]) -> None:
         """A line in metrics.jsonl, by the main process alone."""
-        if self._main:
+        if self._place[0] == 0:
             self._metrics.write(step, phase, values)
 
     def beat(self, doing: str) -> None:
@@ -93,7 +112,7 @@ class Monitor:
         self._training, self._timed, self._warned, self._good_loss = True, False, False, None
         self._readings.begin()
         self._pace = Pace(step, total)
-        if self._main:
+        if self._place[0] == 0:
             cut = self._metrics.begin(step)
             if step:
                 gone = f"; {count_of(cut, 'line')} cut from metrics.jsonl" if cut else ""
@@ -120,7 +139,7 @@ class Monitor:
 
         Every process has to call it. `tokens` counts from the start of the run.
         """
-        self._readings.take_in(values, tokens, self._pace, processes=self._processes)
+        self._readings.take_in(values, tokens, self._pace, processes=self._place[1])
         self.write(step, "train", values)
         self._progress.update(self._readings.figures(self._pace))
         self.settle()

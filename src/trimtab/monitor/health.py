@@ -31,18 +31,6 @@ SKIPS_ALLOWED = 16
 from where it starts, 65536, down to 1: it no longer looks for a scale, the gradient itself overflows."""
 
 
-class NonFiniteError(TrimtabError):
-    """The loss or the gradient was NaN or infinite; the weights are those of the last good step."""
-
-    def __init__(self, message: str, *, step: int, what: str, parameters: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.step = step
-        self.what = what
-        """`loss`, `gradient` or `gradient norm`."""
-        self.parameters = list(parameters)
-        """The trainable parameters whose gradient is not finite, all of them, those nearest the loss first."""
-
-
 @dataclass(frozen=True)
 class Standing:
     """Where the run stood when something was found; part of the message."""
@@ -58,6 +46,20 @@ class Standing:
         if self.last_good_loss is not None:
             loss = f"{self.last_good_loss:.4g} at step {self.last_good_step}"
         return f"learning rate {rate}; last good loss: {loss}"
+
+
+class NonFiniteError(TrimtabError):
+    """The loss or the gradient was NaN or infinite; the weights are those of the last good step."""
+
+    def __init__(
+        self, found: str, why: str, change: str, standing: Standing, what: str, parameters: Sequence[str] = ()
+    ) -> None:
+        super().__init__(f"{found}\n  {standing.line()}\n  why: {why}\n  change: {change}")
+        self.step = standing.step
+        self.what = what
+        """`loss`, `gradient` or `gradient norm`."""
+        self.parameters = list(parameters)
+        """The trainable parameters whose gradient is not finite, all of them, those nearest the loss first."""
 
 
 @dataclass(frozen=True)
@@ -203,29 +205,20 @@ class GradientCheck:
         else:
             why = "an optimizer step would have put NaN into the weights"
             change = _CHANGE_BACKWARD
-        return nonfinite_error(found, why, change, standing, "gradient", names)
+        return NonFiniteError(found, why, change, standing, "gradient", names)
 
 
 def check_logged(loss: float | None, grad_norm: float | None, standing: Standing, *, scaler: bool) -> None:
     """Look at what the trainer logged for the steps just made; raise `NonFiniteError` if it is not finite."""
     if loss is not None and not math.isfinite(loss):
         why = "a loss like this no longer says whether the model learns"
-        raise nonfinite_error(
-            f"step {standing.step}: the loss is {loss}", why, _CHANGE_LOSS, standing, "loss"
-        )
+        raise NonFiniteError(f"step {standing.step}: the loss is {loss}", why, _CHANGE_LOSS, standing, "loss")
     if grad_norm is not None and not math.isfinite(grad_norm) and not scaler:
         found = f"step {standing.step}: the gradient norm is {grad_norm}"
         why = (
             "the gradients are so large that their norm overflows; clipped by such a norm they teach nothing"
         )
-        raise nonfinite_error(found, why, _CHANGE_BACKWARD, standing, "gradient norm")
-
-
-def nonfinite_error(
-    found: str, why: str, change: str, standing: Standing, what: str, names: Sequence[str] = ()
-) -> NonFiniteError:
-    text = f"{found}\n  {standing.line()}\n  why: {why}\n  change: {change}"
-    return NonFiniteError(text, step=standing.step, what=what, parameters=names)
+        raise NonFiniteError(found, why, _CHANGE_BACKWARD, standing, "gradient norm")
 
 
 _OFF = "`monitor.stop_on_nonfinite: false` goes on regardless"

@@ -43,13 +43,12 @@ class Figures:
     """Figures of a recipe's own, as they are shown."""
 
     def values(self) -> str:
-        parts = []
-        if self.loss is not None:
-            parts.append(f"loss {self.loss:.4g}")
-        if self.learning_rate is not None:
-            parts.append(f"lr {self.learning_rate:.2e}")
-        if self.grad_norm is not None:
-            parts.append(f"grad norm {self.grad_norm:.3g}")
+        figures = {
+            "loss {:.4g}": self.loss,
+            "lr {:.2e}": self.learning_rate,
+            "grad norm {:.3g}": self.grad_norm,
+        }
+        parts = [form.format(value) for form, value in figures.items() if value is not None]
         parts += self.more
         if self.tokens_per_second is not None:
             parts.append(rate(self.tokens_per_second, "tokens"))
@@ -60,14 +59,10 @@ class Figures:
         return "  ".join(parts)
 
     def line(self) -> str:
-        parts = [f"step {self.step}/{self.total}"]
-        values = self.values()
-        if values:
-            parts.append(values)
-        parts.append(f"elapsed {clock(self.elapsed)}")
+        parts = [f"step {self.step}/{self.total}", self.values(), f"elapsed {clock(self.elapsed)}"]
         if self.left is not None and self.step < self.total:
             parts.append(f"left {clock(self.left)}")
-        return "  ".join(parts)
+        return "  ".join(filter(None, parts))
 
 
 class Quiet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -19,34 +20,32 @@ class Readings:
     def __init__(self, device: str, devices: Sequence[str] = ()) -> None:
         """`devices` are all that the process uses, where a model is split over several."""
         self.device = device
-        self._memory = MemoryMeter(device)
-        self._memory_now: int | None = None
-        self._meters = {name: MemoryMeter(name) for name in devices} if len(devices) > 1 else {}
+        self._meters = {name: MemoryMeter(name) for name in dict.fromkeys((device, *devices))}
         self.begin()
 
     def begin(self) -> None:
         """A training begins: what an earlier one logged is past."""
-        self._latest: dict[str, float] = {}
-        self._more: tuple[str, ...] = ()
+        self._latest = Figures(0, 0, 0.0)
         self.first_loss: float | None = None
 
     @property
     def loss(self) -> float | None:
-        return self._latest.get("loss")
+        return self._latest.loss
 
     @property
     def learning_rate(self) -> float | None:
-        return self._latest.get("learning_rate")
+        return self._latest.learning_rate
 
     @property
     def peak_memory(self) -> int:
-        return self._memory.read().peak
+        return self._meters[self.device].read().peak
 
     def note(self, values: Mapping[str, Any], more: tuple[str, ...] = ()) -> None:
         """Take over the figures that are shown, and `more`: a recipe's own, as they are shown."""
-        shown = ("loss", "learning_rate", "grad_norm", "reward")
-        self._latest.update({key: values[key] for key in shown if values.get(key) is not None})
-        self._more = more or self._more
+        known = {k: values[k] for k in ("loss", "learning_rate", "grad_norm") if values.get(k) is not None}
+        if values.get("reward") is not None:
+            more = (f"reward {values['reward']:.3g}", *more)
+        self._latest = replace(self._latest, **known, more=more or self._latest.more)
         if self.first_loss is None:
             self.first_loss = self.loss
 
@@ -58,8 +57,8 @@ class Readings:
         self.note(values)
         pace.touch()
         pace.logged(tokens)
-        memory = self._memory.read()
-        self._memory_now = memory.now
+        memory = self._meters[self.device].read()
+        self._latest = replace(self._latest, memory=memory.now)
         own: dict[str, float | None] = {
             "steps_per_second": pace.steps_per_second,
             "tokens_per_second": pace.tokens_per_second,
@@ -67,15 +66,15 @@ class Readings:
             "peak_memory_bytes": memory.peak,
             "elapsed_seconds": round(pace.elapsed, 3),
         }
-        if not self._meters:
+        if len(self._meters) == 1:
             own["busy"] = gpu_busy_share(self.device)
-        own |= self._of_each_device(processes)
+        if len(self._meters) > 1 or processes > 1:
+            own |= self._of_each_device(processes)
         values.update((key, value) for key, value in own.items() if value is not None)
 
     def _of_each_device(self, processes: int) -> dict[str, float | None]:
         """Memory and busy share by device, where there are several."""
-        here = self._meters if processes == 1 else {self.device: self._memory}
-        mine = [(name, meter.read(), gpu_busy_share(name)) for name, meter in here.items()]
+        mine = [(name, meter.read(), gpu_busy_share(name)) for name, meter in self._meters.items()]
         everywhere = [mine]
         if processes > 1:
             everywhere = [[] for _ in range(processes)]
@@ -92,17 +91,12 @@ class Readings:
 
     def figures(self, pace: Pace) -> Figures:
         """For the display."""
-        reward = self._latest.get("reward")
-        return Figures(
+        return replace(
+            self._latest,
             step=pace.step,
             total=pace.total,
             elapsed=pace.elapsed,
             left=pace.left,
-            loss=self.loss,
-            learning_rate=self.learning_rate,
-            grad_norm=self._latest.get("grad_norm"),
             tokens_per_second=pace.tokens_per_second,
             steps_per_second=pace.steps_per_second,
-            memory=self._memory_now,
-            more=self._more if reward is None else (f"reward {reward:.3g}", *self._more),
         )

@@ -35,12 +35,12 @@ class GracefulStop(TrainerCallback):
                 self._before[number] = signal.signal(number, self._note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        told = self.stopped
+        ends = self.stopped
         if args.world_size > 1:
-            anyone = torch.tensor(float(told), device=args.device)
+            anyone = torch.tensor(float(ends), device=args.device)
             dist.all_reduce(anyone, dist.ReduceOp.MAX)
-            told = bool(anyone.item())
-        if told and state.global_step < state.max_steps and state.global_step % self._every == 0:
+            ends = bool(anyone.item())
+        if ends and state.global_step < state.max_steps and state.global_step % self._every == 0:
             self.ended_early = True
             control.should_save = True
             control.should_evaluate = False

@@ -25,18 +25,11 @@ from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
-CONFIG, PLAN, DATA, METRICS, SUMMARY = (
-    "config.yaml",
-    "plan.json",
-    "data.json",
-    "metrics.jsonl",
-    "summary.json",
-)
-NAMES = (
-    *(CONFIG, PLAN, DATA, METRICS, SUMMARY, "baseline.json", "stacks.txt", "trajectory.bin", "report.html"),
-    *("adapter", "model", "checkpoints", "export"),
-)
-"""What runs write; beside these, stacks-rankN.txt."""
+SUMMARY = "summary.json"
+ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
+"""What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
+NAMES = (*ALWAYS, "baseline.json", "trajectory.bin", "report.html", "adapter", "model", "export")
+"""What is in a run's folder."""
 _ERROR_LINES = 30
 _ERROR_CHARACTERS = 4000
 
@@ -48,7 +41,7 @@ class RunFolder:
     path: Path
     opened: float = field(default_factory=time.time)
     begun: bool = False
-    """Whether this process has written to the folder what the run is, or has begun to train."""
+    """Whether the folder is this run's by now, as far as this process knows."""
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
@@ -79,9 +72,7 @@ class RunFolder:
     def goes_on(self, config: Config) -> bool:
         """Whether the config resumes this very run."""
         wanted = config.training.resume
-        return wanted is True or (
-            isinstance(wanted, str) and _is_inside(Path(wanted).expanduser(), self.path)
-        )
+        return wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
 
     def begin(
         self, config: Config, plan: PlacementPlan, data: dict[str, Any], say: Callable[[str], None] = print
@@ -91,14 +82,12 @@ class RunFolder:
         By the main process alone, before anything else writes to the folder.
         """
         self._make_room(config, say)
-        stacks = ["stacks.txt", *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes))]
         # Also what other processes write: one alone may change the list.
-        claim(self.path, CONFIG, PLAN, DATA, METRICS, SUMMARY, "checkpoints", *stacks)
+        claim(self.path, *ALWAYS, *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes)))
         # Without `overwrite`, so that the kept config can resume this very run.
-        write_whole(self.path / CONFIG, dump_config(config.model_copy(update={"overwrite": False})))
-        plan.save(self.path / PLAN)
-        self.write_json(DATA, data)
-        self.begun = True
+        write_whole(self.path / "config.yaml", dump_config(config.model_copy(update={"overwrite": False})))
+        plan.save(self.path / "plan.json")
+        self.write_json("data.json", data)
 
     def _make_room(self, config: Config, say: Callable[[str], None]) -> None:
         """Mark the folder as this run's, with an earlier one moved aside where `overwrite` asks for it."""
@@ -107,7 +96,7 @@ class RunFolder:
         if self.goes_on(config) and self.held():
             # A run of a version that marked nothing stays without a mark: who wrote what is not known.
             mark = mark and dataclasses.replace(mark, began=True)
-        elif mark is not None and mark.began and mark.present(self.path):
+        elif mark is not None and mark.holds_a_run(self.path):
             aside = move_aside(self.path, mark)
             say(f"the earlier run is now {aside}; to free its room: rm -r {shlex.quote(str(aside))}")
             mark = Mark(began=True)
@@ -125,7 +114,7 @@ class RunFolder:
         return self.path / name
 
     def reached(self, step: int, planned_steps: int) -> None:
-        """So many whole steps are done; told by a recipe at the latest when it fails."""
+        """So many whole steps are done; a recipe says so at the latest when it fails."""
         self.begun, self.step, self.planned_steps = True, step, planned_steps
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -173,8 +162,7 @@ def check_inputs(run: RunFolder, config: Config) -> None:
         "data.eval_source": config.data.eval_source,
     }
     for setting, name in inputs.items() if not run.goes_on(config) else ():
-        path = Path(os.path.expanduser(name or ""))
-        if name and os.path.lexists(path) and _is_inside(path, run.path):
+        if name and os.path.lexists(os.path.expanduser(name)) and _is_inside(name, run.path):
             raise RequestError.of(
                 f"{setting}={name} lies inside output_dir={config.output_dir}",
                 "a run is not kept where it reads from: what it writes would mix with what it reads",
@@ -185,7 +173,7 @@ def check_inputs(run: RunFolder, config: Config) -> None:
 def check_room(run: RunFolder, config: Config) -> None:
     """Refuse to mix with an earlier run, and to write over anything that is not known to be a run's."""
     mark, held, goes_on = Mark.of(run.path), run.held(), run.goes_on(config)
-    if mark is None and goes_on and PLAN in held:
+    if mark is None and goes_on and "plan.json" in held:
         return  # a run of a version that marked nothing
     others = [name for name in held if mark is None or name not in mark.entries]
     if others:
@@ -195,11 +183,10 @@ def check_room(run: RunFolder, config: Config) -> None:
             "an earlier version has no list)",
             "choose another output_dir, or move them away",
         )
-    present = mark.present(run.path) if mark is not None and mark.began else []
-    if present and not goes_on and not config.overwrite:
+    if mark is not None and mark.holds_a_run(run.path) and not goes_on and not config.overwrite:
         resumable = run.newest_checkpoint() is not None
         raise RequestError.of(
-            f"output_dir={config.output_dir} already holds a run ({_listed(present)})",
+            f"output_dir={config.output_dir} already holds a run ({_listed(mark.present(run.path))})",
             "writing into it would mix two runs",
             ("training.resume=true goes on from its last checkpoint, " if resumable else "")
             + "overwrite=true moves it aside, another output_dir keeps both",
@@ -210,10 +197,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
+def _is_inside(name: str, folder: Path) -> bool:
     """Whether the path leads into the folder, by its name or by way of links."""
-    places = [(Path(os.path.abspath(place)), place.resolve()) for place in (path, folder)]
-    return any(inner.is_relative_to(outer) for inner in places[0] for outer in places[1])
+    inner, outer = ({os.path.abspath(p), os.path.realpath(p)} for p in (os.path.expanduser(name), folder))
+    return any(Path(path).is_relative_to(place) for path in inner for place in outer)
 
 
 @contextmanager
@@ -235,7 +222,10 @@ def failure_kept(run: RunFolder, config: Config, plan: PlacementPlan, rank: int 
 def _keep_failure(
     run: RunFolder, config: Config, plan: PlacementPlan, rank: int, error: BaseException
 ) -> None:
-    if not run.path.is_dir() or _has_ended(run) or not _may_say(run, config):
+    summary = run.path / SUMMARY
+    # Another process of this run failed first, or the result was kept before this.
+    ended = summary.is_file() and summary.stat().st_mtime >= run.opened
+    if not run.path.is_dir() or ended or not _is_this_runs(run, config):
         return
     checkpoint = run.newest_checkpoint()
     text = without_secrets(str(error))[:_ERROR_CHARACTERS]
@@ -260,18 +250,13 @@ def _keep_failure(
     )
 
 
-def _has_ended(run: RunFolder) -> bool:
-    """Whether this very run has said its end: another process failed first, or the result was kept before this."""
-    summary = run.path / SUMMARY
-    return summary.is_file() and summary.stat().st_mtime >= run.opened
-
-
-def _may_say(run: RunFolder, config: Config) -> bool:
-    """Whether the folder is this run's by now, or nobody's; else it stays as it is, an earlier run or whatever."""
+def _is_this_runs(run: RunFolder, config: Config) -> bool:
+    """Whether the folder is this run's by now, or nobody's; an earlier run, or whatever it is, stays as it is."""
     mark = Mark.of(run.path)
-    if run.begun or (mark is not None and mark.began and mark.started >= run.opened):
+    if run.begun or (mark is not None and mark.started >= run.opened):
         return True
-    return not config.training.resume and (not run.held() if mark is None else not mark.began)
+    holds = run.held() if mark is None else mark.holds_a_run(run.path)
+    return not holds and not config.training.resume
 
 
 def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:

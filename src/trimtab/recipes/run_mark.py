@@ -54,6 +54,10 @@ class Mark:
         """What is on the list and still there."""
         return [name for name in self.entries if not is_free(folder / name)]
 
+    def holds_a_run(self, folder: Path) -> bool:
+        """Whether there is more of it than the reason why it never began."""
+        return self.began and bool(self.present(folder))
+
 
 def claim(folder: Path, *names: str) -> None:
     """Put names on a marked folder's list before they are written. What is there already is somebody else's."""
