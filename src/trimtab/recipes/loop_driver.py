@@ -63,11 +63,11 @@ class LoopDriver:
         self._contexts = ExitStack()
 
     def __enter__(self) -> LoopDriver:
-        job = self._job
-        self._ranks = self._contexts.enter_context(Ranks(job.plan))
-        self.main = self._ranks.main
+        job, plan = self._job, self._job.plan
+        ranks = self._ranks = self._contexts.enter_context(Ranks(plan))
+        self.main = ranks.main
         monitor = LoopMonitor(
-            job.config.monitor, job.run.path, job.plan.device, self._ranks.rank, self._ranks.count
+            job.config.monitor, job.run.path, plan.device, ranks.rank, ranks.count, devices=plan.devices
         )
         self._monitor = self._contexts.enter_context(monitor)
         self._stop = GracefulStop(monitor.say)
