@@ -132,23 +132,23 @@ def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
     mix = ALIKE
     for value in values:
         cls = value.__class__
-        own = None
         if cls in VIRTUAL:
+            found.append(value.payload)
             own = value._slot
-            value = value.payload
-        elif cls in _PLAIN:
-            pass
         elif cls is list or cls is tuple:
-            value, own, inner = _payloads(value)
-            if inner > mix:
-                mix = inner
-        elif isinstance(value, Tensor):
-            mix = FOREIGN if sharded.has_own_rules(cls) else mix or MIXED
-        found.append(value)
-        if own is not slot and own is not None:
+            inner, own, inner_mix = _payloads(value)
+            found.append(inner)
+            if inner_mix > mix:
+                mix = inner_mix
+        else:
+            if cls not in _PLAIN and isinstance(value, Tensor):
+                mix = FOREIGN if sharded.has_own_rules(cls) else mix or MIXED
+            found.append(value)
+            continue
+        if own is not slot:
             if slot is None:
                 slot = own
-            else:
+            elif own is not None:
                 mix = mix or MIXED
     return found, slot, mix
 
