@@ -16,17 +16,7 @@ MOST = 1024
 """More GPUs than this are taken for a slip of the pen."""
 
 
-_ALIASES = {
-    "3060": "RTX-3060",
-    "3090": "RTX-3090",
-    "4090": "RTX-4090",
-    "5090": "RTX-5090",
-    "A6000": "RTX-A6000",
-    "H100-80GB": "H100",
-    "H100-SXM": "H100",
-    "H200-SXM": "H200",
-    "H200-141GB": "H200",
-}
+_ALIASES = {"H100-80GB": "H100", "H100-SXM": "H100", "H200-SXM": "H200", "H200-141GB": "H200"}
 
 
 def find_gpu(name: str) -> GpuModel:
@@ -34,6 +24,7 @@ def find_gpu(name: str) -> GpuModel:
     wanted = _plain(name)
     known = {_plain(text): model for model in MODELS for text in (model.key, model.name)}
     known |= {_plain(alias): known[_plain(key)] for alias, key in _ALIASES.items()}
+    known |= {text.removeprefix("rtx"): model for text, model in known.items()}
     if wanted in known:
         return known[wanted]
     begun = sorted({model.key for text, model in known.items() if wanted and text.startswith(wanted)})

@@ -7,22 +7,15 @@ process ends: with eight ranks that look at eight GPUs, four GiB of each.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 
 
-@dataclass(frozen=True)
-class DriverMemory:
-    total_bytes: int
-    free_bytes: int
+class DriverMemory(ctypes.Structure):
+    """The driver's own record, in bytes."""
 
-
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
+    total: int
+    free: int
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
 
 
 def driver_memory(uuid: str) -> DriverMemory | None:
@@ -30,12 +23,12 @@ def driver_memory(uuid: str) -> DriverMemory | None:
     library = _library()
     if library is None:
         return None
-    handle, memory = ctypes.c_void_p(), _Memory()
+    handle, memory = ctypes.c_void_p(), DriverMemory()
     if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return None
     if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
         return None
-    return DriverMemory(total_bytes=memory.total, free_bytes=memory.free)
+    return memory
 
 
 @cache

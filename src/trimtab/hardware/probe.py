@@ -140,8 +140,8 @@ def _free_bytes(torch: Any, index: int, properties: Any) -> int:
     total = int(properties.total_memory)
     # A slice of a GPU (MIG) has less memory than the GPU that the driver answers for.
     known = driver_memory(f"GPU-{properties.uuid}")
-    if known is not None and abs(known.total_bytes - total) < total // 16:
-        return min(known.free_bytes, total)
+    if known is not None and abs(known.total - total) < total // 16:
+        return min(known.free, total)
     return int(torch.cuda.mem_get_info(index)[0])
 
 

@@ -16,12 +16,8 @@ __all__ = ["Machine", "install", "machine", "uninstall", "virtual_gpus"]
 
 def __getattr__(name: str) -> Any:
     # torch is imported only when a name is used: the pytest plugin loads this package in every test run.
-    if name in ("install", "uninstall", "virtual_gpus"):
-        from trimtab.virtual import context
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from trimtab.virtual import context, state
 
-        return getattr(context, name)
-    if name in ("Machine", "machine"):
-        from trimtab.virtual import state
-
-        return getattr(state, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(state if name in ("Machine", "machine") else context, name)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, _stack
 from trimtab.virtual.wording import words
 
 # Virtual tensors are made with this extra key (tensor.py).
@@ -107,10 +107,6 @@ def _all(values: Any, into: list[torch.Tensor]) -> list[torch.Tensor]:
     return into
 
 
-def _low() -> torch.dtype:
-    return torch.get_autocast_dtype("cuda")
-
-
 def _cast_kernel(
     op: Any, dtype_of: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]
 ) -> Callable[..., Any]:
@@ -123,7 +119,7 @@ def _cast_kernel(
 
 
 def _lower(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
-    return _low()
+    return torch.get_autocast_dtype("cuda")
 
 
 def _single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
@@ -132,7 +128,7 @@ def _single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
 
 def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
     tensors = _all([*args, *kwargs.values()], [])
-    return torch.float32 if any(t.dtype is torch.float32 for t in tensors) else _low()
+    return torch.float32 if any(t.dtype is torch.float32 for t in tensors) else _lower(args, kwargs)
 
 
 def _dtype_kernel(op: Any) -> Callable[..., Any]:
@@ -183,31 +179,18 @@ def _kernel_for(name: str, op: Any) -> Callable[..., Any]:
     return _cast_kernel(op, _lower if name in _LOWER else _widest if name in _WIDEST else _single)
 
 
-_installed = 0
-_library: Any = None
-
-
 def enter(machine: Machine) -> Callable[[], None]:
     """Put our kernels in the place of torch's CUDA autocast kernels, which see no CUDA tensor here; gives the undo."""
-    global _installed, _library
-    if _installed == 0:
-        _library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch notes that a kernel is overridden
-            for full in (*rules(), *_CUDNN):
-                name, _, overload = full.removeprefix("aten::").partition(".")
-                op = getattr(getattr(torch.ops.aten, name), overload or "default")
-                _library.impl(op, _kernel_for(name, op), "AutocastCUDA")
-    _installed += 1
-    return _leave
-
-
-def _leave() -> None:
-    global _installed, _library
-    _installed -= 1
-    if _installed == 0:
-        _library._destroy()
-        _library = None
+    if len(_stack) > 1:
+        return lambda: None  # those of the outer machine are in place
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch notes that a kernel is overridden
+        for full in (*rules(), *_CUDNN):
+            name, _, overload = full.removeprefix("aten::").partition(".")
+            op = getattr(getattr(torch.ops.aten, name), overload or "default")
+            library.impl(op, _kernel_for(name, op), "AutocastCUDA")
+    return library._destroy
 
 
 def in_lower_precision(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,8 +19,10 @@ SITE = Path(__file__).parent / "site"
 
 
 def describe(machine: Machine, setup: str | None = None) -> dict[str, Any]:
-    """The machine in words that survive a process boundary. `setup` ("package.module:function") is called with the
-    child's machine once it stands; a rehearsal attaches its observer there."""
+    """The machine in words that survive a process boundary.
+
+    `setup` ("package.module:function") is called with the child's machine; a rehearsal attaches its observer there.
+    """
     from trimtab.virtual.state import VirtualDevice
 
     first = machine.devices[0] if machine.devices else VirtualDevice(0, "none", 1, (9, 0))

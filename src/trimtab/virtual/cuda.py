@@ -62,14 +62,11 @@ class Layer:
         self.memory = memory_stats.Statistics(machine)
 
     def init(self) -> None:
-        count = self.count()
+        count = visible_count(self.machine)
         if count == 0:
             raise RuntimeError("No CUDA GPUs are available")
         del self.machine.devices[count:]
         initialise(self.machine)
-
-    def count(self) -> int:
-        return visible_count(self.machine)
 
     def get_device(self) -> int:
         return self.machine.current_device
@@ -80,11 +77,8 @@ class Layer:
             self.machine.current_device = self.machine.at(index).index
 
     def exchange_device(self, index: int) -> int:
-        if index < 0:
-            return -1
-        self._initialised()
-        before = self.machine.current_device
-        self.machine.current_device = self.machine.at(index).index
+        before = self.machine.current_device if index >= 0 else -1
+        self.set_device(index)
         return before
 
     def _initialised(self) -> None:
@@ -96,9 +90,6 @@ class Layer:
 
     def properties(self, index: int) -> Any:
         return properties_of(self.machine.at(index))
-
-    def can_access_peer(self, device: int, peer: int) -> bool:
-        return device != peer
 
     def stream_data(self, stream: streams.Stream) -> tuple[int, int, int]:
         return stream.stream_id, stream.device_index, stream.device_type
@@ -117,14 +108,14 @@ class Layer:
         return {
             **dict.fromkeys(_NOTHING, lambda *_, **__: None),
             "_cuda_init": self.init,
-            "_cuda_getDeviceCount": self.count,
+            "_cuda_getDeviceCount": lambda: visible_count(self.machine),
             "_cuda_getDevice": self.get_device,
             "_cuda_setDevice": self.set_device,
             "_cuda_exchangeDevice": self.exchange_device,
             "_cuda_maybeExchangeDevice": self.exchange_device,
             "_cuda_isInBadFork": lambda: in_bad_fork(self.machine),
             "_cuda_getArchFlags": lambda: ARCHITECTURES,
-            "_cuda_canDeviceAccessPeer": self.can_access_peer,
+            "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
             "_cuda_synchronize": self.synchronize,
             "_cuda_getCurrentStream": self.current_stream,
             "_cuda_getDefaultStream": self.default_stream,

@@ -6,6 +6,7 @@ never decides what is legal: see rules.py.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -221,7 +222,9 @@ def _factory_slot(
     if slot is not None and device.index == slot.index:
         return slot
     if machine is None:
-        raise rules.no_machine()
+        raise RuntimeError(
+            "No virtual GPU is in force here: the virtual_gpus() context of this device has ended."
+        )
     target = processes.used(machine, device.index)
     if args and args[0].__class__ is list:
         _check_room(target, args[0], named.get("dtype"))
@@ -229,12 +232,7 @@ def _factory_slot(
 
 
 def _check_room(slot: VirtualDevice, size: list[Any], dtype: torch.dtype | None) -> None:
-    count = 1
-    for extent in size:
-        if extent.__class__ is not int:
-            return
-        count *= extent
-    if count > 1 << 20:
+    if all(extent.__class__ is int for extent in size) and (count := math.prod(size)) > 1 << 20:
         memory.ensure(slot, count * (dtype or torch.get_default_dtype()).itemsize)
 
 

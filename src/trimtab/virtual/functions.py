@@ -27,8 +27,6 @@ HANDLERS: dict[Any, Handler] = {}
 AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
 """Told of every torch function with its result; empty unless a rehearsal listens."""
 
-_default_device_functions: frozenset[Any] | None = None
-
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a torch function with its device rewritten, past any handler."""
@@ -49,12 +47,10 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
+@cache
 def _constructors() -> frozenset[Any]:
     """The functions that obey torch.set_default_device and `with torch.device(…)`."""
-    global _default_device_functions
-    if _default_device_functions is None:
-        _default_device_functions = frozenset(default_device._device_constructors())
-    return _default_device_functions
+    return frozenset(default_device._device_constructors())
 
 
 class VirtualFunctions(TorchFunctionMode):

@@ -1,5 +1,4 @@
-"""Random generators of virtual GPUs: `torch.Generator("cuda")`, the default ones, and the rule that they keep to
-their kind of device.
+"""Random generators of virtual GPUs: `torch.Generator("cuda")`, the default ones, and that each keeps to its kind.
 
 The default generators of all virtual GPUs *are* the CPU's default generator: a program draws the same numbers in the
 same order as it would with the CPU for its device. Never imitates CUDA's Philox stream.
@@ -48,28 +47,23 @@ class VirtualGenerator(torch._C.Generator):
         """The CPU generator that the numbers come from."""
         return self._stands_for if self._stands_for is not None else self
 
+    # The native methods, on the generator that the numbers come from: itself, or the one that it stands for.
     def get_state(self) -> torch.Tensor:
-        return super().get_state() if self._stands_for is None else self._stands_for.get_state()
+        return _Native.get_state(self.source)
 
     def set_state(self, state: torch.Tensor) -> VirtualGenerator:
-        if self._stands_for is None:
-            super().set_state(state)
-        else:
-            self._stands_for.set_state(state)
+        _Native.set_state(self.source, state)
         return self
 
     def manual_seed(self, seed: int) -> VirtualGenerator:
-        if self._stands_for is None:
-            super().manual_seed(seed)
-        else:
-            self._stands_for.manual_seed(seed)
+        _Native.manual_seed(self.source, seed)
         return self
 
     def seed(self) -> int:
-        return super().seed() if self._stands_for is None else self._stands_for.seed()
+        return _Native.seed(self.source)
 
     def initial_seed(self) -> int:
-        return super().initial_seed() if self._stands_for is None else self._stands_for.initial_seed()
+        return _Native.initial_seed(self.source)
 
     def clone_state(self) -> VirtualGenerator:
         twin = VirtualGenerator(self._index)
@@ -119,14 +113,9 @@ def virtual_of(generator: torch._C.Generator) -> VirtualGenerator | None:
     return _known.get(_address(generator))
 
 
-def generator_device(generator: torch._C.Generator) -> torch.device:
-    virtual = virtual_of(generator)
-    return virtual.device if virtual is not None else generator.device
-
-
 def complaint(generator: torch._C.Generator, wanted: str) -> str | None:
     """What hardware would say to an operation on that type of device given this generator; None if nothing."""
-    found = generator_device(generator).type
+    found = (virtual_of(generator) or generator).device.type
     return None if found == wanted else f"Expected a '{wanted}' device type for generator but found '{found}'"
 
 

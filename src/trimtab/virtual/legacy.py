@@ -39,15 +39,8 @@ def _name(kind: Any) -> str:
     return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
 
 
-def _types() -> dict[str, _TensorType]:
-    return {
-        name: _TensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
-        for name, dtype in _DTYPES.items()
-    }
-
-
 def patches(machine: Machine) -> list[tuple[object, str, object]]:
-    types = _types()
+    types = {n: _TensorType(n, (), {"dtype": d, "__module__": "torch.cuda"}) for n, d in _DTYPES.items()}
     native = torch.set_default_tensor_type
 
     def set_default_tensor_type(t: Any) -> None:

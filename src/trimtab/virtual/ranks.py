@@ -124,12 +124,8 @@ def _check(name: str, named: dict[str, Any]) -> None:
 
 def _mapped(backend: Any) -> tuple[Any, str | None]:
     """The backend to use, and the one to name: any mention of NCCL becomes gloo."""
-    if backend is None:
-        return "gloo", None
-    text = str(backend).lower()
-    if "nccl" not in text:
-        return backend, None
-    return "gloo", text
+    text = str(backend or "").lower()
+    return ("gloo", text or None) if not text or "nccl" in text else (backend, None)
 
 
 def patches(in_force: Machine) -> list[tuple[object, str, object]]:

@@ -31,11 +31,7 @@ _CROSSING = words(
     slice_scatter select_scatter diagonal_scatter as_strided_scatter
     """
 )
-_INDEXING = words(
-    """
-    index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put
-    """
-)
+_INDEXING = words("index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put")
 # TensorIterator operations that do not carry the pointwise tag.
 _ITERATOR = words(
     """
@@ -287,10 +283,3 @@ def generator(plan: Plan, named: dict[str, Any], slot: VirtualDevice | None) -> 
     message = generators.complaint(named["generator"], "cuda" if slot is not None else "cpu")
     if message is not None:
         mismatch(message, plan, [], "generator-device", RuntimeError)
-
-
-def no_machine() -> RuntimeError:
-    """A virtual device was asked for after its machine was taken out of force."""
-    return RuntimeError(
-        "No virtual GPU is in force here: the virtual_gpus() context of this device has ended."
-    )

@@ -21,19 +21,6 @@ OnFault = Literal["raise", "repair"]
 class VirtualDevice:
     """One virtual accelerator. Tensors keep a reference to it, so it outlives the context that made it."""
 
-    __slots__ = (
-        "__weakref__",
-        "allocated",
-        "capability",
-        "device",
-        "index",
-        "limit_bytes",
-        "meta",
-        "name",
-        "peak",
-        "total_bytes",
-    )
-
     def __init__(self, index: int, name: str, total_bytes: int, capability: tuple[int, int]) -> None:
         self.index = index
         self.name = name

@@ -65,17 +65,9 @@ class VirtualTensor(torch.Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return self._slot.device
 
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return False
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        return False
+    is_cuda = True
+    is_cpu = False
+    is_meta = False
 
     @property
     def data(self) -> Tensor:

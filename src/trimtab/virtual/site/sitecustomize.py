@@ -1,5 +1,7 @@
-"""Put first on a child's path by trimtab.virtual.bootstrap: gives the child its virtual GPUs as soon as it imports
-torch, and then lets the sitecustomize that this file hides have its turn. Never imports torch itself."""
+"""Put first on a child's path by trimtab.virtual.bootstrap: gives it its virtual GPUs as soon as it imports torch.
+
+Then the sitecustomize that this file hides has its turn. Never imports torch itself.
+"""
 
 from __future__ import annotations
 
