@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,40 @@ Path(out).write_text(json.dumps({**result.to_dict(), "text": render(result), "ex
 """
 
 
+Rehearse = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def _warm_process() -> Iterator[subprocess.Popen[str]]:
+    text = (Path(__file__).parent / "warm.py").read_text()
+    command = [sys.executable, "-c", text]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.fixture
-def rehearse(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def rehearse_warm(tmp_path: Path, _warm_process: subprocess.Popen[str]) -> Rehearse:
+    """Rehearse in forks of a process that has imported torch (see warm.py), and answer with the report."""
+
+    def run(*words: str, ranks: int | None = None, timeout: float = 120, **settings: Any) -> dict[str, Any]:
+        out = tmp_path / "report.json"
+        out.unlink(missing_ok=True)
+        request = {"words": words, "ranks": ranks, "timeout": timeout, "out": str(out)}
+        assert _warm_process.stdin is not None
+        assert _warm_process.stdout is not None
+        _warm_process.stdin.write(json.dumps({**request, "settings": {"gpus": 2, **settings}}) + "\n")
+        _warm_process.stdin.flush()
+        assert _warm_process.stdout.readline() == "0\n", (tmp_path / "stderr").read_text()
+        said = {name: (tmp_path / name).read_text() for name in ("stdout", "stderr")}
+        return {**json.loads(out.read_text()), **said}
+
+    return run
+
+
+@pytest.fixture
+def rehearse(tmp_path: Path) -> Rehearse:
     """Rehearse a target in a process of its own, as the command line does, and answer with the report."""
 
     def run(*words: str, ranks: int | None = None, timeout: float = 120, **settings: Any) -> dict[str, Any]:

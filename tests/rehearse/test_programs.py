@@ -1,4 +1,7 @@
-"""Small faulty programs and their repaired twins: each fault is found with its line, no twin is called faulty."""
+"""Small faulty programs and their repaired twins: each fault is found with its lines, no twin is called faulty.
+
+The line that fails is marked `# where`, the line to change `# cause`.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +16,69 @@ Rehearse = Callable[..., dict[str, Any]]
 
 slow = pytest.mark.slow
 ONE_PROCESS = [
-    pytest.param("position_ids", "device-mismatch"),
-    pytest.param("detached_encoder", "no-gradient", marks=slow),
-    pytest.param("rnn_hidden_state", "device-mismatch", marks=slow),
-    pytest.param("class_weights", "device-mismatch", marks=slow),
-    pytest.param("moving_average", "device-mismatch", marks=slow),
-    pytest.param("metric_to_numpy", "device-mismatch", marks=slow),
-    pytest.param("own_momentum", "device-mismatch", marks=slow),
-    pytest.param("replaced_head", "no-gradient", marks=slow),
-    pytest.param("hidden_layers", "no-gradient", marks=slow),
-    pytest.param("uninitialised", "garbage-buffer", marks=slow),
-    pytest.param("loss_history", "graph-kept", marks=slow),
-    pytest.param("evaluation_graphs", "graph-kept", marks=slow),
-    pytest.param("not_finite", "non-finite", marks=slow),
-    pytest.param("backbone_without_grad", "no-gradient", marks=slow),
-    pytest.param("clip_before_unscale", "scaler-misuse", marks=slow),
-    pytest.param("log_of_zero", "non-finite", marks=slow),
-    pytest.param("changed_in_place", "other-error", marks=slow),
+    ("position_ids", "device-mismatch"),
+    ("detached_encoder", "no-gradient"),
+    ("rnn_hidden_state", "device-mismatch"),
+    ("class_weights", "device-mismatch"),
+    ("moving_average", "device-mismatch"),
+    ("metric_to_numpy", "device-mismatch"),
+    ("own_momentum", "device-mismatch"),
+    ("replaced_head", "no-gradient"),
+    ("hidden_layers", "no-gradient"),
+    ("uninitialised", "garbage-buffer"),
+    ("loss_history", "graph-kept"),
+    ("evaluation_graphs", "graph-kept"),
+    ("not_finite", "non-finite"),
+    ("backbone_without_grad", "no-gradient"),
+    ("clip_before_unscale", "scaler-misuse"),
+    ("log_of_zero", "non-finite"),
+    ("changed_in_place", "other-error"),
 ]
 TWO_RANKS = [
-    pytest.param("broadcast_shapes", "ranks-disagree"),
-    pytest.param("extra_barrier", "ranks-disagree", marks=slow),
-    pytest.param("early_return", "ranks-disagree", marks=slow),
-    pytest.param("one_gpu_for_all", "placement-conflict", marks=slow),
-    pytest.param("nccl_on_host", "device-mismatch", marks=slow),
-    pytest.param("no_sync_always", "ddp-bypassed", marks=slow),
-    pytest.param("both_receive", "ranks-disagree", marks=slow),
-    pytest.param("sharded_on_one_gpu", "placement-conflict", marks=slow),
-    pytest.param("mesh_only", "ranks-disagree", marks=slow),
-    pytest.param("optimizer_before_sharding", "no-gradient", marks=slow),
+    ("broadcast_shapes", "ranks-disagree"),
+    ("extra_barrier", "ranks-disagree"),
+    ("early_return", "ranks-disagree"),
+    ("one_gpu_for_all", "placement-conflict"),
+    ("nccl_on_host", "device-mismatch"),
+    ("no_sync_always", "ddp-bypassed"),
+    ("both_receive", "ranks-disagree"),
+    ("sharded_on_one_gpu", "placement-conflict"),
+    ("mesh_only", "ranks-disagree"),
+    ("optimizer_before_sharding", "no-gradient"),
 ]
 
 
-def marked_line(path: Path) -> int:
-    lines = path.read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.endswith("# here"))
+def marked_lines(path: Path, word: str) -> set[int]:
+    lines = enumerate(path.read_text().splitlines(), 1)
+    return {number for number, line in lines if word in line.partition("# ")[2].split(", ")}
 
 
-def named_lines(report: dict[str, Any]) -> set[int]:
-    return {
-        finding[key]["line"] for finding in report["findings"] for key in ("where", "cause") if finding[key]
-    }
+def named_lines(report: dict[str, Any], key: str) -> set[int]:
+    return {finding[key]["line"] for finding in report["findings"]}
 
 
 def check_pair(rehearse: Rehearse, name: str, kind: str, ranks: int | None) -> None:
+    """The faulty program: the kind, the lines that fail and the lines to change, and no other; its twin runs clean."""
     path = PROGRAMS / f"{name}.py"
     faulty = rehearse(str(path), ranks=ranks)
     assert faulty["verdict"] == "fault", faulty["text"]
-    assert kind in {finding["kind"] for finding in faulty["findings"]}, faulty["text"]
-    assert marked_line(path) in named_lines(faulty), faulty["text"]
+    assert {finding["kind"] for finding in faulty["findings"]} == {kind}, faulty["text"]
+    assert named_lines(faulty, "where") == marked_lines(path, "where"), faulty["text"]
+    assert named_lines(faulty, "cause") == marked_lines(path, "cause"), faulty["text"]
     repaired = rehearse(str(path), "fixed", ranks=ranks)
     assert repaired["verdict"] == "clean", repaired["text"]
+    assert repaired["findings"] == [], repaired["text"]
     assert "done" in repaired["stdout"]
 
 
 @pytest.mark.parametrize(("name", "kind"), ONE_PROCESS)
-def test_one_process(rehearse: Rehearse, name: str, kind: str) -> None:
-    check_pair(rehearse, name, kind, None)
+def test_one_process(rehearse_warm: Rehearse, name: str, kind: str) -> None:
+    check_pair(rehearse_warm, name, kind, None)
 
 
 @pytest.mark.parametrize(("name", "kind"), TWO_RANKS)
-def test_two_ranks(rehearse: Rehearse, name: str, kind: str) -> None:
-    check_pair(rehearse, name, kind, 2)
+def test_two_ranks(rehearse_warm: Rehearse, name: str, kind: str) -> None:
+    check_pair(rehearse_warm, name, kind, 2)
 
 
 @pytest.mark.slow

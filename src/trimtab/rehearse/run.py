@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +24,15 @@ from typing import Any, Literal
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
 from trimtab.rehearse.process import SETUP
-from trimtab.rehearse.session import VARIABLE, Settings, gather, read_lines
+from trimtab.rehearse.session import VARIABLE, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
 from trimtab.rehearse.system import belongs
-from trimtab.rehearse.target import Target, parse_target
+from trimtab.rehearse.target import parse_target
 from trimtab.virtual import bootstrap
 
+Child = subprocess.Popen[bytes]
+Start = Callable[[Sequence[str], dict[str, str]], Child]
+"""Begins the process of a rank, given the words for `trimtab.rehearse.child` and an environment."""
 Verdict = Literal["clean", "fault", "unproven"]
 EXIT_CODES: dict[Verdict, int] = {"clean": 0, "fault": 1, "unproven": 3}
 
@@ -69,8 +72,18 @@ class Result:
         }
 
 
+def _start(arguments: Sequence[str], environment: dict[str, str]) -> Child:
+    command = [sys.executable, "-m", "trimtab.rehearse.child", *arguments]
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
 def rehearse(
-    words: list[str], settings: Settings, *, ranks: int | None = None, timeout: float = 600.0
+    words: list[str],
+    settings: Settings,
+    *,
+    ranks: int | None = None,
+    timeout: float = 600.0,
+    start: Start = _start,
 ) -> Result:
     """Rehearse what the words name. The script's output goes where ours goes."""
     folder = Path(tempfile.mkdtemp(prefix="trimtab-rehearsal-"))
@@ -85,14 +98,19 @@ def rehearse(
         started = time.monotonic()
         with _reserved_port() as port:
             launch = _Launch(port, secrets.token_hex(4), per_node, world)
-            children = [_start(target, folder, settings, rank, launch) for rank in range(world)]
+            children = [
+                start(target.arguments, _environment(folder, settings, rank, launch)) for rank in range(world)
+            ]
             try:
                 timed_out, standstill = _wait(children, started + timeout, folder)
+                # Before the rest is ended: a rank that sees another go would report that.
+                gathered = gather(folder)
             finally:
                 for child in children:
                     _end_group(child)
                 _signal_all(folder, signal.SIGKILL)
-        result = _result(folder, children, timed_out, timeout, time.monotonic() - started, standstill)
+        seconds = time.monotonic() - started
+        result = _result(folder, gathered, children, timed_out, timeout, seconds, standstill)
         result.target = target.name
         return result
     finally:
@@ -119,9 +137,7 @@ def _reserved_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def _start(
-    target: Target, folder: Path, settings: Settings, rank: int, launch: _Launch
-) -> subprocess.Popen[bytes]:
+def _environment(folder: Path, settings: Settings, rank: int, launch: _Launch) -> dict[str, str]:
     environment = dict(os.environ)
     environment[VARIABLE] = str(folder)
     environment[bootstrap.VARIABLE] = json.dumps(_machine(settings))
@@ -131,8 +147,7 @@ def _start(
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if settings.launched:
         environment.update(_launcher_variables(rank, launch))
-    command = [sys.executable, "-m", "trimtab.rehearse.child", *target.arguments]
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    return environment
 
 
 def _machine(settings: Settings) -> dict[str, Any]:
@@ -170,9 +185,7 @@ def _launcher_variables(rank: int, launch: _Launch) -> dict[str, str]:
     }
 
 
-def _wait(
-    children: list[subprocess.Popen[bytes]], deadline: float, folder: Path
-) -> tuple[bool, Finding | None]:
+def _wait(children: list[Child], deadline: float, folder: Path) -> tuple[bool, Finding | None]:
     """Wait for all; true when time ran out, a finding when all ranks wait for each other.
 
     A rank that fails leaves the others a short while.
@@ -199,7 +212,7 @@ def _wait(
         time.sleep(0.05)
 
 
-def _had_ended(folder: Path, child: subprocess.Popen[bytes]) -> bool:
+def _had_ended(folder: Path, child: Child) -> bool:
     """Whether a process had come to its end before a signal ended it (a thread of gloo that met Python's end)."""
     path = folder / f"records-{child.pid}.jsonl"
     return (
@@ -224,7 +237,7 @@ def _signal_all(folder: Path, number: signal.Signals) -> None:
                 os.kill(process, number)
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
+def _end_group(child: Child) -> None:
     """End what is left of a child's own process group, gently, then for good."""
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
         try:
@@ -244,7 +257,8 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 def _result(
     folder: Path,
-    children: list[subprocess.Popen[bytes]],
+    gathered: Gathered,
+    children: list[Child],
     timed_out: bool,
     timeout: float,
     seconds: float,
@@ -252,7 +266,6 @@ def _result(
 ) -> Result:
     from trimtab.rehearse import agreement
 
-    gathered = gather(folder)
     findings, notes = gathered.findings, list(gathered.notes)
     apart = agreement.diverged(folder)
     if apart is not None and not any(finding.kind == "ddp-bypassed" for finding in findings):

@@ -17,7 +17,7 @@ class Net(nn.Module):
     def forward(self, x):
         if FIXED:
             return self.head(self.body(x))
-        with torch.no_grad():  # here
+        with torch.no_grad():  # cause
             features = self.body(x)
         return self.head(features)
 
@@ -28,5 +28,5 @@ with contextlib.nullcontext():
     for _ in range(2):
         opt.zero_grad()
         model(torch.randn(3, 4, device="cuda")).pow(2).mean().backward()
-        opt.step()
+        opt.step()  # where
 print("done")

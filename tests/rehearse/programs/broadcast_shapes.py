@@ -10,7 +10,7 @@ dist.init_process_group("nccl")
 rank = dist.get_rank()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 size = 4 if "fixed" in sys.argv else 4 + rank
-state = torch.zeros(size, device="cuda")
-dist.broadcast(state, src=0)  # here
+state = torch.zeros(size, device="cuda")  # cause
+dist.broadcast(state, src=0)  # where
 print("done", dist.get_backend(), state.device)
 dist.destroy_process_group()

@@ -11,6 +11,6 @@ h = model(torch.randn(3, 4, device="cuda")).sigmoid()
 if FIXED:
     h = h + 1
 else:
-    h += 1  # here
-h.sum().backward()
+    h += 1  # cause
+h.sum().backward()  # where
 print("done")

@@ -15,7 +15,7 @@ for _ in range(2):
     scaler.scale(loss).backward()
     if FIXED:
         scaler.unscale_(opt)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # here
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # where, cause
     scaler.step(opt)
     scaler.update()
     opt.zero_grad()

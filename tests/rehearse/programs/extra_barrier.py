@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 if dist.get_rank() == 0 or "fixed" in sys.argv:
-    dist.barrier()  # here
+    dist.barrier()  # where
 total = torch.ones(3)
-dist.all_reduce(total)
+dist.all_reduce(total)  # cause
 print("done", total.tolist())
 dist.destroy_process_group()

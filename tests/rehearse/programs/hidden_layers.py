@@ -11,7 +11,7 @@ FIXED = "fixed" in sys.argv
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        layers = [nn.Linear(4, 4) for _ in range(2)]  # here
+        layers = [nn.Linear(4, 4) for _ in range(2)]  # where, cause
         self.layers = nn.ModuleList(layers) if FIXED else layers
         self.out = nn.Linear(4, 1)
 

@@ -14,5 +14,5 @@ for _ in range(6):
     opt.zero_grad()
     loss.backward()
     opt.step()
-    history.append(loss.item() if FIXED else loss)  # here
+    history.append(loss.item() if FIXED else loss)  # where, cause
 print("done", len(history))

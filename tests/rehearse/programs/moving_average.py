@@ -7,7 +7,7 @@ from torch import nn
 
 device = "cuda" if "fixed" in sys.argv else "cpu"
 model = nn.Linear(4, 2).cuda()
-average = {name: p.detach().clone().to(device) for name, p in model.named_parameters()}  # here
+average = {name: p.detach().clone().to(device) for name, p in model.named_parameters()}  # cause
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     loss = model(torch.randn(3, 4, device="cuda")).pow(2).mean()
@@ -15,5 +15,5 @@ for _ in range(3):
     loss.backward()
     opt.step()
     for name, p in model.named_parameters():
-        average[name].mul_(0.9).add_(p.detach(), alpha=0.1)
+        average[name].mul_(0.9).add_(p.detach(), alpha=0.1)  # where
 print("done")

@@ -16,7 +16,7 @@ ddp = DDP(nn.Linear(4, 1))
 opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
 torch.manual_seed(rank)
 for step in range(4):
-    quiet = contextlib.nullcontext() if FIXED and step % 2 else ddp.no_sync()  # here
+    quiet = contextlib.nullcontext() if FIXED and step % 2 else ddp.no_sync()  # where, cause
     with quiet:
         ddp(torch.randn(2, 4)).pow(2).sum().backward()
     if step % 2:

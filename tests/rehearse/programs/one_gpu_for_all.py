@@ -9,7 +9,7 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 if "fixed" in sys.argv:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-total = torch.ones(2, device="cuda")
-dist.all_reduce(total)  # here
+total = torch.ones(2, device="cuda")  # cause
+dist.all_reduce(total)  # where
 print("done", total.tolist())
 dist.destroy_process_group()

@@ -14,8 +14,8 @@ class Net(nn.Module):
         self.tokens, self.places = nn.Embedding(16, 8), nn.Embedding(32, 8)
 
     def forward(self, ids):
-        positions = torch.arange(ids.size(1), device=ids.device if FIXED else None)  # here
-        return self.tokens(ids) + self.places(positions)
+        positions = torch.arange(ids.size(1), device=ids.device if FIXED else None)  # cause
+        return self.tokens(ids) + self.places(positions)  # where
 
 
 net = Net().to("cuda")

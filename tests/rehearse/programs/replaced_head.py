@@ -7,8 +7,8 @@ from torch import nn
 
 FIXED = "fixed" in sys.argv
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-model[2] = nn.Linear(8, 5)  # here
+opt = torch.optim.SGD(model.parameters(), lr=0.1)  # where
+model[2] = nn.Linear(8, 5)  # cause
 if FIXED:
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

@@ -14,8 +14,8 @@ class Tagger(nn.Module):
         self.rnn, self.out = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
 
     def forward(self, x):
-        hidden = torch.zeros(1, x.size(0), 8, device=x.device if FIXED else "cpu")  # here
-        out, _ = self.rnn(x, hidden)
+        hidden = torch.zeros(1, x.size(0), 8, device=x.device if FIXED else "cpu")  # cause
+        out, _ = self.rnn(x, hidden)  # where
         return self.out(out)
 
 

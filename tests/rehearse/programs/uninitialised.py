@@ -9,7 +9,7 @@ from torch import nn
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gain = nn.Parameter(torch.empty(4))  # here
+        self.gain = nn.Parameter(torch.empty(4))  # where, cause
         if "fixed" in sys.argv:
             nn.init.ones_(self.gain)
 

@@ -1,0 +1,76 @@
+"""Rehearses program after program in forks of one process that has imported torch.
+
+Each is a whole rehearsal, with a process for each rank, records and a verdict: only the import of torch is not waited
+for every time. Run as text (`python -c`), so that no frame of this file is taken for the program's. Reads requests as
+lines of JSON, and answers with a line when a report is written.
+"""
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401  (every optimizer imports it)
+
+from trimtab.rehearse import child, process
+from trimtab.rehearse.checks import all_checks  # noqa: F401
+from trimtab.rehearse.observer import RehearsalObserver  # noqa: F401
+from trimtab.rehearse.report import render
+from trimtab.rehearse.run import rehearse
+from trimtab.rehearse.session import Settings
+from trimtab.virtual import bootstrap
+from trimtab.virtual.context import install  # noqa: F401
+
+
+class Forked:
+    """A fork of this process that runs a program, waited for as a Popen is."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.environ.clear()
+            os.environ.update(environment)
+            process.prepare()
+            bootstrap.install_from_environment()
+            status = child.main(list(arguments))
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        return self._look(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._look(0)
+
+    def _look(self, how: int) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, how)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+
+def answer(request: dict) -> None:
+    """Rehearse in this fork; what the program prints goes into the files beside the report."""
+    out = Path(request["out"])
+    os.chdir(out.parent)
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(out.with_name(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
+    settings = Settings(**request["settings"])
+    result = rehearse(
+        request["words"], settings, ranks=request["ranks"], timeout=request["timeout"], start=Forked
+    )
+    out.write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
+
+
+for line in sys.stdin:
+    fork = os.fork()
+    if fork == 0:
+        answer(json.loads(line))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
