@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import marked_lines
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 _DRIVER = """
 import sys
+import textwrap
 from pathlib import Path
 import json
 from trimtab.rehearse.report import render
@@ -41,20 +44,46 @@ def _warm_process() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def rehearse_warm(tmp_path: Path, _warm_process: subprocess.Popen[str]) -> Rehearse:
-    """Rehearse in forks of a process that has imported torch (see warm.py), and answer with the report."""
+def ask(tmp_path: Path, _warm_process: subprocess.Popen[str]) -> Rehearse:
+    """Ask the warm process, and answer with the report and what was printed."""
 
-    def run(*words: str, ranks: int | None = None, timeout: float = 120, **settings: Any) -> dict[str, Any]:
+    def run(*words: str, **request: Any) -> dict[str, Any]:
         out = tmp_path / "report.json"
         out.unlink(missing_ok=True)
-        request = {"words": words, "ranks": ranks, "timeout": timeout, "out": str(out)}
         assert _warm_process.stdin is not None
         assert _warm_process.stdout is not None
-        _warm_process.stdin.write(json.dumps({**request, "settings": {"gpus": 2, **settings}}) + "\n")
+        _warm_process.stdin.write(json.dumps({**request, "words": words, "out": str(out)}) + "\n")
         _warm_process.stdin.flush()
         assert _warm_process.stdout.readline() == "0\n", (tmp_path / "stderr").read_text()
         said = {name: (tmp_path / name).read_text() for name in ("stdout", "stderr")}
         return {**json.loads(out.read_text()), **said}
+
+    return run
+
+
+@pytest.fixture
+def rehearse_warm(ask: Rehearse) -> Rehearse:
+    """Rehearse in forks of a process that has imported torch (see warm.py), and answer with the report."""
+
+    def run(*words: str, ranks: int | None = None, **settings: Any) -> dict[str, Any]:
+        return ask(*words, ranks=ranks, timeout=120, settings={"gpus": 2, **settings})
+
+    return run
+
+
+@pytest.fixture
+def checked(ask: Rehearse, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run a few lines under a single check, on virtual GPUs, and answer with its findings.
+
+    The lines that fail are marked `# where`, those to change `# cause`; `marks` in the answer holds their numbers.
+    """
+
+    def run(check: type, code: str, **settings: Any) -> dict[str, Any]:
+        path = tmp_path / "program.py"
+        path.write_text("import torch\nfrom torch import nn\n" + textwrap.dedent(code))
+        marks = {word: marked_lines(path, word) for word in ("where", "cause")}
+        name = f"{check.__module__}:{check.__name__}"
+        return {**ask(str(path), check=name, settings=settings), "marks": marks}
 
     return run
 

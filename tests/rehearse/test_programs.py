@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import marked_lines, named_lines
 
 PROGRAMS = Path(__file__).parent / "programs"
 Rehearse = Callable[..., dict[str, Any]]
@@ -46,15 +47,6 @@ TWO_RANKS = [
     ("mesh_only", "ranks-disagree"),
     ("optimizer_before_sharding", "no-gradient"),
 ]
-
-
-def marked_lines(path: Path, word: str) -> set[int]:
-    lines = enumerate(path.read_text().splitlines(), 1)
-    return {number for number, line in lines if word in line.partition("# ")[2].split(", ")}
-
-
-def named_lines(report: dict[str, Any], key: str) -> set[int]:
-    return {finding[key]["line"] for finding in report["findings"]}
 
 
 def check_pair(rehearse: Rehearse, name: str, kind: str, ranks: int | None) -> None:

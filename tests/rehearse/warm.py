@@ -6,22 +6,25 @@ lines of JSON, and answers with a line when a report is written.
 """
 
 import atexit
+import importlib
 import json
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  (every optimizer imports it)
+import torch._dynamo  # every optimizer imports it
 
 from trimtab.rehearse import child, process
 from trimtab.rehearse.checks import all_checks  # noqa: F401
-from trimtab.rehearse.observer import RehearsalObserver  # noqa: F401
+from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
 from trimtab.rehearse.run import rehearse
-from trimtab.rehearse.session import Settings
+from trimtab.rehearse.session import Settings, gather
 from trimtab.virtual import bootstrap
-from trimtab.virtual.context import install  # noqa: F401
+from trimtab.virtual.context import install
 
 
 class Forked:
@@ -55,12 +58,38 @@ class Forked:
         return self.returncode
 
 
+def check(request: dict) -> None:
+    """Put a single check into this fork, with virtual GPUs, run a program and write down what the check finds."""
+    script, out = Path(request["words"][0]), Path(request["out"])
+    folder = Path(tempfile.mkdtemp(dir=out.parent))
+    Settings(**request["settings"]).save(folder)
+    os.setsid()
+    here = process.Process(folder)
+    machine = install(2, on_fault="repair")
+    machine.observer = RehearsalObserver(here)
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
+    module, name = request["check"].split(":")
+    here.checks = [getattr(importlib.import_module(module), name)(here)]
+    here.checks[0].install()
+    code = compile(script.read_text(), str(script), "exec")
+    try:
+        exec(code, {"__name__": "__main__"})
+    except Exception as error:
+        here.failed(error)
+    here.finish("done")
+    found = gather(folder)
+    out.write_text(json.dumps({"findings": [f.to_dict() for f in found.findings], "steps": found.steps}))
+
+
 def answer(request: dict) -> None:
     """Rehearse in this fork; what the program prints goes into the files beside the report."""
     out = Path(request["out"])
     os.chdir(out.parent)
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(out.with_name(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
+    if "check" in request:
+        check(request)
+        return
     settings = Settings(**request["settings"])
     result = rehearse(
         request["words"], settings, ranks=request["ranks"], timeout=request["timeout"], start=Forked
@@ -71,6 +100,10 @@ def answer(request: dict) -> None:
 for line in sys.stdin:
     fork = os.fork()
     if fork == 0:
-        answer(json.loads(line))
+        try:
+            answer(json.loads(line))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)

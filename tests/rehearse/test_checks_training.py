@@ -1,0 +1,353 @@
+"""Each check alone, on a few lines in which its fault is there and a few in which it only looks so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from marks import named_lines
+
+from trimtab.rehearse.checks.base import BaseCheck
+from trimtab.rehearse.checks.data_order import DataOrder
+from trimtab.rehearse.checks.gradients import Gradients
+from trimtab.rehearse.checks.graph_kept import GraphKept
+from trimtab.rehearse.checks.in_place import InPlace
+from trimtab.rehearse.checks.scaler import Scaler
+from trimtab.rehearse.checks.steps import Steps
+from trimtab.rehearse.checks.untrained import Untrained
+from trimtab.rehearse.checks.values import Values
+
+Checked = Callable[..., dict[str, Any]]
+
+FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
+    "a loss rebuilt as a new leaf": (
+        Gradients,
+        "no-gradient",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = torch.tensor(model(torch.ones(1, 4).cuda()).sum().item(), requires_grad=True)  # cause
+        loss.backward()  # where
+        opt.step()
+        """,
+    ),
+    "gradients cleared between backward and step": (
+        Gradients,
+        "no-gradient",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 4).cuda()).sum().backward()
+        opt.zero_grad()  # cause
+        opt.step()  # where
+        """,
+    ),
+    "a re-entrant checkpoint without an input that needs a gradient": (
+        Gradients,
+        "no-gradient",
+        """
+        from torch.utils.checkpoint import checkpoint
+        first, head = nn.Linear(4, 4).cuda(), nn.Linear(4, 1).cuda()
+        h = checkpoint(first, torch.ones(2, 4).cuda(), use_reentrant=True)  # where, cause
+        head(h).sum().backward()
+        """,
+    ),
+    "the parameters of another model": (
+        Gradients,
+        "no-gradient",
+        """
+        used, other = nn.Linear(4, 2), nn.Linear(4, 2)
+        opt = torch.optim.SGD(other.parameters(), lr=0.1)  # cause
+        used(torch.ones(1, 4)).sum().backward()
+        opt.step()  # where
+        """,
+    ),
+    "layers in a plain list": (
+        Untrained,
+        "no-gradient",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = nn.Linear(4, 1)
+                self.layers = [nn.Linear(4, 4)]  # where, cause
+
+            def forward(self, x):
+                return self.head(self.layers[0](x))
+
+        net = Net()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(2, 4)).sum().backward()
+        opt.step()
+        """,
+    ),
+    "a running sum of losses": (
+        GraphKept,
+        "graph-kept",
+        """
+        model = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        total = 0
+        for _ in range(8):
+            loss = model(torch.ones(2, 4).cuda()).mean()
+            total = total + loss  # where, cause
+            loss.backward()
+            opt.step()
+        """,
+    ),
+    "weights that a step changed before backward": (
+        InPlace,
+        "other-error",
+        """
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        early = model(torch.ones(2, 4).cuda()).sum()
+        model(torch.ones(2, 4).cuda()).sum().backward()
+        opt.step()  # cause
+        early.backward()  # where
+        """,
+    ),
+    "a step past the scaler": (
+        Scaler,
+        "scaler-misuse",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+        scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+        opt.step()  # where, cause
+        """,
+    ),
+    "scaled gradients that are clipped": (
+        Scaler,
+        "scaler-misuse",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+        scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 1.0)  # where, cause
+        scaler.step(opt)
+        """,
+    ),
+    "the mean over no element": (
+        Values,
+        "non-finite",
+        """
+        model = nn.Linear(4, 2).cuda()
+        out = model(torch.ones(3, 4).cuda())
+        loss = out[out > 1e9].mean()  # cause
+        loss.backward()  # where
+        """,
+    ),
+    "a root at zero": (
+        Values,
+        "non-finite",
+        """
+        w = nn.Parameter(torch.zeros(2, device="cuda"))
+        opt = torch.optim.SGD([w], lr=0.1)
+        loss = w.square().sum().sqrt()  # cause
+        loss.backward()
+        opt.step()  # where
+        """,
+    ),
+    "steps that are too large": (
+        Values,
+        "non-finite",
+        """
+        w = nn.Parameter(torch.ones(1, device="cuda"))
+        opt = torch.optim.SGD([w], lr=1e4)  # cause
+        for _ in range(12):
+            loss = w.pow(4).sum()
+            opt.zero_grad()
+            loss.backward()  # where
+            opt.step()
+        """,
+    ),
+    "memory that nobody wrote to": (
+        Values,
+        "garbage-buffer",
+        """
+        with torch.device("meta"):
+            model = nn.Linear(4, 2)
+        model.to_empty(device="cuda")  # where, cause
+        model(torch.ones(1, 4).cuda())
+        """,
+    ),
+    "a sampler that is never told its epoch": (
+        DataOrder,
+        "data-order",
+        """
+        from torch.utils.data import DistributedSampler
+        sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
+        for epoch in range(2):
+            print(epoch)  # cause
+            for row in sampler:  # where
+                pass
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_with_its_lines(checked: Checked, name: str) -> None:
+    check, kind, code = FAULTS[name]
+    report = checked(check, code)
+    assert [finding["kind"] for finding in report["findings"]] == [kind], report
+    assert {finding["severity"] for finding in report["findings"]} == {"fault"}
+    assert named_lines(report, "where") == report["marks"]["where"], report
+    assert named_lines(report, "cause") == report["marks"]["cause"], report
+
+
+CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
+    "a closure computes the gradients inside the step": (
+        Gradients,
+        """
+        w = nn.Parameter(torch.ones(2, device="cuda"))
+        opt = torch.optim.LBFGS([w], max_iter=2)
+
+        def closure():
+            opt.zero_grad()
+            loss = w.square().sum()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        """,
+    ),
+    "a logged value is detached and goes nowhere": (
+        Gradients,
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(torch.ones(1, 4).cuda()).sum()
+        print(loss.detach(), loss.item())
+        loss.backward()
+        opt.step()
+        """,
+    ),
+    "a checkpoint that is not re-entrant": (
+        Gradients,
+        """
+        from torch.utils.checkpoint import checkpoint
+        first = nn.Linear(4, 1).cuda()
+        checkpoint(first, torch.ones(2, 4).cuda(), use_reentrant=False).sum().backward()
+        """,
+    ),
+    "layers left out of the optimizer on purpose": (
+        Untrained,
+        """
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        opt = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        model(torch.ones(2, 4)).sum().backward()
+        opt.step()
+        """,
+    ),
+    "a running sum of numbers": (
+        GraphKept,
+        """
+        model = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        total, history = 0, []
+        for _ in range(8):
+            loss = model(torch.ones(2, 4).cuda()).mean()
+            total = total + loss.detach()
+            history.append(loss.item())
+            loss.backward()
+            opt.step()
+        """,
+    ),
+    "losses that one backward pass is for": (
+        GraphKept,
+        """
+        model = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            losses = [model(torch.ones(2, 4).cuda()).mean() for _ in range(6)]
+            opt.zero_grad()
+            sum(losses).backward()
+            opt.step()
+        """,
+    ),
+    "an in-place change that backward does not need": (
+        InPlace,
+        """
+        x = torch.ones(2, 4, device="cuda", requires_grad=True)
+        h = x + 1
+        h += 1
+        h.sum().backward()
+        """,
+    ),
+    "clipped after unscaling": (
+        Scaler,
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+        scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+        scaler.unscale_(opt)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(opt)
+        scaler.update()
+        """,
+    ),
+    "a scaler that is switched off": (
+        Scaler,
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", enabled=False)
+        scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+        """,
+    ),
+    "a mask of minus infinity": (
+        Values,
+        """
+        model = nn.Linear(4, 4).cuda()
+        mask = torch.full((4, 4), float("-inf"), device="cuda").triu(1)
+        scores = model(torch.ones(4, 4).cuda()) + mask
+        scores.softmax(-1)[:, 0].sum().backward()
+        """,
+    ),
+    "memory that is written before it is used": (
+        Values,
+        """
+        gain = torch.empty(4, device="cuda")
+        nn.init.ones_(gain)
+        w = nn.Parameter(gain)
+        w.sum().backward()
+        """,
+    ),
+    "a sampler that is told its epoch, and one that evaluates": (
+        DataOrder,
+        """
+        from torch.utils.data import DistributedSampler
+        sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            list(sampler)
+        with torch.no_grad():
+            list(sampler), list(sampler)
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_what_only_looks_like_a_fault_is_none(checked: Checked, name: str) -> None:
+    report = checked(*CLEAN[name])
+    assert report["findings"] == [], report
+
+
+STEPS = """
+w = nn.Parameter(torch.ones(1))
+first, second = torch.optim.SGD([w], lr=0.1), torch.optim.SGD([w], lr=0.1)
+for _ in range(3):
+    w.sum().backward()
+    first.step()
+second.step()
+"""
+
+
+def test_the_optimizer_with_most_steps_counts(checked: Checked) -> None:
+    assert checked(Steps, STEPS)["steps"] == 3
