@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -16,6 +16,10 @@ import torch
 from torch import nn
 
 from trimtab.diagnose import source
+from trimtab.virtual.state import machine
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+"""Where a module keeps what it has registered."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def _value(node: ast.AST, frame: FrameType) -> Any:
 def _stored(owner: Any, name: str) -> Any:
     """An attribute that is simply stored: no property and no method runs for it."""
     if isinstance(owner, nn.Module):
-        for table in (owner._parameters, owner._buffers, owner._modules):
+        for table in (getattr(owner, table) for table in _TABLES):
             if name in table:
                 return table[name]
     if owner is None or isinstance(owner, torch.Tensor):
@@ -144,8 +148,6 @@ def _stored(owner: Any, name: str) -> Any:
 
 def modules_seen(frame: FrameType | None) -> list[nn.Module]:
     """The modules that the machine in force knows, and those in the variables of the user's frames."""
-    from trimtab.virtual.state import machine
-
     found: dict[int, nn.Module] = {}
     current = machine()
     for module in list(current.modules) if current is not None else ():
@@ -163,34 +165,25 @@ def modules_seen(frame: FrameType | None) -> list[nn.Module]:
 
 def attributes_of(tensor: torch.Tensor, modules: Iterable[nn.Module]) -> list[Attribute]:
     """Every module attribute that holds a tensor, registered ones first."""
-    found = []
-    for module in modules:
-        for name, value in (*module._parameters.items(), *module._buffers.items()):
-            if value is not None and same(value, tensor):
-                found.append(Attribute(module, name, registered=True))
-        for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers", "_modules"):
-                continue
-            if isinstance(value, torch.Tensor) and same(value, tensor):
-                found.append(Attribute(module, name, registered=False))
-            elif (kind := _container(value)) and any(
-                isinstance(entry, torch.Tensor) and same(entry, tensor) for entry in _entries(value)
-            ):
-                found.append(Attribute(module, name, registered=False, container=kind))
-    return sorted(found, key=lambda attribute: not attribute.registered)
+    return _holding(lambda value: isinstance(value, torch.Tensor) and same(value, tensor), modules)
 
 
 def holders_of(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
     """The module attributes that hold a module, registered ones first."""
+    return _holding(lambda value: value is module, modules)
+
+
+def _holding(wanted: Callable[[Any], bool], modules: Iterable[nn.Module]) -> list[Attribute]:
     found = []
     for owner in modules:
-        for name, child in owner._modules.items():
-            if child is module:
-                found.append(Attribute(owner, name, registered=True))
+        for name in _TABLES:
+            held = getattr(owner, name).items()
+            found += [Attribute(owner, key, registered=True) for key, value in held if wanted(value)]
         for name, value in vars(owner).items():
-            if name == "_modules":
+            if name in _TABLES:
                 continue
-            if (kind := _container(value)) and any(entry is module for entry in _entries(value)):
+            kind = _container(value)
+            if any(map(wanted, _entries(value))) if kind else wanted(value):
                 found.append(Attribute(owner, name, registered=False, container=kind))
     return sorted(found, key=lambda attribute: not attribute.registered)
 

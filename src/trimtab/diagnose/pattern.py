@@ -22,8 +22,8 @@ ARGUMENT = r"\(when checking (?:the )?(?:argument|arugment)(?: for argument)?"
 class Pattern:
     """A known error text."""
 
-    name: str
-    kind: str
+    title: str
+    """The kind of finding that it is, and the name of this text: `no-gradient: target-modules`."""
     text: str
     cause: str
     fix: str
@@ -31,6 +31,16 @@ class Pattern:
     """What another fault leads to (a time-out on the healthy ranks, say): told last."""
     only_if: str = ""
     """A further expression that must occur somewhere in the text."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of finding."""
+        return self.title.partition(": ")[0]
+
+    @property
+    def name(self) -> str:
+        """What this entry is called."""
+        return self.title.partition(": ")[2]
 
     @cached_property
     def regex(self) -> re.Pattern[str]:

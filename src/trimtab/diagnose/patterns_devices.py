@@ -20,8 +20,7 @@ def _argument(names: str, method: str = "") -> str:
 
 DEVICE_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
-        "gather-index",
-        "index-device",
+        "index-device: gather-index",
         _argument(
             "index|indices|src|mask|source", r"wrapper_\w*(?:gather|scatter|index_[acfp]\w+|take|masked)\w*"
         ),
@@ -29,8 +28,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "index = index.to(tensor.device) before gather, scatter or index_select",
     ),
     Pattern(
-        "embedding-index",
-        "device-mismatch",
+        "device-mismatch: embedding-index",
         _argument("index|indices"),
         "an embedding looks up ids that are on another device than its weight ({a} and {b}): the model and "
         "the batch were sent to different devices, or only one of them was moved",
@@ -38,8 +36,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " batch = {{k: v.to(model.device) for k, v in batch.items()}}",
     ),
     Pattern(
-        "embedding-index-old",
-        "device-mismatch",
+        "device-mismatch: embedding-index-old",
         r"Expected object of (?:device type|backend) \w+ but got (?:device type|backend) \w+ for argument "
         r"#\d+ '\w+' in call to _?th_index_select",
         "an embedding looks up ids that are on another device than its weight: the ids (or the model)"
@@ -47,8 +44,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "bring the ids to the weight before the call: input_ids = input_ids.to(model.device)",
     ),
     Pattern(
-        "loss-class-weight",
-        "device-mismatch",
+        "device-mismatch: loss-class-weight",
         _argument("weight", r"wrapper_\w*(?:nll_loss|cross_entropy|binary_cross)\w*"),
         "the class weights given to the loss stayed on another device than the logits ({a} and {b});"
         " model.to() does not move a loss that is not part of the model",
@@ -56,8 +52,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " buffer",
     ),
     Pattern(
-        "loss-target",
-        "device-mismatch",
+        "device-mismatch: loss-target",
         _argument("target|targets|labels?"),
         "the labels are on another device than the logits ({a} and {b}): they were never moved, or the model "
         "is split and its last layer lives elsewhere than its first",
@@ -65,8 +60,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " labels.to(logits.device))",
     ),
     Pattern(
-        "norm-statistics",
-        "unmoved-state",
+        "unmoved-state: norm-statistics",
         _argument(
             "running_mean|running_var|weight|bias", r"wrapper_\w*(?:batch_norm|layer_norm|group_norm)\w*"
         ),
@@ -77,8 +71,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "the layer: x = x.to(self.norm.weight.device)",
     ),
     Pattern(
-        "linear-operand",
-        "device-mismatch",
+        "device-mismatch: linear-operand",
         _argument("mat1|mat2|vec|weight|bias|self|input|batch1|batch2|tensor1|tensor2"),
         "a layer's input and its weight are on different devices ({a} and {b}): the batch was not moved, or "
         "this layer was not (made after .to(), or kept in a Python list or dict instead of "
@@ -87,15 +80,13 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " model.to(device) after it is added",
     ),
     Pattern(
-        "cat-of-devices",
-        "device-mismatch",
+        "device-mismatch: cat-of-devices",
         _argument("tensors?", r"wrapper_\w*(?:cat|stack)\w*"),
         "tensors from different devices ({a} and {b}) are joined; torch.cat moves nothing",
         "bring them to one device first: torch.cat([t.to(first.device) for t in tensors])",
     ),
     Pattern(
-        "index-on-other-device",
-        "index-device",
+        "index-device: index-on-other-device",
         r"indices should be either on '?cpu'? or on the same device as the indexed tensor(?:"
         r" \((?P<indexed>[\w:]+)\))?",
         "a tensor is indexed by a GPU tensor of another device than its own. A CPU index into a GPU tensor "
@@ -105,8 +96,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " register_buffer so that it moves with the model",
     ),
     Pattern(
-        "two-gpus",
-        "device-mismatch",
+        "device-mismatch: two-gpus",
         rf"{_SAME}.{{0,60}}?cuda:(?P<first>\d+)\b.{{0,25}}?cuda:(?!(?P=first)\b)\d+",
         "two GPUs meet in one operation ({a} and {b}): the model is split over them (device_map, or several "
         ".to() calls) and a tensor stayed on one GPU while the layer it meets is on the other; often labels, "
@@ -116,8 +106,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         ' loss; if the model fits on one GPU, load it there: device_map={{"": 0}}',
     ),
     Pattern(
-        "cpu-and-gpu",
-        "device-mismatch",
+        "device-mismatch: cpu-and-gpu",
         rf"{_SAME}(?:.{{0,60}}?{DEVICE} and {DEVICE})?",
         "one operation got tensors from two devices ({a} and {b}): part of the batch was not moved, a tensor "
         "was made in forward without device=, or a module attribute is not a registered buffer",
@@ -125,8 +114,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "for constants of a module; x.to(device) returns the moved tensor: assign it",
     ),
     Pattern(
-        "old-device-type",
-        "device-mismatch",
+        "device-mismatch: old-device-type",
         r"Expected object of (?:device type|backend) (?P<want>\w+) but got (?:device type|backend)"
         r" (?P<got>\w+)"
         r" for (?:sequence element|argument) \S+(?: '(?P<arg>\w+)')?(?: in (?:call to|sequence)\S* \S+)?",
@@ -135,8 +123,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "bring it to the others: t = t.to(other.device), and assign the result",
     ),
     Pattern(
-        "input-and-weight-device",
-        "device-mismatch",
+        "device-mismatch: input-and-weight-device",
         r"Input type \((?:torch\.\w+Tensor\) and (?:weight|bias) type \((?:torch\.(?:cuda|mps)\.\w+|MPS\w+)"
         r"|(?:torch\.(?:cuda|mps)\.\w+|MPS\w+)\) and (?:weight|bias) type \(torch\.\w+Tensor)\) should"
         r" be the same",
@@ -144,8 +131,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "model.to(device) once, and x = x.to(device) for every batch (assign the result)",
     ),
     Pattern(
-        "rnn-hidden",
-        "device-mismatch",
+        "device-mismatch: rnn-hidden",
         r"Input and (?:hidden|parameter) tensors are not at the same device(?:, found input tensor at"
         r" \S+ and \w+ tensor at \S+)?",
         "the recurrent layer's hidden state (or weights) and its input are on different devices: the first "
@@ -153,22 +139,19 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "make the state where the input is: h0 = torch.zeros(layers, batch, hidden, device=x.device)",
     ),
     Pattern(
-        "mps-placeholder",
-        "device-mismatch",
+        "device-mismatch: mps-placeholder",
         r"Placeholder storage has not been allocated on MPS device",
         "the model is on mps and the input is still on the CPU (Apple's wording of a device mismatch)",
         'move every tensor of the batch: batch = {{k: v.to("mps") for k, v in batch.items()}}',
     ),
     Pattern(
-        "numpy-of-gpu-tensor",
-        "device-mismatch",
+        "device-mismatch: numpy-of-gpu-tensor",
         r"can't convert (?:\S+ device type|CUDA) tensor to numpy",
         "NumPy reads host memory only; the tensor is on an accelerator",
         "x.detach().cpu().numpy()",
     ),
     Pattern(
-        "generator-device",
-        "generator-device",
+        "generator-device: generator-device",
         r"Expected a '?(?P<want>\w+)'? (?:device type )?(?:for )?generator(?: device)?(?: type)? but"
         r" found '?(?P<got>\w+)'?",
         "the random generator is a {got} one and the tensor to fill is on {want}: with"
@@ -178,16 +161,14 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " device= where tensors are made",
     ),
     Pattern(
-        "pin-of-gpu-tensor",
-        "pin-of-gpu-tensor",
+        "pin-of-gpu-tensor: pin-of-gpu-tensor",
         r"cannot pin '?\S+?'? only (?:dense )?CPU (?:tensors|memory) can be pinned",
         "pin_memory=True is asked to pin a tensor that is already on the GPU: the data set or collate_fn"
         " moves it",
         "leave data set and collate_fn on the CPU and move in the training loop, or set pin_memory=False",
     ),
     Pattern(
-        "worker-uses-gpu",
-        "worker-uses-gpu",
+        "worker-uses-gpu: worker-uses-gpu",
         r"Cannot re-?initialize CUDA in forked subprocess",
         "a forked DataLoader worker touches the GPU: the data set or collate_fn makes or moves tensors to "
         "CUDA, and the parent has already initialised it",
@@ -196,40 +177,35 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         ' the GPU: multiprocessing_context="spawn"',
     ),
     Pattern(
-        "foreach-state",
-        "unmoved-state",
+        "unmoved-state: foreach-state",
         r"Tensors of the same index must be on the same device",
         "the optimizer's state is on another device than its parameters: it was built (Adagrad makes state "
         "at once) or its checkpoint was loaded before the model moved",
         "model.to(device) first, then build the optimizer and load its state",
     ),
     Pattern(
-        "accelerate-optimizer-before-model",
-        "unmoved-state",
+        "unmoved-state: accelerate-optimizer-before-model",
         r"The model and the optimizer parameters are not on the same device",
         "the optimizer was built from parameters that were then moved or replaced",
         "build the optimizer after the model is on its device: model.to(device); optimizer ="
         " AdamW(model.parameters())",
     ),
     Pattern(
-        "loss-on-other-device",
-        "device-mismatch",
+        "device-mismatch: loss-on-other-device",
         r"Calculated loss must be on the original device: (?P<want>\S+) but device in use is (?P<got>\S+)",
         "the model is split, and the loss comes back on {got} while the Trainer keeps its sum on {want}",
         "return the loss on the input's device: loss = loss.to(input_ids.device) in compute_loss, or keep "
         "lm_head on the first device of the map",
     ),
     Pattern(
-        "generate-input-device",
-        "device-mismatch",
+        "device-mismatch: generate-input-device",
         r"calling \.generate\(\) with the `?input_ids`? being on a device type different (?:than|from)"
         r" your model'?s device",
         "input_ids were not moved to the model's device; generate may be slow or wrong",
         "inputs = tokenizer(text, return_tensors='pt').to(model.device)",
     ),
     Pattern(
-        "meta-copy",
-        "garbage-buffer",
+        "garbage-buffer: meta-copy",
         r"Cannot copy out of meta tensor; no data",
         "the weights are still on the meta device (made without memory, or offloaded): there is nothing"
         " to copy",
@@ -237,8 +213,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "then load the state dict; do not call .to() on a dispatched model",
     ),
     Pattern(
-        "device-map-distributed",
-        "placement-conflict",
+        "placement-conflict: device-map-distributed",
         r"You can't train a model that has been loaded (?:in 8-bit (?:or 4-bit )?precision )?with "
         r"`?device_map=['\"]auto['\"]`? in any distributed mode|You can't train a model that has been loaded "
         r"in (?:8-bit|4-bit|8-bit or 4-bit)(?: precision)? with `?device_map=['\"]?auto['\"]?`?(?: in any "
@@ -249,8 +224,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         " python, one process, and unset WORLD_SIZE, RANK and LOCAL_RANK left over from an earlier launch",
     ),
     Pattern(
-        "quantised-other-device",
-        "placement-conflict",
+        "placement-conflict: quantised-other-device",
         r"You can't train a model that has been loaded in 8-bit(?: or 4-bit)? precision on a different"
         r" device than the one",
         "a quantised model cannot be moved any more, and it was loaded on another GPU than this process"
@@ -258,8 +232,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         'load it where it trains: device_map={{"": torch.cuda.current_device()}} (or {{"": local_rank}})',
     ),
     Pattern(
-        "move-of-offloaded-model",
-        "placement-conflict",
+        "placement-conflict: move-of-offloaded-model",
         r"You (?:can't|shouldn't) move a model that has some modules offloaded|You shouldn't move a model "
         r"that is dispatched using accelerate hooks",
         "the model was placed by a device map with offloading; .to() would break the hooks that move its"
@@ -267,15 +240,13 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "drop the .to() call, or load without device_map and move once",
     ),
     Pattern(
-        "to-of-quantised-model",
-        "placement-conflict",
+        "placement-conflict: to-of-quantised-model",
         r"`?\.to`? is not supported for `?(?:4-bit|8-bit)`?(?: or `?8-bit`?)? bitsandbytes models",
         "a bitsandbytes model is placed while it loads and cannot be moved afterwards",
         'remove .to(device) and load with device_map={{"": 0}}',
     ),
     Pattern(
-        "dispatched-on-cpu",
-        "out-of-memory",
+        "out-of-memory: dispatched-on-cpu",
         r"Some modules are dispatched on the CPU or the disk",
         "the quantised model does not fit on the GPUs that it may use, so the device map put layers on"
         " the CPU",
@@ -283,8 +254,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "llm_int8_enable_fp32_cpu_offload=True with a device_map of your own",
     ),
     Pattern(
-        "dataparallel-first-device",
-        "placement-conflict",
+        "placement-conflict: dataparallel-first-device",
         r"module must have its parameters and buffers on device \S+ \(device_ids\[0\]\) but found one of"
         r" them on device: \S+",
         "nn.DataParallel wants the whole model on its first GPU; the Trainer wraps so when it sees several "
@@ -293,8 +263,7 @@ DEVICE_PATTERNS: tuple[Pattern, ...] = (
         "device_map so that the Trainer sees hf_device_map",
     ),
     Pattern(
-        "ddp-device-ids",
-        "placement-conflict",
+        "placement-conflict: ddp-device-ids",
         r"DistributedDataParallel device_ids and output_device arguments only work with single-device",
         "DDP was given device_ids for a module that is on the CPU or split over several GPUs",
         "module.to(local_rank) before DDP(module, device_ids=[local_rank]); for a split or CPU module"

@@ -6,8 +6,7 @@ from trimtab.diagnose.pattern import Pattern
 
 MACHINE_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
-        "oom-fragmented",
-        "out-of-memory",
+        "out-of-memory: oom-fragmented",
         r"(?:CUDA|HIP|XPU) out of memory\.? Tried to allocate (?P<asked>[\d.]+ "
         r"[KMGT]i?B).{0,400}?(?P<idle>[\d.]+ GiB) is reserved by PyTorch but unallocated",
         "the GPU has no room for {asked} more, while {idle} is reserved but unused: memory is fragmented",
@@ -16,8 +15,7 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         only_if=r"(?:[1-9]\d*\.\d+) GiB is reserved by PyTorch but unallocated",
     ),
     Pattern(
-        "oom-cuda",
-        "out-of-memory",
+        "out-of-memory: oom-cuda",
         r"(?:CUDA|HIP|XPU)(?: error:)? out of memory(?:\.? Tried to allocate (?P<asked>[\d.]+ [KMGT]i?B))?|"
         r"torch(?:\.cuda)?\.OutOfMemoryError|cuda runtime error \(2\)",
         "the GPU has no room left for weights, gradients, optimizer state and activations of this batch (or "
@@ -26,16 +24,14 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         "8-bit optimizer; if it grows step by step, a tensor keeps its graph: total += loss.item()",
     ),
     Pattern(
-        "oom-mps",
-        "out-of-memory",
+        "out-of-memory: oom-mps",
         r"MPS backend out of memory",
         "the Mac's shared memory budget for the GPU is used up",
         "smaller batch or sequence, gradient checkpointing, a smaller model;"
         " PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 lifts the limit and may freeze the system",
     ),
     Pattern(
-        "oom-cublas",
-        "out-of-memory",
+        "out-of-memory: oom-cublas",
         r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED",
         "the library could not get its workspace: the GPU is full, or an index error broke the CUDA"
         " context before",
@@ -43,8 +39,7 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         " was out of range",
     ),
     Pattern(
-        "oom-host",
-        "out-of-memory",
+        "out-of-memory: oom-host",
         r"DefaultCPUAllocator: (?:can't allocate memory|not enough"
         r" memory)|std::bad_alloc|numpy.{0,30}ArrayMemoryError|MemoryError",
         "the host memory is used up",
@@ -52,15 +47,13 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         " the data set",
     ),
     Pattern(
-        "no-cuda-build",
-        "backend-unsupported",
+        "backend-unsupported: no-cuda-build",
         r"Torch not compiled with CUDA enabled",
         "this torch is a CPU build (or a Mac), and the code says .cuda() or device='cuda'",
         "install a CUDA build of torch, or choose the device once and use it everywhere: cuda, mps or cpu",
     ),
     Pattern(
-        "no-kernel-image",
-        "backend-unsupported",
+        "backend-unsupported: no-kernel-image",
         r"no kernel image is available for execution on the device|is not compatible with the current"
         r" PyTorch installation",
         "this build of torch (or of an extension such as flash-attn, bitsandbytes) has no code for this GPU's"
@@ -69,8 +62,7 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         "rebuild extensions with TORCH_CUDA_ARCH_LIST set",
     ),
     Pattern(
-        "invalid-ordinal",
-        "placement-conflict",
+        "placement-conflict: invalid-ordinal",
         r"invalid device ordinal",
         "the code asks for a GPU number that is not visible here: CUDA_VISIBLE_DEVICES renumbers from 0, or "
         "RANK was used in place of LOCAL_RANK",
@@ -78,8 +70,7 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         " <= GPUs",
     ),
     Pattern(
-        "assert-embedding",
-        "other-error",
+        "other-error: assert-embedding",
         r"(?:indexSelect\w*|Indexing\.cu|vectorized_gather_kernel).{0,220}?Assertion `?(?:srcIndex < "
         r"srcSelectDimSize|ind >= ?0 && ind < ind_dim_size)",
         "an embedding or gather got an id beyond its table: new tokens without resize_token_embeddings, a "
@@ -87,16 +78,14 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         "model.resize_token_embeddings(len(tokenizer)); check input_ids.max() < vocab_size on the CPU",
     ),
     Pattern(
-        "assert-labels",
-        "other-error",
+        "other-error: assert-labels",
         r"Assertion `?t >= 0 && t < n_classes`? failed|nll_loss\w*.{0,160}?Assertion",
         "a label is not between 0 and n_classes - 1 (labels from 1, a wrong num_labels, a pad id that is"
         " not -100)",
         "set num_labels, map labels to 0..n-1, and use -100 for positions to skip",
     ),
     Pattern(
-        "device-assert",
-        "other-error",
+        "other-error: device-assert",
         r"device-side assert triggered",
         "a kernel met an index out of range (token id, position, label); the Python line shown is often"
         " a later one",
@@ -104,23 +93,20 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         "vocab_size and labels in range",
     ),
     Pattern(
-        "embedding-range",
-        "other-error",
+        "other-error: embedding-range",
         r"IndexError: index out of range in self",
         "an embedding got an id beyond its table: added tokens without resize_token_embeddings, a wrong "
         "tokenizer, or a text longer than the position table",
         "model.resize_token_embeddings(len(tokenizer)); truncate to the model's maximum length",
     ),
     Pattern(
-        "target-range",
-        "other-error",
+        "other-error: target-range",
         r"IndexError: Target -?\d+ is out of bounds",
         "a label is not between 0 and n_classes - 1",
         "set num_labels, map labels to 0..n-1, and use -100 for positions to skip",
     ),
     Pattern(
-        "illegal-access",
-        "other-error",
+        "other-error: illegal-access",
         r"an illegal memory access was encountered|unspecified launch failure|misaligned address",
         "a kernel read or wrote outside its memory; the line shown is often a later one. A custom kernel "
         "(Triton, flash-attn) on the wrong current device is a frequent cause in split models",
@@ -128,8 +114,7 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         " around them",
     ),
     Pattern(
-        "no-driver",
-        "backend-unsupported",
+        "backend-unsupported: no-driver",
         r"Found no NVIDIA driver|No CUDA GPUs are available|CUDA driver version is insufficient|NVIDIA "
         r"driver on your system is too old|CUDA unknown error",
         "torch has CUDA, the machine has no usable GPU or driver: not a GPU machine, a container without "
@@ -138,8 +123,7 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         " for an older CUDA",
     ),
     Pattern(
-        "mps-operator",
-        "backend-unsupported",
+        "backend-unsupported: mps-operator",
         r"The operator '(?P<op>\S+)' is not currently (?:implemented|supported) (?:for|on) the MPS"
         r" (?:device|backend)",
         "{op} has no kernel for Apple's GPU in this torch",
@@ -147,59 +131,51 @@ MACHINE_PATTERNS: tuple[Pattern, ...] = (
         " the CPU",
     ),
     Pattern(
-        "mps-float64",
-        "backend-unsupported",
+        "backend-unsupported: mps-float64",
         r"Cannot convert a MPS Tensor to float64",
         "Apple's GPU has no float64; NumPy arrays and Python floats bring it in",
         "x = x.to(torch.float32) before .to('mps')",
     ),
     Pattern(
-        "operator-for-backend",
-        "backend-unsupported",
+        "backend-unsupported: operator-for-backend",
         r"Could not run '(?P<op>\S+)' with arguments from the '(?P<backend>\w+)' backend",
         "{op} is not built for {backend}: a CPU build of an extension (torchvision, custom op), or a sparse "
         "or quantised tensor",
         "install torch and its extensions from the same index and CUDA version",
     ),
     Pattern(
-        "flash-attention-gpu",
-        "backend-unsupported",
+        "backend-unsupported: flash-attention-gpu",
         r"FlashAttention only supports Ampere GPUs or newer",
         "this GPU is older than Ampere",
         'attn_implementation="sdpa"',
     ),
     Pattern(
-        "flash-attention-missing",
-        "backend-unsupported",
+        "backend-unsupported: flash-attention-missing",
         r"FlashAttention2 has been toggled on, but it cannot be used",
         "flash-attn is asked for and not installed",
         'attn_implementation="sdpa", or install flash-attn',
     ),
     Pattern(
-        "device-string",
-        "placement-conflict",
+        "placement-conflict: device-string",
         r"Expected one of cpu, cuda.{0,200}? device type at start of device string: (?P<given>\S+)",
         '"{given}" is no device name in torch',
         'write "cuda", "cuda:0", "mps" or "cpu"',
     ),
     Pattern(
-        "load-cuda-checkpoint",
-        "map-location",
+        "map-location: load-cuda-checkpoint",
         r"Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False",
         "the checkpoint was saved from a GPU, and there is none here",
         'torch.load(path, map_location="cpu", weights_only=True)',
     ),
     Pattern(
-        "load-cuda-index",
-        "map-location",
+        "map-location: load-cuda-index",
         r"Attempting to deserialize object on CUDA device (?P<index>\d+) but"
         r" torch\.cuda\.device_count\(\) is (?P<count>\d+)",
         "the checkpoint was saved from GPU {index}, and only {count} is visible here",
         'torch.load(path, map_location="cpu", weights_only=True), then model.to(device)',
     ),
     Pattern(
-        "cuda-library",
-        "backend-unsupported",
+        "backend-unsupported: cuda-library",
         r"lib(?:cud\w+|cublas\w*|nccl|nvrtc\w*)\.so[\w.]*: (?:cannot open shared object file|undefined "
         r"symbol)|undefined symbol: \w*(?:cublas|cudnn|nccl|c10)\w*",
         "a CUDA library is missing or of another version than this build expects",

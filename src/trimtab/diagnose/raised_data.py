@@ -10,6 +10,7 @@ import torch
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.raised_common import frames_of, makers_of, values_named
+from trimtab.virtual import origin
 
 
 def trainer_dataset(file: str, own: Sequence[Place], error: BaseException) -> int | None:
@@ -44,8 +45,6 @@ def device_number(file: str, own: Sequence[Place], error: BaseException) -> int 
 
 def stray_local(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """Among the tensors in the failing call's variables: where the one that stayed on the CPU was made."""
-    from trimtab.virtual import origin
-
     for frame in frames_of(error):
         for value in list(frame.f_locals.values()):
             for tensor in value if isinstance(value, tuple | list) else [value]:

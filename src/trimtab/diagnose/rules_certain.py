@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,9 +10,8 @@ from trimtab.diagnose import holders, source
 from trimtab.diagnose.rewrite import add_device, last_move_argument
 from trimtab.diagnose.rules_common import Verdict, construction, target
 from trimtab.diagnose.scene import Scene, Suspect
-
-if TYPE_CHECKING:
-    from trimtab.virtual.origin import Origin
+from trimtab.virtual import origin
+from trimtab.virtual.origin import Origin
 
 
 def optimizer_state(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -56,8 +54,6 @@ def _moves_one_of(moved: Origin, paths: list[str]) -> bool:
 
 def dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
     """`x.to(device)` whose result nobody kept."""
-    from trimtab.virtual import origin
-
     tensors = [stray.tensor, stray.held]
     for sight in scene.sights(stray):
         tensors.append(sight.frame.f_locals.get(sight.name))
@@ -138,8 +134,6 @@ def _registration(attribute: holders.Attribute, class_name: str, layers: bool) -
 
 def made_after_move(scene: Scene, stray: Suspect) -> Verdict | None:
     """A layer that was created after its model had moved, or a module that never was moved."""
-    from trimtab.virtual import origin
-
     owner = next((a.module for a in stray.attributes if a.registered), None)
     if owner is None or stray.moved is not None or stray.device != "cpu":
         return None

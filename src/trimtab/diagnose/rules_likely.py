@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
 from trimtab.diagnose.rewrite import add_device, assigned, has_factory
 from trimtab.diagnose.rules_common import Verdict, alone, construction, met, target
 from trimtab.diagnose.scene import Scene, Sight, Suspect
-
-if TYPE_CHECKING:
-    from trimtab.virtual.origin import Origin
+from trimtab.virtual import origin
+from trimtab.virtual.origin import Origin
 
 
 def not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -32,8 +30,6 @@ def not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
 
 def made_before_move(scene: Scene, stray: Suspect) -> Verdict | None:
     """A copy of the weights (an average, a teacher) that was taken before the model moved."""
-    from trimtab.virtual import origin
-
     if stray.is_parameter or stray.moved is not None or (born := stray.born) is None:
         return None
     line = construction(born.file, born.line, 0)

@@ -16,7 +16,7 @@ from torch import nn
 
 from trimtab.diagnose import holders, source
 from trimtab.diagnose.holders import Attribute
-from trimtab.virtual import faults
+from trimtab.virtual import faults, origin
 
 if TYPE_CHECKING:
     from trimtab.virtual.faults import Fault, Operand
@@ -56,15 +56,11 @@ class Suspect:
     @property
     def born(self) -> Origin | None:
         """Where it was made."""
-        from trimtab.virtual import origin
-
         return (origin.born_of(self.held) if self.held is not None else None) or self.operand.origin
 
     @property
     def moved(self) -> Origin | None:
         """Where it was last moved."""
-        from trimtab.virtual import origin
-
         return origin.moved_of(self.held) if self.held is not None else None
 
 
@@ -90,8 +86,8 @@ class Scene:
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
         self.frames: list[FrameType] = []
-        for origin in fault.stack:
-            if (frame := holders.frame_at(origin.file, origin.line)) is not None and frame not in self.frames:
+        for at in fault.stack:
+            if (frame := holders.frame_at(at.file, at.line)) is not None and frame not in self.frames:
                 self.frames.append(frame)
         self.modules = holders.modules_seen(self.frames[0] if self.frames else None)
         self.operands = [self._suspect(operand) for operand in fault.operands]

@@ -33,10 +33,8 @@ def _block(number: int, finding: Finding, paint: Paint) -> str:
     head = f"{number}. {finding.kind}" + ("" if finding.severity == "fault" else "  (warning)") + times
     lines = [paint(_RED if finding.severity == "fault" else _YELLOW, head)]
     lines += _field("says", _shortened(finding.message))
-    if finding.where:
-        lines += _field("where", _line_of(finding.where))
-    if finding.library:
-        lines += _field("inside", _line_of(finding.library))
+    for label, place in (("where", finding.where), ("inside", finding.library)):
+        lines += _field(label, _line_of(place)) if place else []
     if finding.module:
         lines += _field("module", finding.module)
     for tensor in finding.tensors:
@@ -44,16 +42,12 @@ def _block(number: int, finding: Finding, paint: Paint) -> str:
         born = f", made at {_short(tensor.born.file)}:{tensor.born.line}" if tensor.born else ""
         lines += _field("tensor", f"{tensor.name}: {tensor.device} {tensor.dtype} [{shape}]{born}")
     if finding.cause:
-        cause = finding.cause
-        same = finding.where is not None and (cause.file, cause.line) == (
-            finding.where.file,
-            finding.where.line,
-        )
-        lines += _field(
-            "cause", cause.why if same else f"{_line_of(Place(cause.file, cause.line, cause.code))}"
-        )
-        if not same and cause.why:
-            lines += _field("", cause.why)
+        cause, where = finding.cause, finding.where
+        if where is None or (cause.file, cause.line) != (where.file, where.line):
+            lines += _field("cause", _line_of(cause))
+            lines += _field("", cause.why) if cause.why else []
+        else:
+            lines += _field("cause", cause.why)
     if finding.fix:
         lines += _field("fix", finding.fix)
     return "\n".join(lines)
