@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trimtab.config.schema import LoraSettings
 from trimtab.errors import RequestError
-from trimtab.models.adapters import adapter_targets, add_lora, role_of
+from trimtab.models.adapters import adapter_targets, add_lora, kind_of_layer
 
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 GATED = COMMON | {"intermediate_size": 64, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -117,9 +117,9 @@ def test_attention_by_uncommon_names() -> None:
 
 
 def test_routers_of_experts_are_no_mlp() -> None:
-    assert role_of("model.layers.0.block_sparse_moe.gate") is None
-    assert role_of("model.layers.0.mlp.shared_expert_gate") is None
-    assert role_of("model.layers.0.mlp.experts.3.w1") == "mlp"
+    assert kind_of_layer("model.layers.0.block_sparse_moe.gate") is None
+    assert kind_of_layer("model.layers.0.mlp.shared_expert_gate") is None
+    assert kind_of_layer("model.layers.0.mlp.experts.3.w1") == "mlp"
 
 
 def test_targets_are_short_where_that_is_enough() -> None:

@@ -107,6 +107,19 @@ def test_a_small_model_is_split_all_the_same() -> None:
     assert set(device_map.values()) == {"cuda:0", "cuda:1"}
 
 
+@pytest.mark.parametrize("gib", [(24, 24), (80, 2), (2, 80), (24, 24, 24, 24)])
+@pytest.mark.parametrize("lanes", [1, 2, 9])
+def test_a_small_model_without_gradients_is_split_too(gib: tuple[int, ...], lanes: int) -> None:
+    """Each GPU pays for the passes of one layer, whether it holds one or all: no reason to stay on one."""
+    capacities = {f"cuda:{i}": n * GIB for i, n in enumerate(gib)}
+    work = Workload(batch_size=16, max_length=2048, training=False, lanes=lanes)
+    device_map, memory = balanced_map(stack(*[10] * 8), "cuda:0", capacities, "bf16", "bf16", work)
+    assert all(share.fits for share in memory.values())
+    assert len(set(device_map.values())) > 1
+    if len(set(gib)) == 1:
+        assert set(device_map.values()) == set(capacities), "equal GPUs all take part"
+
+
 def test_what_fits_comes_before_what_is_even() -> None:
     device_map, memory = spread(stack(int(2.25 * GIB), int(2.3 * GIB)), 10, 5)
     assert layers_on(device_map) == {"cuda:0": [0, 1]}, "4.6 GiB and its own needs are too much for cuda:1"
@@ -164,9 +177,11 @@ def test_neighbours_are_equally_full_within_one_layer(layers: list[int], gib: li
     if not all(share.fits for share in memory.values()):
         return
     held = layers_on(device_map)
+    away = sum(device != "cuda:0" for device in device_map.values())
     for left, right in pairwise(memory):
         for fuller, other, edge in ((left, right, -1), (right, left, 0)):
-            if fuller not in held:
+            if fuller not in held or (other == "cuda:0" and away == 1):
+                # Nothing to move, or the one layer that makes it a split.
                 continue
             moved = profile.layers[held[fuller][edge]]
             layer = profile.share([moved], "bf16", "bf16", WORK, capacity=0).needed

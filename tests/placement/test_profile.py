@@ -19,11 +19,11 @@ SMALL = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 100}
 OUTSIDE = {
     "llama": (
         SHAPE | {"intermediate_size": 64},
-        ["model.embed_tokens", "model.norm", "lm_head", "model.rotary_emb"],
+        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"],
     ),
     "gpt2": (
         SMALL,
-        ["transformer.wte", "transformer.wpe", "transformer.ln_f", "transformer.drop", "lm_head"],
+        ["transformer.wte", "transformer.wpe", "transformer.drop", "transformer.ln_f", "lm_head"],
     ),
     "opt": (
         SHAPE | {"ffn_dim": 64, "word_embed_proj_dim": 32},

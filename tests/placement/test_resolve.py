@@ -128,6 +128,8 @@ def assert_sound(plan: PlacementPlan, request: PlacementRequest, hardware: Hardw
     # What was demanded is done, what was forbidden is not.
     if request.model_parallel is not None:
         assert (plan.strategy == "split") == request.model_parallel
+    if request.model_parallel is False and launcher.name == "none" and not request.sharding:
+        assert plan.processes == (request.processes or 1)
     if request.sharding is not None:
         assert (plan.strategy == "sharded") == request.sharding
     if plan.strategy == "sharded":
@@ -298,6 +300,7 @@ TOO_LARGE = {
     "one GPU": (machine(gpu(0)), {}),
     "a named GPU": (MACHINES["2 gpus"], {"device": "cuda:1"}),
     "one process, no split": (MACHINES["2 gpus"], {"processes": 1, "model_parallel": False}),
+    "no split": (MACHINES["2 gpus"], {"model_parallel": False}),
     "neither split nor shards": (MACHINES["2 gpus"], {"sharding": False, "model_parallel": False}),
     "two processes, no shards": (MACHINES["2 gpus"], {"sharding": False, "processes": 2}),
     "two ranks, no shards": (machine(gpu(0), gpu(1), launcher=launched("torchrun", 2)), {"sharding": False}),
@@ -342,8 +345,16 @@ CHOSEN = {
         SMALL,
         {"model_parallel": False},
         "cuda:0",
+        "single",
+        1,
+    ),
+    "two of four, split forbidden": (
+        MACHINES["4 gpus"],
+        SMALL,
+        {"model_parallel": False, "processes": 2},
+        "cuda:0",
         "data_parallel",
-        4,
+        2,
     ),
     "two of four": (MACHINES["4 gpus"], SMALL, {"processes": 2}, "cuda:0", "data_parallel", 2),
     "one of four": (MACHINES["4 gpus"], SMALL, {"processes": 1}, "cuda:0", "single", 1),
@@ -360,10 +371,18 @@ CHOSEN = {
     "too large for one": (MACHINES["4 gpus"], LARGE, {}, "cuda:0", "split", 1),
     "too large for one process": (MACHINES["4 gpus"], LARGE, {"processes": 1}, "cuda:0", "split", 1),
     "too large, shards forbidden": (MACHINES["4 gpus"], LARGE, {"sharding": False}, "cuda:0", "split", 1),
-    "too large, split forbidden": (
+    "too large for each of four, split forbidden": (
         MACHINES["4 gpus"],
         LARGE,
-        {"model_parallel": False},
+        {"model_parallel": False, "processes": 4},
+        "cuda:0",
+        "sharded",
+        4,
+    ),
+    "shards over all, split forbidden": (
+        MACHINES["4 gpus"],
+        LARGE,
+        {"model_parallel": False, "sharding": True},
         "cuda:0",
         "sharded",
         4,
@@ -490,6 +509,14 @@ def test_a_model_without_layers_cannot_be_split() -> None:
     )
     with pytest.raises(PlacementError, match="without a known stack of layers"):
         plan_for(MACHINES["2 gpus"], whole, model_parallel=True)
+
+
+def test_a_forbidden_split_keeps_one_device_and_says_how_to_have_more() -> None:
+    plan = plan_for(MACHINES["2 gpus"], SMALL, model_parallel=False)
+    assert (plan.devices, plan.processes, set(plan.memory)) == (("cuda:0",), 1, {"cuda:0"})
+    assert plan.reasons["strategy"] == (
+        "model_parallel=false forbids a split, and the model fits on cuda:0; processes asks for more"
+    )
 
 
 def test_a_split_needs_room_on_a_second_gpu() -> None:

@@ -1,5 +1,24 @@
-"""Run: loading models and tokenizers, presets, adapters. Never chooses a device."""
+"""Run: loading models, tokenizers and processors of each family, presets, adapters. Never chooses a device."""
 
-from trimtab.models.load import load_model, load_model_config, load_skeleton, load_tokenizer, model_source
+from trimtab.models.families import AUDIO, CAUSAL_LM, IMAGE_TEXT, Family
+from trimtab.models.load import (
+    load_model,
+    load_model_config,
+    load_processor,
+    load_skeleton,
+    load_tokenizer,
+    model_source,
+)
 
-__all__ = ["load_model", "load_model_config", "load_skeleton", "load_tokenizer", "model_source"]
+__all__ = [
+    "AUDIO",
+    "CAUSAL_LM",
+    "IMAGE_TEXT",
+    "Family",
+    "load_model",
+    "load_model_config",
+    "load_processor",
+    "load_skeleton",
+    "load_tokenizer",
+    "model_source",
+]

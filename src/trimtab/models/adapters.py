@@ -1,4 +1,8 @@
-"""LoRA adapters: chooses the layers by role in any architecture and lets PEFT add them. Freezing comes first."""
+"""LoRA adapters: chooses the layers by role in any architecture and lets PEFT add them. Freezing comes first.
+
+A role or a name means the language model's layers. What stands beside it, a vision tower and its connector, is adapted
+by a role of its own or by a name that only it has; an output head by its name alone.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import LoraSettings
 from trimtab.errors import RequestError
+from trimtab.models.families import CAUSAL_LM, Family
+from trimtab.placement.stacks import find_stacks, language_root, under
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from torch import nn
     from transformers import PreTrainedModel
 
-ROLES = ("attention", "mlp", "all-linear")
-# A layer's role is told by the block that it lies in; only an MLP without one (OPT's fc1) by its own name.
+ROLES = ("attention", "mlp", "all-linear", "vision", "connector")
+# A layer's kind is told by the block that it lies in; only an MLP without one (OPT's fc1) by its own name.
 _ATTENTION_BLOCK = re.compile(r"attn|attention", re.IGNORECASE)
 _MLP_BLOCK = re.compile(r"mlp|ffn|feed_?forward|moe|expert", re.IGNORECASE)
 _MLP_NAME = re.compile(r"(gate|up|down|gate_up)_proj|(c_)?fc(_?\d|_in|_out)?|w[123]")
@@ -22,32 +28,44 @@ _ROUTER = re.compile(r"gate|router|shared_expert_gate")
 
 
 def adapter_targets(model: nn.Module, targets: str | list[str]) -> list[str]:
-    """The shortest endings of module names, such as `q_proj` or `attn.c_proj`, that mean the wanted layers alone."""
-    linear = _linear_layers(model)
+    """The shortest endings of module names, such as `q_proj` or `attn.c_proj`, that mean the wanted layers alone.
+
+    Where all of them are the language model's, they mean its layers alone; a tower may have the same endings.
+    """
+    return _targets(model, targets)[0]
+
+
+def _targets(model: nn.Module, targets: str | list[str]) -> tuple[list[str], str | None]:
+    """The endings, and as a pattern what is left out although it ends so."""
+    layers = _LinearLayers(model)
     wanted = [targets] if isinstance(targets, str) else targets
-    chosen: set[str] = set()
-    for target in wanted:
-        found = [n for n in linear if target == "all-linear" or role_of(n) == target]
-        if target in ROLES and not found:
-            raise RequestError.of(
-                f"lora.targets={target}: no layer of {type(model).__name__} has this role",
-                f"its linear layers are {_endings(linear)}",
-                "name the layers themselves",
-            )
-        chosen.update(found)
-    named = [t for t in wanted if t not in ROLES]
-    unknown = [t for t in named if not any(_ends_with(n, t) for n in _linear_layers(model, with_head=True))]
+    unknown = [t for t in wanted if t not in ROLES and not layers.named(t)]
     if unknown or not wanted:
         raise RequestError.of(
             f"lora.targets: {', '.join(unknown) or 'an empty list'} not found in {type(model).__name__}",
-            f"its linear layers are {_endings(linear)}",
+            f"its linear layers are {layers}",
             f"use these names, or a role: {', '.join(ROLES)}",
         )
+    chosen: set[str] = set()
+    for target in wanted:
+        found = layers.of_role(target) if target in ROLES else layers.named(target)
+        if not found:
+            raise RequestError.of(
+                f"lora.targets={target}: no layer of {type(model).__name__} has this role",
+                f"its linear layers are {layers}",
+                "name the layers themselves",
+            )
+        chosen.update(found)
     others = [n for n, _ in model.named_modules() if n and n not in chosen]
-    return sorted({_shortest_ending(n, others) for n in chosen} | set(named))
+    left_out = None
+    if layers.root and all(under(n, layers.root) for n in chosen):
+        left_out = rf"(?!{re.escape(layers.root)}\.).*"
+        others = [n for n in others if under(n, layers.root)]
+    taken = {ending for other in others for ending in _endings(other)}
+    return sorted({next(e for e in _endings(n) if e not in taken) for n in chosen}), left_out
 
 
-def role_of(layer: str) -> str | None:
+def kind_of_layer(layer: str) -> str | None:
     """`attention` or `mlp` for a linear layer by its full name; None where neither is plain."""
     *blocks, name = layer.split(".")
     for block in reversed(blocks):
@@ -58,56 +76,69 @@ def role_of(layer: str) -> str | None:
     return "mlp" if _MLP_NAME.fullmatch(name) else None
 
 
-def add_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
+def add_lora(model: PreTrainedModel, settings: LoraSettings, family: Family = CAUSAL_LM) -> PeftModel:
     """Freeze the model, then add adapters beside the chosen layers, on those layers' own devices."""
     from peft import get_peft_model
 
     model.requires_grad_(False)
-    adapted: PeftModel = get_peft_model(model, lora_config(model, settings))
+    adapted: PeftModel = get_peft_model(model, lora_config(model, settings, family))
     return adapted
 
 
-def lora_config(model: nn.Module, settings: LoraSettings) -> Any:
+def lora_config(model: nn.Module, settings: LoraSettings, family: Family = CAUSAL_LM) -> Any:
     from peft import LoraConfig
 
+    targets, left_out = _targets(model, settings.targets)
     return LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules=adapter_targets(model, settings.targets),
+        target_modules=targets,
+        exclude_modules=left_out,
         bias="none",
-        task_type="CAUSAL_LM",
+        task_type=family.task_type,
     )
 
 
-def _linear_layers(model: nn.Module, *, with_head: bool = False) -> list[str]:
-    """Full names of the linear layers inside the model; its output head only by request."""
-    from torch import nn
-    from transformers.pytorch_utils import Conv1D
+class _LinearLayers:
+    """Full names of a model's linear layers, by where they stand: language model, tower, connector, head."""
 
-    get_head: Any = getattr(model, "get_output_embeddings", None)
-    head = get_head() if get_head is not None else None
-    return [
-        n
-        for n, m in model.named_modules()
-        if isinstance(m, (nn.Linear, Conv1D)) and (with_head or m is not head)
-    ]
+    def __init__(self, model: Any) -> None:
+        from torch import nn
+        from transformers.pytorch_utils import Conv1D
+
+        get_head = getattr(model, "get_output_embeddings", None)
+        head = get_head() if get_head is not None else None
+        body = getattr(model, "base_model_prefix", "")
+        body = body if hasattr(model, body) else ""
+        linear = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))]
+        stacks = find_stacks(model)
+        self.root = language_root(model, stacks)
+        self.every = [n for n, _ in linear]
+        inside = [n for n, m in linear if m is not head and under(n, body)]
+        self.language = [n for n in inside if under(n, self.root)]
+        beside = [n for n in inside if not under(n, self.root)]
+        self.vision = [n for n in beside if any(under(n, stack) for stack in stacks)]
+        self.connector = [n for n in beside if n not in self.vision]
+
+    def of_role(self, role: str) -> list[str]:
+        if role in ("vision", "connector"):
+            return self.vision if role == "vision" else self.connector
+        return [n for n in self.language if role in ("all-linear", kind_of_layer(n))]
+
+    def named(self, name: str) -> list[str]:
+        """Layers of this name, or in a block of this name: the language model's, else those that stand elsewhere."""
+
+        def within(names: list[str]) -> list[str]:
+            return [n for n in names if f".{name}." in f".{n}."]
+
+        return within(self.language) or within(self.every)
+
+    def __str__(self) -> str:
+        return ", ".join(sorted({n.split(".")[-1] for n in self.language + self.vision + self.connector}))
 
 
-def _ends_with(name: str, ending: str) -> bool:
-    """PEFT's own rule for what a target module means."""
-    return name == ending or name.endswith("." + ending)
-
-
-def _shortest_ending(name: str, others: list[str]) -> str:
-    """As few of the last name parts as no other module ends with."""
+def _endings(name: str) -> list[str]:
+    """What PEFT takes for a target that means this module: its last name parts, the fewest first."""
     parts = name.split(".")
-    for start in range(len(parts) - 1, 0, -1):
-        ending = ".".join(parts[start:])
-        if not any(_ends_with(other, ending) for other in others):
-            return ending
-    return name
-
-
-def _endings(names: list[str]) -> str:
-    return ", ".join(sorted({n.split(".")[-1] for n in names}))
+    return [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]

@@ -1,4 +1,4 @@
-"""Loads tokenizers and causal language models by name; never decides where they live (the plan does)."""
+"""Loads models and what feeds them by name, of any family; never decides where they live (the plan does)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError
 from trimtab.models import builtin
 from trimtab.models.chat import chat_template_for
+from trimtab.models.families import CAUSAL_LM, Family, families_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
     from trimtab.placement import PlacementPlan
 
@@ -47,20 +48,42 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     with _readable_errors(settings, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, **_remote(settings))
     tokenizer.chat_template = chat_template_for(settings, tokenizer)
+    _pad(tokenizer)
+    return tokenizer
+
+
+def load_processor(settings: ModelSettings, family: Family) -> PreTrainedTokenizerBase | ProcessorMixin:
+    """What turns the family's rows into tensors: a tokenizer, or the model's own processor around one.
+
+    Pictures are prepared by Pillow and numpy, so that they come out the same with and without torchvision.
+    """
+    if family.processor == "AutoTokenizer":
+        return load_tokenizer(settings)
+    from transformers import AutoProcessor
+
+    with _readable_errors(settings, "processor", family):
+        processor: ProcessorMixin = AutoProcessor.from_pretrained(
+            model_source(settings), backend="pil", **_remote(settings)
+        )
+    if settings.chat_template is not None:
+        processor.chat_template = chat_template_for(settings, processor.tokenizer)
+    _pad(processor.tokenizer)
+    return processor
+
+
+def _pad(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         # Labels and attention masks are built explicitly, never from the pad id, so sharing EOS is harmless.
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
-def load_model(settings: ModelSettings, plan: PlacementPlan) -> PreTrainedModel:
+def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CAUSAL_LM) -> PreTrainedModel:
     """The model with its weights, on the plan's devices and in the plan's weight format."""
-    from transformers import AutoModelForCausalLM
-
+    check_family(settings, load_model_config(settings), family)
     source = model_source(settings)
-    with _readable_errors(settings, "weights"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+    with _readable_errors(settings, "weights", family):
+        loaded: Any = family.auto.from_pretrained(
             source,
             dtype=plan.torch_weight_dtype,
             device_map=plan.load_device_map(),
@@ -68,16 +91,17 @@ def load_model(settings: ModelSettings, plan: PlacementPlan) -> PreTrainedModel:
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **family.options,
             **_remote(settings),
         )
     model: PreTrainedModel
     model, report = loaded
-    _check_whole(settings, report)
+    _check_whole(settings, report, family)
     model.config.use_cache = False
     return model
 
 
-def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]]) -> None:
+def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]], family: Family) -> None:
     """The loader fills what the files lack, or have in another shape, with random numbers, and goes on."""
     misshapen = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
     absent = sorted({*report["missing_keys"], *misshapen})
@@ -87,21 +111,41 @@ def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]]) -
             f"model.name={settings.name}: its weights lack {', '.join(absent[:3])}{more}, or have them in another "
             "shape than its config.json says",
             "those tensors would start from random numbers",
-            "give the folder or hub id of a whole causal language model, with the config.json that belongs to it",
+            f"give the folder or hub id of a whole {family.name}, with the config.json that belongs to it",
         )
 
 
-def load_skeleton(settings: ModelSettings) -> PreTrainedModel:
+def load_skeleton(settings: ModelSettings, family: Family = CAUSAL_LM) -> PreTrainedModel:
     """The model's structure on the meta device: every parameter's name and shape, no weights read."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     config = load_model_config(settings)
-    with _readable_errors(settings, "architecture"), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, trust_remote_code=settings.trust_remote_code
+    check_family(settings, config, family)
+    with _readable_errors(settings, "architecture", family), torch.device("meta"):
+        model: PreTrainedModel = family.auto.from_config(
+            config, trust_remote_code=settings.trust_remote_code, **family.options
         )
     return model
+
+
+def check_family(settings: ModelSettings, config: Any, family: Family) -> None:
+    """Refuse a model of another family, with the name of its own where that is known."""
+    if family.takes(config) or getattr(config, "auto_map", None):
+        # What brings its own code is known to transformers alone, which says what it cannot do.
+        return
+    own = " or ".join(other.name for other in families_of(config))
+    change = f"choose a {family.name}: {family.example}"
+    raise RequestError.of(
+        f"model.name={settings.name}: {config.model_type} is no {family.name}",
+        f"it is {_article(own)}, and this recipe trains another kind"
+        if own
+        else "Trimtab knows no recipe for it",
+        f"{change}; or a recipe for {own}s" if own else change,
+    )
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def load_model_config(settings: ModelSettings) -> Any:
@@ -128,8 +172,8 @@ def _remote(settings: ModelSettings) -> dict[str, Any]:
 class _readable_errors:
     """Turns the loader's errors about what is in a folder or on the hub into one message that names the setting."""
 
-    def __init__(self, settings: ModelSettings, part: str) -> None:
-        self.settings, self.part = settings, part
+    def __init__(self, settings: ModelSettings, part: str, family: Family = CAUSAL_LM) -> None:
+        self.settings, self.part, self.family = settings, part, family
 
     def __enter__(self) -> None:
         return None
@@ -151,7 +195,7 @@ class _readable_errors:
         elif isinstance(error, ImportError):
             change = "install the package that is named here"
         elif "Unrecognized configuration class" in said:
-            change = "choose a causal language model: a decoder that continues a text, such as Qwen3 or Llama"
+            change = f"choose a {self.family.name}: {self.family.example}"
         elif "trust_remote_code" in said:
             change = "read that code, and if you trust it set model.trust_remote_code=true"
         elif "safetensors" in said:

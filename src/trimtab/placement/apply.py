@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -110,9 +111,18 @@ def place(model: Model, plan: PlacementPlan) -> Model:
     if plan.device_map is None:
         return model.to(plan.load_device)
     from accelerate import dispatch_model
+    from accelerate.utils import set_module_tensor_to_device
 
     # The map knows the model's own names, not those of PEFT around it.
-    dispatch_model(bare_model(model), device_map=dict(plan.device_map), main_device=plan.device)
+    bare = bare_model(model)
+    modules = {name for name, _ in bare.named_modules()}
+    for name, device in plan.device_map.items():
+        if name not in modules:
+            # A tensor of its own beside the modules (LLaVA's image_newline), which accelerate would leave behind.
+            set_module_tensor_to_device(bare, name, device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The following device_map keys do not match any submodules")
+        dispatch_model(bare, device_map=dict(plan.device_map), main_device=plan.device)
     return model
 
 

@@ -5,11 +5,12 @@ The figures are estimates from shapes. They decide what fits; they never stand i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trimtab.placement.plan import MemoryShare, Precision
+from trimtab.placement.stacks import find_stacks, language_root, under
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +29,8 @@ class Workload:
 
     batch_size: int = 1
     max_length: int = 1024
+    patches: int | None = None
+    """Patches or frames of a row that pass through a tower; None: as many as the row has tokens."""
     gradient_checkpointing: bool = False
     training: bool = True
     """Whether there are gradients and an optimizer; zeroth-order steps have neither."""
@@ -45,26 +48,40 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A module that is placed whole: an embedding, one decoder layer, the head."""
+    """A module that is placed whole: an embedding, one layer, the head. Or a tensor beside such modules."""
 
     name: str
     parameters: int
     trainable: int
     is_layer: bool
+    stack: str = ""
+    """The list of a tower or codec that the layer lies in; empty for the language model's, and for no layer."""
+    embeds: bool = False
+    """Whether it holds a table of embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelProfile:
-    """A model as the planner sees it."""
+class Widths:
+    """The widths of one stack's layers."""
 
-    parts: tuple[Part, ...]
     hidden: int
     intermediate: int
-    vocabulary: int
     attention: int
     """Width of queries, keys and values together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProfile(Widths):
+    """A model as the planner sees it; the widths are its language model's."""
+
+    parts: tuple[Part, ...]
+    vocabulary: int
     key_value: int = 0
     """Width of keys and values together: what one token leaves in a layer's cache."""
+    towers: Mapping[str, Widths] = field(default_factory=dict)
+    """The other stacks: vision towers, codecs."""
+    ties: tuple[tuple[str, str], ...] = ()
+    """Parts that share a tensor, and so a device."""
 
     @property
     def parameters(self) -> int:
@@ -76,7 +93,8 @@ class ModelProfile:
 
     @property
     def layers(self) -> tuple[Part, ...]:
-        return tuple(p for p in self.parts if p.is_layer)
+        """The layers in the order in which they compute: what sees and hears first, then the language model."""
+        return tuple(sorted((p for p in self.parts if p.is_layer), key=lambda p: not p.stack))
 
     def share(
         self,
@@ -94,9 +112,7 @@ class ModelProfile:
         parts = tuple(parts)
         trainable = sum(p.trainable for p in parts)
         frozen = sum(p.parameters for p in parts) - trainable
-        layers = sum(p.is_layer for p in parts)
-        head = any(not p.is_layer for p in parts)
-        working = self._activations(layers, head, compute, work)
+        working = self._activations(parts, compute, work)
         if compute != "fp32" and work.training:
             # Autocast makes 16-bit copies of the fp32 weights and keeps them for the backward pass.
             working += trainable * BYTES[compute] // shards
@@ -113,7 +129,8 @@ class ModelProfile:
             if work.training
             else self._anchors(parts, work, weights),
             activations=working,
-            cache=layers * work.generated * work.max_length * self.key_value * BYTES[weights],
+            cache=sum(p.is_layer and not p.stack for p in parts)
+            * (work.generated * work.max_length * self.key_value * BYTES[weights]),
             overhead=overhead,
             reserved=reserved,
             capacity=capacity,
@@ -123,27 +140,41 @@ class ModelProfile:
         """At most all of the queries', keys' and values' tuned weights."""
         if not work.anchors:
             return 0
-        whole = self.hidden * self.attention * BYTES[weights]
-        return sum(min(whole, p.trainable * 4) for p in parts if p.is_layer)
+        stacks = self._stacks
+        whole = {name: w.hidden * w.attention * BYTES[weights] for name, w in stacks.items()}
+        return sum(min(whole[p.stack], p.trainable * 4) for p in parts if p.is_layer)
 
-    def _activations(self, layers: int, has_head: bool, compute: Precision, work: Workload) -> int:
-        tokens, size = work.batch_size * work.lanes * work.max_length, BYTES[compute]
-        # Saved for backward in one decoder layer, per token: the norms' inputs and outputs in fp32, and multiples of
-        # the hidden, MLP and attention widths. Fitted to five models (benchmarks/plan_memory.py).
-        widths = 4.0 * self.hidden + 3.6 * self.intermediate + 3.65 * self.attention
-        layer = int(tokens * (4 * 4 * self.hidden + size * widths))
-        boundary = tokens * self.hidden * size
+    @property
+    def _stacks(self) -> Mapping[str, Widths]:
+        return {"": self, **self.towers}
+
+    def _activations(self, parts: Iterable[Part], compute: Precision, work: Workload) -> int:
+        """At the worst moment: what is kept for the backward pass, or a frozen tower's pass before there is any."""
+        rows, size = work.batch_size * work.lanes, BYTES[compute]
+        patches = work.max_length if work.patches is None else work.patches
         # Logits of one tile and their gradient in fp32, and the softmax between them.
-        head = 3 * 4 * min(tokens, HEAD_CHUNK_TOKENS) * self.vocabulary if has_head else 0
-        if layers == 0:
-            return head
-        if not work.training:
-            # The perturbed weights of one module; the largest in a layer are those of its MLP.
-            scratch = work.lanes * self.hidden * self.intermediate * size if work.lanes > 1 else 0
-            return max(layer, head) + scratch
-        if work.gradient_checkpointing:
-            return layers * boundary + layer + head
-        return layers * layer + head
+        logits = 3 * 4 * min(rows * work.max_length, HEAD_CHUNK_TOKENS) * self.vocabulary
+        head = logits if any(not p.is_layer for p in parts) else 0
+        held, passing, scratch = (head, 0, 0) if work.training else (0, head, 0)
+        for name, widths in self._stacks.items():
+            layers = sum(p.is_layer and p.stack == name for p in parts)
+            if not layers:
+                continue
+            tokens = rows * (patches if name else work.max_length)
+            # Saved for backward in one layer, per token: the norms' inputs and outputs in fp32, and multiples of the
+            # hidden, MLP and attention widths. Fitted to five models (benchmarks/plan_memory.py).
+            multiples = 4.0 * widths.hidden + 3.6 * widths.intermediate + 3.65 * widths.attention
+            layer = int(tokens * (4 * 4 * widths.hidden + size * multiples))
+            # Gradients go through the language model to whatever is trained; into a tower only for its own sake.
+            if work.training and (not name or any(p.trainable for p in self.parts if p.stack == name)):
+                boundary = tokens * widths.hidden * size
+                held += layers * boundary + layer if work.gradient_checkpointing else layers * layer
+                continue
+            passing = max(passing, layer)
+            if work.lanes > 1:
+                # The perturbed weights of one module; the largest in a layer are those of its MLP.
+                scratch = max(scratch, work.lanes * widths.hidden * widths.intermediate * size)
+        return max(held, passing) + scratch
 
 
 def profile_model(model: nn.Module) -> ModelProfile:
@@ -151,16 +182,39 @@ def profile_model(model: nn.Module) -> ModelProfile:
     base = bare_model(model)
     config: Any = getattr(base, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    hidden = _width(text, "hidden_size")
-    stack = _decoder_stack(base)
+    stacks = find_stacks(base)
+    root = language_root(base, stacks)
+    towers = {name: Widths(**_widths(_config_of(base, name))) for name in stacks if not under(name, root)}
+    parts, ties = _parts(base, stacks, set(towers))
+    widths = _widths(text)
     return ModelProfile(
-        parts=_parts(base, stack) if stack else (_whole(base),),
-        hidden=hidden,
-        intermediate=_width(text, "intermediate_size") or 4 * hidden,
+        **widths,
+        parts=parts,
         vocabulary=_width(text, "vocab_size"),
-        attention=_attention_width(text, hidden),
-        key_value=_attention_width(text, hidden, queries=False),
+        key_value=_attention_width(text, widths["hidden"], queries=False),
+        towers=towers,
+        ties=ties,
     )
+
+
+def _config_of(model: nn.Module, stack: str) -> Any:
+    """The config of the nearest model around a stack that has one of its own."""
+    name = stack
+    while name:
+        name = name.rpartition(".")[0]
+        config = getattr(model.get_submodule(name), "config", None)
+        if config is not None:
+            return config
+    return None
+
+
+def _widths(config: Any) -> dict[str, int]:
+    hidden = _width(config, "hidden_size")
+    return {
+        "hidden": hidden,
+        "intermediate": _width(config, "intermediate_size") or 4 * hidden,
+        "attention": _attention_width(config, hidden),
+    }
 
 
 def _width(config: Any, name: str) -> int:
@@ -179,32 +233,44 @@ def _attention_width(config: Any, hidden: int, *, queries: bool = True) -> int:
     return width * (heads * queries + 2 * (_width(config, "num_key_value_heads") or heads))
 
 
-def _parts(model: nn.Module, stack: str) -> tuple[Part, ...]:
-    counts: dict[str, list[int]] = {}
-    for name, parameter in model.named_parameters():
-        entry = counts.setdefault(_part_of(name, stack), [0, 0])
-        entry[0] += parameter.numel()
-        entry[1] += parameter.numel() if parameter.requires_grad else 0
-    for name, module in model.named_modules():
-        # Parts without parameters of their own (rotary tables, a tied head) still need a device.
-        inside = any(name == p or name.startswith(p + ".") or p.startswith(name + ".") for p in counts)
-        if name and name != stack and not inside and (not list(module.children()) or list(module.buffers())):
-            counts[name] = [0, 0]
-    return tuple(
-        Part(name=n, parameters=total, trainable=trained, is_layer=n.startswith(stack + "."))
-        for n, (total, trained) in counts.items()
-    )
+def _parts(
+    model: nn.Module, stacks: list[str], towers: set[str]
+) -> tuple[tuple[Part, ...], tuple[tuple[str, str], ...]]:
+    """Layers one by one, and around them the largest modules that hold no layer; with the pairs that share a tensor."""
+    from torch import nn
 
+    parts: list[Part] = []
+    ties: dict[tuple[str, str], None] = {}
+    owners: dict[int, str] = {}
 
-def _whole(model: nn.Module) -> Part:
-    """A model without a stack of layers is placed as one piece."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    return Part(
-        name="",
-        parameters=sum(n for n, _ in sizes),
-        trainable=sum(n for n, grad in sizes if grad),
-        is_layer=False,
-    )
+    def add(name: str, tensors: Iterable[nn.Parameter], **more: Any) -> None:
+        total = trained = 0
+        for tensor in tensors:
+            if owners.setdefault(id(tensor), name) != name:
+                ties[owners[id(tensor)], name] = None
+                continue
+            total += tensor.numel()
+            trained += tensor.numel() if tensor.requires_grad else 0
+        parts.append(Part(name=name, parameters=total, trainable=trained, **more))
+
+    def walk(module: nn.Module, name: str) -> None:
+        children = {f"{name}.{child}" if name else child: inner for child, inner in module.named_children()}
+        if name in stacks:
+            for layer, inner in children.items():
+                add(layer, inner.parameters(), is_layer=True, stack=name if name in towers else "")
+        elif not any(under(stack, name) for stack in stacks):
+            embeds = any(isinstance(inner, nn.Embedding) for inner in module.modules())
+            add(name, module.parameters(), is_layer=False, embeds=embeds)
+        else:
+            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            for tensor, value in own:
+                held = [value] if isinstance(value, nn.Parameter) else []
+                add(f"{name}.{tensor}" if name else tensor, held, is_layer=False)
+            for child, inner in children.items():
+                walk(inner, child)
+
+    walk(model, "")
+    return tuple(parts), tuple(ties)
 
 
 def bare_model(model: nn.Module) -> nn.Module:
@@ -223,31 +289,3 @@ def bare_model(model: nn.Module) -> nn.Module:
         else:
             bare: nn.Module = inner
             return bare
-
-
-def _decoder_stack(model: nn.Module) -> str:
-    """Name of the module list with the most parameters: the decoder's stack of layers. Empty when there is none.
-
-    By weight, not by length: a layer may hold more experts than there are layers, a vision tower more blocks.
-    """
-    from torch import nn
-
-    lists = {
-        name: sum(p.numel() for p in module.parameters())
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-    }
-    # Of equals the first is the outer one.
-    return max(lists, key=lists.__getitem__) if lists else ""
-
-
-def _part_of(parameter: str, stack: str) -> str:
-    if parameter.startswith(stack + "."):
-        return f"{stack}.{parameter[len(stack) + 1 :].split('.')[0]}"
-    pieces = parameter.split(".")
-    root = stack.split(".")[:-1]
-    # Beside the layers (`model.norm`) or above them (`lm_head`): one level below what they share.
-    shared = 0
-    while shared < len(root) and shared < len(pieces) and pieces[shared] == root[shared]:
-        shared += 1
-    return ".".join(pieces[: shared + 1])

@@ -289,9 +289,9 @@ def _processes(request: PlacementRequest, hardware: Hardware) -> int | None:
     """How many processes there are to be: the launcher's word, else what was asked; None leaves it open."""
     if hardware.launcher.name != "none":
         return hardware.launcher.world_size
-    if ":" in request.device:
-        return request.processes or 1
-    return request.processes
+    # A named GPU is one device, and a forbidden split keeps to one, unless more are asked for.
+    one = ":" in request.device or (request.model_parallel is False and not request.sharding)
+    return request.processes or (1 if one else None)
 
 
 @dataclass(frozen=True)
@@ -317,6 +317,8 @@ def _choose_strategy(request: PlacementRequest, hardware: Hardware, device: str,
         return _choose_for_several(request, hardware, device, sizing, count, by)
     if sizing.fits(device):
         alone = f"{by} one process, and the model fits on {device}" if len(gpus) > 1 else "one GPU is there"
+        if len(gpus) > 1 and launcher.name == "none" and request.processes is None:
+            alone = f"model_parallel=false forbids a split, and the model fits on {device}; processes asks for more"
         return _Choice("single", 1, "one GPU asked for" if ":" in request.device else alone)
     if len(gpus) > 1 and ":" not in request.device and request.model_parallel is None:
         return _Choice("split", 1, f"{by} one process; {sizing.misfit(device)}; split over {len(gpus)} GPUs")
@@ -349,12 +351,7 @@ def _choose_over_all(request: PlacementRequest, hardware: Hardware, device: str,
         return _Choice("data_parallel", len(gpus), why)
     if device not in small:
         return _Choice("single", 1, f"the model fits on {device}, but not on {', '.join(small)}")
-    if request.model_parallel is None:
-        return _Choice("split", 1, f"{sizing.misfit(device)}; split over {len(gpus)} GPUs")
-    if request.sharding is None:
-        why = f"{sizing.misfit(device)}, and model_parallel=false forbids a split"
-        return _Choice("sharded", len(gpus), why)
-    raise sizing.too_large(device)
+    return _Choice("split", 1, f"{sizing.misfit(device)}; split over {len(gpus)} GPUs")
 
 
 def _weights_reason(weights: Precision, precision: Precision, full_tuning: bool) -> str:

@@ -1,0 +1,108 @@
+"""Tiny shapes of real architectures, of every family: configs alone, so that a test makes them on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+SIGLIP = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+_QWEN_TOWER = {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "out_hidden_size": 32}
+
+IMAGE_TEXT: dict[str, dict[str, Any]] = {
+    "llava_onevision": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **SIGLIP},
+        "image_token_index": 100,
+        "video_token_index": 101,
+        "image_grid_pinpoints": [[28, 28]],
+    },
+    "qwen2_5_vl": {
+        "text_config": {**TEXT, "rope_parameters": _ROPE},
+        "vision_config": _QWEN_TOWER | {"fullatt_block_indexes": [2]},
+        "image_token_id": 100,
+        "video_token_id": 101,
+        "vision_start_token_id": 102,
+    },
+    "qwen3_vl": {
+        "text_config": {**TEXT, "head_dim": 8, "rope_parameters": _ROPE},
+        "vision_config": _QWEN_TOWER | {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16},
+        "image_token_id": 100,
+        "video_token_id": 101,
+        "vision_start_token_id": 102,
+    },
+    "idefics3": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": SIGLIP,
+        "image_token_id": 100,
+        "scale_factor": 2,
+    },
+    "paligemma": {
+        "text_config": {"model_type": "gemma", **TEXT, "head_dim": 8},
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+            "projection_dim": 32,
+            **SIGLIP,
+        },
+        "image_token_index": 100,
+        "projection_dim": 32,
+    },
+    "gemma3": {
+        "text_config": {**TEXT, "head_dim": 8},
+        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **SIGLIP},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 100,
+    },
+}
+AUDIO: dict[str, dict[str, Any]] = {
+    "higgs_audio_v2": {
+        **TEXT,
+        "head_dim": 8,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "num_codebooks": 4,
+        "codebook_size": 1026,
+        "audio_token_id": 100,
+        "audio_bos_token_id": 101,
+        "audio_delay_token_id": 102,
+    },
+}
+CAUSAL: dict[str, dict[str, Any]] = {"llama": TEXT, "qwen3": {**TEXT, "head_dim": 8}}
+
+
+def config(model_type: str, **changes: Any) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(model_type, **{**(CAUSAL | IMAGE_TEXT | AUDIO)[model_type], **changes})
+
+
+def skeleton(model_type: str, device: str = "meta", **changes: Any) -> Any:
+    """The model of this architecture as its own family loads it, with random weights or none (`meta`)."""
+    import torch
+    import transformers
+
+    auto = (
+        transformers.AutoModelForImageTextToText
+        if model_type in IMAGE_TEXT
+        else transformers.AutoModelForTextToWaveform
+        if model_type in AUDIO
+        else transformers.AutoModelForCausalLM
+    )
+    with torch.device(device):
+        return auto.from_config(config(model_type, **changes))
