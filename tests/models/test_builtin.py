@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from trimtab.config.schema import ModelSettings
@@ -20,6 +23,26 @@ def test_the_folder_holds_safetensors_and_no_pickle() -> None:
     names = {file.name for file in builtin_folder().iterdir()}
     assert "model.safetensors" in names
     assert not [n for n in names if n.endswith((".bin", ".pt", ".pth", ".pkl"))]
+
+
+@pytest.mark.slow
+def test_its_preparation_is_told_in_plain_lines_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers.utils import logging
+
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path))
+    before = (reader.tqdm, logging.is_progress_bar_enabled())
+    folder = builtin_folder()
+    said = capfd.readouterr()
+    assert said.out == ""
+    first, last = said.err.splitlines()
+    assert first == "preparing the built-in model (once) …"
+    assert re.fullmatch(r"preparing the built-in model \(once\) … done, \d+ s", last)
+    assert (reader.tqdm, logging.is_progress_bar_enabled()) == before
+    assert builtin_folder() == folder
+    assert capfd.readouterr() == ("", ""), "silent when it is there"
 
 
 @pytest.mark.slow

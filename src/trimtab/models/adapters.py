@@ -57,12 +57,11 @@ def _targets(model: nn.Module, targets: str | list[str]) -> tuple[list[str], str
             )
         chosen.update(found)
     others = [n for n, _ in model.named_modules() if n and n not in chosen]
-    left_out = None
-    if layers.root and all(under(n, layers.root) for n in chosen):
-        left_out = rf"(?!{re.escape(layers.root)}\.).*"
-        others = [n for n in others if under(n, layers.root)]
-    taken = {ending for other in others for ending in _endings(other)}
-    return sorted({next(e for e in _endings(n) if e not in taken) for n in chosen}), left_out
+    root = layers.root if all(under(n, layers.root) for n in chosen) else ""
+    taken = {ending for other in others if under(other, root) for ending in _endings(other)}
+    endings = {next(e for e in _endings(n) if e not in taken) for n in chosen}
+    same = any(not endings.isdisjoint(_endings(n)) for n in others if not under(n, root))
+    return sorted(endings), rf"(?!{re.escape(root)}\.).*" if same else None
 
 
 def kind_of_layer(layer: str) -> str | None:

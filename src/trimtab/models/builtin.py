@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from trimtab.cache import cache_root
 from trimtab.errors import RequestError
@@ -49,7 +54,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    print("Preparing the built-in model (once, about half a minute) …", flush=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
@@ -67,10 +71,11 @@ def _convert(gguf: Path, folder: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
-        model = AutoModelForCausalLM.from_pretrained(
-            where, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-        )
-        model.save_pretrained(scratch)
+        with _one_line("preparing the built-in model (once)"):
+            model = AutoModelForCausalLM.from_pretrained(
+                where, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+            )
+            model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         # mkdtemp and save_pretrained keep their files private; a cache is for every process of the user's group.
         scratch.chmod(0o755)
@@ -83,3 +88,36 @@ def _convert(gguf: Path, folder: Path) -> None:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Say on stderr what is done and how far it is, in one line, in place of the bars of transformers."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers.utils import logging
+
+    started, live = time.monotonic(), sys.stderr.isatty()
+
+    def say(progress: str, end: str) -> None:
+        seconds = f"{time.monotonic() - started:.0f} s"
+        print(f"{what} {progress}, {seconds}", end=end, file=sys.stderr, flush=True)
+
+    def counted(tensors: Any, **_: Any) -> Iterator[Any]:
+        for done, tensor in enumerate(tensors):
+            if live:
+                say(f"… {100 * done // len(tensors):3} %", "\r")
+            yield tensor
+
+    if not live:
+        print(f"{what} …", file=sys.stderr, flush=True)
+    # The reader takes its bar from tqdm itself, past the switch of transformers.
+    bar, bars = reader.tqdm, logging.is_progress_bar_enabled()
+    reader.tqdm = counted
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
+        if bars:
+            logging.enable_progress_bar()
+    say("… done", "\n")

@@ -15,8 +15,8 @@ class Family:
     """One kind of model."""
 
     name: str
-    """As a message calls it: `choose a …`."""
-    example: str
+    wanted: str
+    """As a message asks for one: `choose …`."""
     auto_class: str
     """The class of transformers that finds the model's own class by its config."""
     processor: Literal["AutoTokenizer", "AutoProcessor"]
@@ -47,7 +47,7 @@ class Family:
 
 CAUSAL_LM = Family(
     name="causal language model",
-    example="a decoder that continues a text, such as Qwen3 or Llama",
+    wanted="a causal language model: a decoder that continues a text, such as Qwen3 or Llama",
     auto_class="AutoModelForCausalLM",
     processor="AutoTokenizer",
     task_type="CAUSAL_LM",
@@ -56,7 +56,7 @@ CAUSAL_LM = Family(
 )
 IMAGE_TEXT = Family(
     name="image-text-to-text model",
-    example="a language model that sees, such as Qwen3-VL or LLaVA-OneVision",
+    wanted="an image-text-to-text model: a language model that sees, such as Qwen3-VL or LLaVA-OneVision",
     auto_class="AutoModelForImageTextToText",
     processor="AutoProcessor",
     task_type="CAUSAL_LM",
@@ -65,7 +65,7 @@ IMAGE_TEXT = Family(
 )
 AUDIO = Family(
     name="audio language model",
-    example="a decoder that speaks: Higgs Audio v2",
+    wanted="an audio language model: a decoder that speaks, Higgs Audio v2",
     auto_class="AutoModelForTextToWaveform",
     processor="AutoProcessor",
     task_type=None,

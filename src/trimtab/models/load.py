@@ -133,19 +133,14 @@ def check_family(settings: ModelSettings, config: Any, family: Family) -> None:
     if family.takes(config) or getattr(config, "auto_map", None):
         # What brings its own code is known to transformers alone, which says what it cannot do.
         return
-    own = " or ".join(other.name for other in families_of(config))
-    change = f"choose a {family.name}: {family.example}"
+    own = " or ".join(f"{other.name}s" for other in families_of(config))
     raise RequestError.of(
         f"model.name={settings.name}: {config.model_type} is no {family.name}",
-        f"it is {_article(own)}, and this recipe trains another kind"
+        f"it is one of the {own}, and this recipe trains another kind"
         if own
         else "Trimtab knows no recipe for it",
-        f"{change}; or a recipe for {own}s" if own else change,
+        f"choose {family.wanted}{f'; or a recipe for {own}' if own else ''}",
     )
-
-
-def _article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def load_model_config(settings: ModelSettings) -> Any:
@@ -195,7 +190,7 @@ class _readable_errors:
         elif isinstance(error, ImportError):
             change = "install the package that is named here"
         elif "Unrecognized configuration class" in said:
-            change = f"choose a {self.family.name}: {self.family.example}"
+            change = f"choose {self.family.wanted}"
         elif "trust_remote_code" in said:
             change = "read that code, and if you trust it set model.trust_remote_code=true"
         elif "safetensors" in said:
