@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft.tuners.lora import LoraLayer
+from PIL import Image
 from transformers import BertConfig
 
 from tiny_models import AUDIO as AUDIO_MODELS
@@ -15,9 +17,19 @@ from tiny_models import CAUSAL, config, skeleton
 from tiny_models import IMAGE_TEXT as IMAGE_TEXT_MODELS
 from trimtab.config.schema import LoraSettings, ModelSettings
 from trimtab.errors import RequestError
-from trimtab.models import AUDIO, CAUSAL_LM, IMAGE_TEXT, Family, load_model, load_skeleton
+from trimtab.models import (
+    AUDIO,
+    CAUSAL_LM,
+    IMAGE_TEXT,
+    Family,
+    load_model,
+    load_processor,
+    load_skeleton,
+    load_tokenizer,
+)
 from trimtab.models.adapters import adapter_targets, add_lora, lora_config
 from trimtab.models.families import FAMILIES, families_of
+from trimtab.models.load import _processor_class
 from trimtab.placement import PlacementPlan
 
 PLAN = PlacementPlan(device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single")
@@ -76,6 +88,43 @@ def test_a_model_of_no_family(tmp_path: Path) -> None:
     for family in (IMAGE_TEXT, AUDIO):
         with pytest.raises(RequestError, match="bert is no"):
             load_skeleton(ModelSettings(name=str(tmp_path)), family)
+
+
+PICTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # architecture: image processor, its settings, the processor's own
+    "llava_onevision": (
+        "LlavaOnevisionImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": [[28, 28]]},
+        {"num_image_tokens": 4, "vision_feature_select_strategy": "full"},
+    ),
+    "qwen2_5_vl": ("Qwen2VLImageProcessorPil", {}, {}),
+    "qwen3_vl": ("Qwen2VLImageProcessorPil", {"patch_size": 16}, {}),
+    "idefics3": ("Idefics3ImageProcessorPil", {"do_image_splitting": False}, {}),
+}
+
+
+@pytest.mark.parametrize("model_type", PICTURES)
+def test_a_models_own_processor_needs_no_torchvision(model_type: str, tmp_path: Path) -> None:
+    name, shape, more = PICTURES[model_type]
+    tokenizer = load_tokenizer(ModelSettings())
+    placeholder = "<|image_pad|>" if model_type.startswith("qwen") else "<image>"
+    tokenizer.add_special_tokens({"additional_special_tokens": [placeholder, "<video>"]})
+    config(model_type).save_pretrained(tmp_path)
+    made = _processor_class(config(model_type))
+    made(getattr(transformers, name)(**shape), tokenizer, **more).save_pretrained(tmp_path)
+
+    processor: Any = load_processor(ModelSettings(name=str(tmp_path)), IMAGE_TEXT)
+    assert type(processor.image_processor).__name__ == name
+    red = Image.new("RGB", (30, 20), (255, 0, 0))
+    batch = processor(images=[red], text=[f"{placeholder} what colour?"], return_tensors="pt")
+    image_token = tokenizer.convert_tokens_to_ids(placeholder)
+    assert (batch["input_ids"] == image_token).sum() > 1, "one placeholder became one for each patch"
+    assert batch["pixel_values"].isfinite().all()
+    assert processor.tokenizer.padding_side == "right"
+
+
+def test_a_causal_models_processor_is_its_tokenizer() -> None:
+    assert type(load_processor(ModelSettings(), CAUSAL_LM)) is type(load_tokenizer(ModelSettings()))
 
 
 def test_gemma_3_is_of_two_families() -> None:

@@ -59,16 +59,29 @@ def load_processor(settings: ModelSettings, family: Family) -> PreTrainedTokeniz
     """
     if family.processor == "AutoTokenizer":
         return load_tokenizer(settings)
-    from transformers import AutoProcessor
-
+    kind = _processor_class(load_model_config(settings))
     with _readable_errors(settings, "processor", family):
-        processor: ProcessorMixin = AutoProcessor.from_pretrained(
-            model_source(settings), backend="pil", **_remote(settings)
+        pictures = {"backend": "pil"} if family.samples == "image" else {}
+        processor: ProcessorMixin = kind.from_pretrained(
+            model_source(settings), **pictures, **_remote(settings)
         )
     if settings.chat_template is not None:
         processor.chat_template = chat_template_for(settings, processor.tokenizer)
     _pad(processor.tokenizer)
     return processor
+
+
+def _processor_class(config: Any) -> Any:
+    """The model's own, without its part for videos where torchvision is not there, which nothing else prepares."""
+    from transformers import AutoProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+    from transformers.utils import is_torchvision_available
+
+    own: Any = PROCESSOR_MAPPING.get(type(config), AutoProcessor)
+    if own is AutoProcessor or is_torchvision_available():
+        return AutoProcessor
+    still = [part for part in own.get_attributes() if part != "video_processor"]
+    return type(own.__name__, (own,), {"get_attributes": classmethod(lambda _: still)})
 
 
 def _pad(tokenizer: PreTrainedTokenizerBase) -> None:
