@@ -15,7 +15,6 @@ from marks import marked_lines, named_lines
 PROGRAMS = Path(__file__).parent / "programs"
 Rehearse = Callable[..., dict[str, Any]]
 
-slow = pytest.mark.slow
 ONE_PROCESS = [
     ("position_ids", "device-mismatch"),
     ("detached_encoder", "no-gradient"),
@@ -73,16 +72,14 @@ def test_two_ranks(rehearse_warm: Rehearse, name: str, kind: str) -> None:
     check_pair(rehearse_warm, name, kind, 2)
 
 
-@pytest.mark.slow
-def test_a_tensor_in_host_memory_has_no_partner_to_go_to(rehearse: Rehearse) -> None:
-    (finding,) = rehearse(str(PROGRAMS / "nccl_on_host.py"), ranks=2)["findings"]
+def test_a_tensor_in_host_memory_has_no_partner_to_go_to(rehearse_warm: Rehearse) -> None:
+    (finding,) = rehearse_warm(str(PROGRAMS / "nccl_on_host.py"), ranks=2)["findings"]
     assert "works on the GPU alone" in finding["cause"]["why"]
     assert finding["fix"] == "make it on the GPU: metric = torch.tensor([1.0, 2.0], device='cuda')"
 
 
-@pytest.mark.slow
-def test_a_disagreement_names_both_sides(rehearse: Rehearse) -> None:
-    report = rehearse(str(PROGRAMS / "extra_barrier.py"), ranks=2)
+def test_a_disagreement_names_both_sides(rehearse_warm: Rehearse) -> None:
+    report = rehearse_warm(str(PROGRAMS / "extra_barrier.py"), ranks=2)
     (finding,) = report["findings"]
     assert "rank 0 calls barrier" in finding["message"]
     assert "rank 1 calls all_reduce of 3 float32" in finding["message"]
@@ -102,17 +99,15 @@ def test_a_sharded_optimizer_and_a_shuffled_evaluation_are_no_fault(rehearse: Re
     assert report["findings"] == []
 
 
-@pytest.mark.slow
-def test_ranks_that_drift_apart(rehearse: Rehearse) -> None:
-    report = rehearse(str(PROGRAMS / "ddp_training.py"), "apart", ranks=2)
+def test_ranks_that_drift_apart(rehearse_warm: Rehearse) -> None:
+    report = rehearse_warm(str(PROGRAMS / "ddp_training.py"), "apart", ranks=2)
     assert report["verdict"] == "fault"
     assert [finding["kind"] for finding in report["findings"]] == ["ranks-disagree"], report["text"]
     assert "weights of rank 0 and rank 1 differ" in report["findings"][0]["message"]
 
 
-@slow
-def test_a_head_that_the_loss_does_not_use_is_a_warning(rehearse: Rehearse) -> None:
-    report = rehearse(str(PROGRAMS / "unused_head.py"))
+def test_a_head_that_the_loss_does_not_use_is_a_warning(rehearse_warm: Rehearse) -> None:
+    report = rehearse_warm(str(PROGRAMS / "unused_head.py"))
     assert report["verdict"] == "clean", report["text"]
     assert [finding["severity"] for finding in report["findings"]] == ["warning"], report["text"]
     assert "extra.weight" in report["findings"][0]["message"]

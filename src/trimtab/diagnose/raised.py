@@ -24,7 +24,7 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
     own = [p for p in places if source.is_user_file(p.file)]
     where = own[0] if own else (places[0] if places else None)
     library = _library_line(places, where)
-    text = _text(error)
+    text = ": ".join(filter(None, (type(error).__name__, str(error))))
     finding = Finding(kind="other-error", message=text, where=where, library=library)
     context = "\n".join(f"{p.file} {p.code}" for p in places)
     if matched := match_message(text, context):
@@ -38,12 +38,6 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
             "the program itself fails here, whatever the device; correct this line or what it is given"
         )
     return finding
-
-
-def _text(error: BaseException) -> str:
-    name = type(error).__name__
-    said = str(error)
-    return f"{name}: {said}" if said else name
 
 
 def _library_line(places: Sequence[Place], where: Place | None) -> Place | None:

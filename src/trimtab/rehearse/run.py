@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,15 +61,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `--json` writes it."""
-        return {
-            "verdict": self.verdict,
-            "findings": [finding.to_dict() for finding in self.findings],
-            "memory": self.memory,
-            "steps": self.steps,
-            "seconds": round(self.seconds, 3),
-            "notes": self.notes,
-            "target": self.target,
-        }
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
 def _start(arguments: Sequence[str], environment: dict[str, str]) -> Child:
@@ -197,15 +189,14 @@ def _wait(children: list[Child], deadline: float, folder: Path) -> tuple[bool, F
         now = time.monotonic()
         if all(code is not None for code in codes):
             return False, None
-        if failed_at is None and any(
-            code not in (None, 0) and not _had_ended(folder, child)
-            for code, child in zip(codes, children, strict=True)
-        ):
+        if failed_at is None and any(c.returncode and not _had_ended(folder, c) for c in children):
             failed_at = now
         if failed_at is not None and now > failed_at + _GRACE:
             return False, None
         if now > deadline:
-            _ask_where(folder)
+            # Let every process of the rehearsal write down where it stands.
+            _signal_all(folder, signal.SIGUSR2)
+            time.sleep(0.5)
             return True, None
         if failed_at is None and (found := standstill.seen()) is not None:
             return False, found
@@ -220,12 +211,6 @@ def _had_ended(folder: Path, child: Child) -> bool:
         and path.exists()
         and any(record["t"] == "end" and not record["status"] for record in read_lines(path))
     )
-
-
-def _ask_where(folder: Path) -> None:
-    """Time is up: let every process of the rehearsal write down where it stands."""
-    _signal_all(folder, signal.SIGUSR2)
-    time.sleep(0.5)
 
 
 def _signal_all(folder: Path, number: signal.Signals) -> None:

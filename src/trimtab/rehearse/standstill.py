@@ -68,11 +68,8 @@ class Standstill:
         ranks = [_Rank(int(path.stem.split("-")[2]), _pid(path)) for path in paths]
         for rank in ranks:
             used = processor_seconds(rank.process)
-            if used is None:
-                # One has ended: the transport tells the others.
-                return None
-            if not sleeps(rank.process):
-                # It would go on if the machine let it.
+            # Of one that has ended, the transport tells the others; one that does not sleep would go on if it could.
+            if used is None or not sleeps(rank.process):
                 return None
             rank.used = used
         if len(before) != len(ranks) or any(
@@ -96,12 +93,11 @@ class Standstill:
             stack = last_stack(self._folder / f"stands-{rank.process}")
             if not stack or not _WAITS.search(stack[0][0].replace(os.sep, "/")):
                 return None
-            own = next(((file, line) for file, line, _ in stack if source.is_user_file(file)), None)
+            own = next((n for n, (file, _, _) in enumerate(stack) if source.is_user_file(file)), None)
             if own is None:
                 return None
-            called = [name for file, _, name in stack if not source.is_user_file(file)]
-            outermost = stack.index(next(frame for frame in stack if source.is_user_file(frame[0])))
-            stands.append((rank.number, source.place(*own), called[outermost - 1] if outermost else ""))
+            file, line, _ = stack[own]
+            stands.append((rank.number, source.place(file, line), stack[own - 1][2] if own else ""))
         return _finding(stands)
 
 
