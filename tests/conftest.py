@@ -14,6 +14,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 ROOT = Path(__file__).resolve().parent.parent
+if os.environ.get("TRIMTAB_OTHER_BLAS", "0") != "0":  # as `make test-processors` sets it
+    import other_blas
+
+    other_blas.install()
+
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -1,4 +1,4 @@
-"""MeZO: bit for bit a plain loop with the same noise; nothing drifts; a step is safe when something fails."""
+"""MeZO: a plain loop with the same noise, bit for bit; nothing drifts; a step is safe when something fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zeroth_helpers import batch, bits, fp32, reference_mezo, same_weights, tiny, with_lora
+from zeroth_helpers import batch, bits, close_losses, fp32, reference_mezo, same_weights, tiny, with_lora
 
 from trimtab.errors import RequestError
 from trimtab.zeroth import NotFinite, ZerothOrder, ZerothSettings
@@ -19,7 +19,11 @@ EXACT: dict[str, Any] = {"learning_rate": 1e-2, "eps": 1e-2, "seed": 5}
 
 
 def run_both(model: nn.Module, steps: int = 3, **settings: Any) -> ZerothOrder:
-    """A few steps of ours and of the plain loop, which must not differ in a bit."""
+    """A few steps of ours and of the plain loop, which must not differ in a bit.
+
+    Passes that share a forward are other products than the plain loop's: there the losses agree within rounding, and
+    what is made of them, noise and update, still to the bit.
+    """
     plain = copy.deepcopy(model)
     options = EXACT | settings
     optimizer = ZerothOrder(model, ZerothSettings(**options))
@@ -32,8 +36,12 @@ def run_both(model: nn.Module, steps: int = 3, **settings: Any) -> ZerothOrder:
         eps=options["eps"],
         seed=options["seed"],
         weight_decay=options.get("weight_decay", 0.0),
+        seen=seen,
     )
-    assert seen == expected
+    if optimizer.lanes == 1:
+        assert seen == expected
+    else:
+        assert close_losses(seen, expected, optimizer.tuned[0].parameter.dtype)
     assert same_weights(model, plain)
     return optimizer
 
@@ -44,16 +52,18 @@ def run_both(model: nn.Module, steps: int = 3, **settings: Any) -> ZerothOrder:
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_full_tuning_is_the_plain_loop(kind: str, tie: bool, dtype: str, lanes: int | None) -> None:
     """Also with both passes in one forward; by default on the CPU they run one after the other."""
-    optimizer = run_both(tiny(kind, DTYPES[dtype], tie), lanes=lanes)
+    # In bf16 the ends of the line lie further apart, so that rounding cannot be taken for a step along it.
+    eps = 0.1 if lanes and dtype == "bf16" else 0.01
+    optimizer = run_both(tiny(kind, DTYPES[dtype], tie), lanes=lanes, eps=eps)
     assert optimizer.lanes == (lanes or 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "lanes"), [("fp32", None), ("bf16", None), ("fp32", 2)])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-def test_lora_is_the_plain_loop(kind: str, dtype: str) -> None:
+def test_lora_is_the_plain_loop(kind: str, dtype: str, lanes: int | None) -> None:
     """One pass after the other by default on the CPU: a frozen matmul of two lanes may round otherwise than of one."""
-    optimizer = run_both(with_lora(tiny(kind, DTYPES[dtype])))
-    assert optimizer.lanes == 1
+    optimizer = run_both(with_lora(tiny(kind, DTYPES[dtype])), lanes=lanes)
+    assert optimizer.lanes == (lanes or 1)
     assert all("lora" in t.name for t in optimizer.tuned)
 
 

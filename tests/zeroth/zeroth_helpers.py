@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -103,10 +105,58 @@ def fp32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-def plain_loss(model: nn.Module, batches: Sequence[ScoreBatch]) -> float:
-    """The mean loss over the examples, added up in float64."""
+def rounding(products: int = 13, longest: int = 48, dtype: torch.dtype = torch.float32) -> float:
+    """How far two orders of adding the same numbers in fp32 may lie apart, as a share of the value.
+
+    Bits are promised where the same products of the same shapes are computed; with another number of rows a BLAS may
+    add in another order. A sum of n products, in whatever order, is off by at most lambda * sqrt(n) * u of its terms'
+    size but with a chance of 2 exp(-lambda^2 / 2), where u is half a unit in the last place (Higham and Mary, 2019);
+    so two orders are apart by lambda * sqrt(n) units at most. Products that depend on each other add their errors in
+    the same way: sqrt(products) times as much. lambda = 4: once in 1,500 sums it would be more, were each at its
+    worst. The tiny models have two layers of six products in a row (query, scores, mixture, output, up, down) and a
+    head; their longest sum has 48 terms: 100 units, 1.2e-5 of a loss. A wrong sign, seed or lane moves one by 1e-3.
+
+    A value that is kept in bf16 is rounded again, and lands on one number or, rarely, on its neighbour, however long
+    its sum was: units of that type, of which lambda in a row would be the worst.
+    """
+    if dtype == torch.float32:
+        return 4 * math.sqrt(products * longest) * torch.finfo(dtype).eps
+    return 4 * torch.finfo(dtype).eps
+
+
+def close_losses(
+    got: Sequence[Sequence[float]], want: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32
+) -> bool:
+    """Each loss within rounding of the other, and both sides of equal length."""
+    return [len(each) for each in got] == [len(each) for each in want] and all(
+        abs(one - two) <= rounding(dtype=dtype) * abs(two)
+        for ones, twos in zip(got, want, strict=True)
+        for one, two in zip(ones, twos, strict=True)
+    )
+
+
+@contextmanager
+def as_scratch(weights: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, these weights ask for no gradient, as a pass's scratch asks for none.
+
+    By that torch decides whether a batch that does not lie in one piece, as the head gets it, is multiplied as one
+    matrix or as several: other shapes, and so other bits.
+    """
+    for weight in weights:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.requires_grad_(True)
+
+
+def plain_loss(
+    model: nn.Module, batches: Sequence[ScoreBatch], moved: Sequence[nn.Parameter] | None = None
+) -> float:
+    """The mean loss over the examples, added up in float64. `moved`: the weights that a pass changes, if not all."""
     total, count = 0.0, 0
-    with torch.inference_mode():
+    with as_scratch(trainable(model) if moved is None else moved), torch.inference_mode():
         for each in batches:
             for loss in example_losses(candidate_scores(model, each), each.label)[0].tolist():
                 total, count = total + loss, count + 1
@@ -157,9 +207,14 @@ def reference_mezo(
     eps: float,
     seed: int,
     weight_decay: float = 0.0,
+    seen: Sequence[tuple[float, ...]] | None = None,
 ) -> list[tuple[float, ...]]:
-    """MeZO as in the paper: perturb every weight, measure, perturb the other way, measure, move."""
-    weights, seen = trainable(model), []
+    """MeZO as in the paper: perturb every weight, measure, perturb the other way, measure, move.
+
+    It moves by the losses in `seen`, where there are any, and gives back those that it measured itself: then losses
+    can be compared within rounding, and the weights still to the bit.
+    """
+    weights, measured = trainable(model), []
     for step in range(steps):
         start = [w.detach().clone() for w in weights]
         z = [noise(Stream(seed, step, i), w.shape) for i, w in enumerate(weights)]
@@ -168,13 +223,14 @@ def reference_mezo(
             for w, s, n in zip(weights, start, z, strict=True):
                 w.data = added(s, sign * eps, n)
             losses.append(plain_loss(model, batches_of(step)))
-        move = fp32(rate) * (losses[0] - losses[1]) / (2 * eps)
+        measured.append(tuple(losses))
+        plus, minus = losses if seen is None else seen[step]
+        move = fp32(rate) * (plus - minus) / (2 * eps)
         for i, (w, s, n) in enumerate(zip(weights, start, z, strict=True)):
             keep = fp32(1 - fp32(rate) * weight_decay) if w.dim() > 1 else 1.0
             wide = s.float() * torch.tensor(keep) - torch.tensor(fp32(move)) * n
             w.data = by_chance(wide, s.dtype, Stream(seed, step, i, UPDATE))
-        seen.append(tuple(losses))
-    return seen
+    return measured
 
 
 def same_weights(one: nn.Module, two: nn.Module) -> bool:
