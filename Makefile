@@ -7,10 +7,10 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow lint format clean
+.PHONY: help train test test-slow test-processors lint format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 train: $(VENV)/.installed ## set up, then fine-tune the built-in model on the built-in data (ARGS="key=value …" overrides)
 	@$(BIN)/trimtab train $(ARGS)
@@ -21,6 +21,16 @@ test: $(VENV)/.installed-dev ## the whole suite but the slow cases, by two worke
 
 test-slow: $(VENV)/.installed-dev ## the slow cases
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+# By each of these a library adds in another order. TRIMTAB_OTHER_BLAS stands for the libraries that are not here.
+SETTINGS := TRIMTAB_OTHER_BLAS=1 OMP_NUM_THREADS=2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+ROOMS ?= $(addprefix tests/,zeroth recipes virtual placement models bench test_other_blas.py)
+
+test-processors: $(VENV)/.installed-dev ## slow: what computes, as other processors and libraries would round it (ROOMS=tests/zeroth: a part)
+	@failed=; for setting in $(SETTINGS); do echo "with $$setting"; \
+	  env HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $$setting $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ROOMS) $(ARGS) \
+	    || failed="$$failed $$setting"; \
+	done; if test -n "$$failed"; then echo "failed with$$failed"; exit 1; fi; echo "passed with each of $(SETTINGS)"
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -18,4 +18,4 @@ def test_products_of_bf16_with_a_float32_result() -> None:
     torch.addmm(kept, one, two, out_dtype=torch.float32, out=kept)
     torch.testing.assert_close(kept, right + 1)
     batched = torch.bmm(one[None], two[None], out_dtype=torch.float32)
-    assert torch.equal(batched[0], right)
+    torch.testing.assert_close(batched[0], right)  # another kernel than that of one product
