@@ -114,7 +114,7 @@ def rounding(products: int = 13, longest: int = 48, dtype: torch.dtype = torch.f
     so two orders are apart by lambda * sqrt(n) units at most. Products that depend on each other add their errors in
     the same way: sqrt(products) times as much. lambda = 4: once in 1,500 sums it would be more, were each at its
     worst. The tiny models have two layers of six products in a row (query, scores, mixture, output, up, down) and a
-    head; their longest sum has 48 terms: 100 units, 1.2e-5 of a loss. A wrong sign, seed or lane moves one by 1e-3.
+    head; their longest sum has 48 terms: 100 units, 1.2e-5 of a loss. The passes of a step lie 3e-4 and more apart.
 
     A value that is kept in bf16 is rounded again, and lands on one number or, rarely, on its neighbour, however long
     its sum was: units of that type, of which lambda in a row would be the worst.
