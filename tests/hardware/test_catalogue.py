@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trimtab.errors import RequestError
+from trimtab.gpu_models import DEFAULT, MODELS, nearest
 from trimtab.hardware import GpuModel, accelerators, find_gpu, probe
-from trimtab.hardware.models import DEFAULT, MODELS, nearest
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import trimtab.hardware.models
+import trimtab.gpu_models
 import trimtab.virtual
 
 ROOM = Path(trimtab.virtual.__file__).parent
@@ -41,6 +41,6 @@ def test_it_stands_on_torch_and_the_table_of_gpu_models_alone() -> None:
         name for file in MODULES.values() for name in imported(file) if not name.startswith("trimtab.virtual")
     }
     heavy = {name for name in outside if name.partition(".")[0] not in sys.stdlib_module_names | {"torch"}}
-    assert heavy == {"pytest", "trimtab.hardware.models"}
-    table = Path(sys.modules["trimtab.hardware.models"].__file__ or "")
+    assert heavy == {"pytest", "trimtab.gpu_models"}
+    table = Path(sys.modules["trimtab.gpu_models"].__file__ or "")
     assert {name.partition(".")[0] for name in imported(table)} <= sys.stdlib_module_names

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trimtab.hardware.models import MODELS, GpuModel
+from trimtab.gpu_models import MODELS, GpuModel
 from trimtab.virtual.context import virtual_gpus
 from trimtab.virtual.state import Machine, NotSimulated
 

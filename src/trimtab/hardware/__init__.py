@@ -1,8 +1,8 @@
 """Know: what is there. Devices, memory, precision support, the launcher. Never decides anything."""
 
+from trimtab.gpu_models import GpuModel
 from trimtab.hardware.catalogue import accelerators, find_gpu
 from trimtab.hardware.launcher import Launcher, detect_launcher
-from trimtab.hardware.models import GpuModel
 from trimtab.hardware.probe import Accelerator, Cpu, Hardware, probe, probe_cpu
 
 __all__ = [

@@ -9,7 +9,7 @@ import difflib
 import re
 
 from trimtab.errors import RequestError
-from trimtab.hardware.models import DEFAULT, MODELS, GpuModel
+from trimtab.gpu_models import DEFAULT, MODELS, GpuModel
 from trimtab.hardware.probe import Accelerator
 
 MOST = 1024

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trimtab.hardware.models import KIB, MIB, nearest
+from trimtab.gpu_models import KIB, MIB, nearest
 
 if TYPE_CHECKING:
     from trimtab.virtual.state import VirtualDevice
