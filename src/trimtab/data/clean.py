@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from trimtab.data.read import Row
 from trimtab.errors import RequestError
+
+Made = TypeVar("Made")
 
 
 class BadRow(Exception):
@@ -41,9 +45,36 @@ class Tally:
         self.dropped[reason] += 1
         self.first.setdefault(reason, where)
 
+    def change(self, what: str) -> None:
+        """A row that is kept, but not as it stood."""
+        self.changed[what] += 1
+
     def reasons(self) -> list[str]:
         """One phrase per reason, most frequent first: `3 empty answer (first: x.jsonl, line 7)`."""
         return [f"{n:,} {reason} (first: {self.first[reason]})" for reason, n in self.dropped.most_common()]
+
+
+def usable(
+    rows: Iterable[Row],
+    make: Callable[[Row], Made],
+    key: Callable[[Made], str],
+    tally: Tally,
+    *,
+    repeats: bool,
+) -> Iterator[tuple[Row, Made]]:
+    """Each row with what `make` gives for it, but bad ones and (unless `repeats`) those whose key came before."""
+    seen: set[str] = set()
+    for row in rows:
+        try:
+            made = make(row)
+        except BadRow as bad:
+            tally.bad(str(bad), row.where)
+            continue
+        if not repeats and key(made) in seen:
+            tally.drop("repeats an earlier row", row.where)
+            continue
+        seen.add(key(made))
+        yield row, made
 
 
 def text_of(value: Any, name: str, tally: Tally) -> str:
@@ -51,12 +82,12 @@ def text_of(value: Any, name: str, tally: Tally) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        tally.changed[f"number in `{name}` written as text"] += 1
+        tally.change(f"number in `{name}` written as text")
         return str(value)
     if not isinstance(value, str):
         raise BadRow(f"`{name}` is a {type(value).__name__}, not text")
     if "\r\n" in value:
-        tally.changed["CRLF line ends inside a text turned into LF"] += 1
+        tally.change("CRLF line ends inside a text turned into LF")
         return value.replace("\r\n", "\n")
     return value
 

@@ -130,21 +130,19 @@ def _turn(turn: Any, name: str, tally: Tally) -> Message:
     """One message of either spelling: {role, content} or {from, value}."""
     if not isinstance(turn, Mapping):
         raise BadRow(f"`{name}` holds a {type(turn).__name__} where a message should be")
-    turn = {
-        key: part for key, part in turn.items() if part is not None
-    }  # Parquet fills absent keys with nulls
+    # Parquet fills absent keys with nulls.
+    turn = {key: part for key, part in turn.items() if part is not None}
     said = turn.pop("role", None) or turn.pop("from", None)
     if said is None:
         raise BadRow(f"a message in `{name}` has no role")
     role = ROLES.get(str(said).lower())
     if role is None:
         raise BadRow(f"unknown role `{said}` in `{name}`")
-    content = turn.pop("content", None)
-    if content is None:
-        content = turn.pop("value", None)
+    value = turn.pop("value", None)
+    content = turn.pop("content", value)
     if isinstance(content, Mapping) and role in ("tool", "call"):
         content = json.dumps(content, ensure_ascii=False)
-        tally.changed["tool call or result given as an object, written as JSON"] += 1
+        tally.change("tool call or result given as an object, written as JSON")
     text = text_of(_joined(content, name), f"{name}[{said}]", tally)
     message: Message = {"role": "assistant" if role == "call" else role, "content": text}
     calls = _calls(turn.pop("tool_calls", None) or (text if role == "call" else None))
@@ -155,7 +153,6 @@ def _turn(turn: Any, name: str, tally: Tally) -> Message:
     elif not text.strip() and role in ("user", "assistant"):
         raise BadRow("empty answer" if role == "assistant" else "empty user message")
     # What else a message carries (name, tool_call_id, reasoning_content, ...) is for the chat template to read.
-    turn.pop("value", None)
     return {**turn, **message}
 
 
@@ -199,7 +196,7 @@ def _up_to_last_answer(messages: list[Message], tally: Tally) -> list[Message]:
     if not answers:
         raise BadRow("no answer (no assistant message to train on)")
     if answers[-1] + 1 < len(messages):
-        tally.changed["conversation cut after its last answer"] += 1
+        tally.change("conversation cut after its last answer")
     return messages[: answers[-1] + 1]
 
 

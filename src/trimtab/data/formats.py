@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -48,22 +49,14 @@ _QUESTIONS = ["instruction", "prompt", "question", "query", "problem", "task", "
 _QUESTIONS += ["user", "human", "input", "source", "title"]
 _ANSWERS = ["output", "completion", "answer", "response", "reply", "solution", "assistant"]
 _ANSWERS += ["target", "chosen", "gpt", "summary", "label"]
+_TALKS = ["dialog", "dialogue", "chat", "turns"]
 _LIKE = {
     "instruction": _QUESTIONS,
     "prompt": _QUESTIONS,
     "output": _ANSWERS,
     "completion": _ANSWERS,
-    "messages": [
-        "messages",
-        "conversation",
-        "conversations",
-        "dialog",
-        "dialogue",
-        "chat",
-        "turns",
-        "chosen",
-    ],
-    "conversations": ["conversations", "conversation", "messages", "dialog", "dialogue", "chat", "turns"],
+    "messages": ["messages", "conversation", "conversations", *_TALKS, "chosen"],
+    "conversations": ["conversations", "conversation", "messages", *_TALKS],
     "text": ["text", "content", "body", "document", "article", "sentence"],
 }
 
@@ -138,8 +131,8 @@ def check_columns(row: Row, form: Format, first: Row, mapping: Mapping[str, str]
 
 def unused_columns(row: Row, form: Format, mapping: Mapping[str, str]) -> list[str]:
     """Columns of the row that the format does not read."""
-    used = {mapping.get(column, column).split(".")[0] for column in form.columns}
-    used |= {mapping.get(column, column) for column in form.columns}
+    used = [mapping.get(column, column) for column in form.columns]
+    used += [path.split(".")[0] for path in used]
     return [str(name) for name in row.values if name not in used]
 
 
@@ -149,20 +142,19 @@ def _that_know(candidates: list[Format], mapping: Mapping[str, str], wanted: str
         return knowing
     known = sorted({column for form in candidates for column in form.columns})
     for column, actual in mapping.items():
-        if column not in known:
-            swapped = actual in known
-            near = get_close_matches(column, known, n=1)
-            change = f"known here: {', '.join(known)}"
-            if swapped:
-                change = f"write it the other way round: data.columns.{actual}={column}"
-            elif near:
-                change = f"did you mean data.columns.{near[0]}={actual}?"
-            whose = "no format has a" if wanted == "auto" else f"{wanted} has no"
-            raise RequestError.of(
-                f"data.columns.{column}={actual}: {whose} column `{column}`",
-                "data.columns maps a column that the format expects to the column that the file has",
-                change,
-            )
+        if column in known:
+            continue
+        change = f"known here: {', '.join(known)}"
+        if actual in known:
+            change = f"write it the other way round: data.columns.{actual}={column}"
+        elif near := get_close_matches(column, known, n=1):
+            change = f"did you mean data.columns.{near[0]}={actual}?"
+        whose = "no format has a" if wanted == "auto" else f"{wanted} has no"
+        raise RequestError.of(
+            f"data.columns.{column}={actual}: {whose} column `{column}`",
+            "data.columns maps a column that the format expects to the column that the file has",
+            change,
+        )
     raise RequestError.of(
         f"data.columns maps {', '.join(mapping)}",
         "no single format has all of these columns",
@@ -239,8 +231,8 @@ def _column_like(row: Row, column: str, taken: set[str]) -> str | None:
     for actual in names.values():
         if column in ("messages", "conversations") and _kind_fits(column, row.values[actual]):
             return actual
-    near = get_close_matches(column, list(names), n=1, cutoff=0.8)
-    return names[near[0]] if near and _kind_fits(column, row.values[names[near[0]]]) else None
+    near = [names[name] for name in get_close_matches(column, list(names), n=1, cutoff=0.8)]
+    return next((actual for actual in near if _kind_fits(column, row.values[actual])), None)
 
 
 def _kind_fits(column: str, value: Any) -> bool:
@@ -255,10 +247,8 @@ def _kind_fits(column: str, value: Any) -> bool:
 def parse_list(value: Any) -> Any:
     """A list that a CSV or a careless writer stored as JSON text; anything else as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
+        with suppress(json.JSONDecodeError):
             return json.loads(value)
-        except json.JSONDecodeError:
-            return value
     return value
 
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 import datasets
 
 from trimtab.config.schema import DataSettings
-from trimtab.data.clean import BadRow, Tally
+from trimtab.data.clean import Tally, usable
 from trimtab.data.convert import Example, convert
 from trimtab.data.formats import Detected, check_columns, detect, unused_columns
+from trimtab.data.read import Row
 from trimtab.data.render import IGNORED, Encoded, Renderer
 from trimtab.data.report import DataReport, Lengths, SourceReport
 from trimtab.data.sources import HELD_OUT, Loaded, load_rows
-from trimtab.data.split import held_out
+from trimtab.data.split import hold_out
 from trimtab.errors import RequestError
+from trimtab.monitor.wording import count_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,16 +56,16 @@ def prepare_data(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, see
         shared = _keys(train_rows) & _keys(eval_rows)
         if shared:
             notes.append(
-                f"data.eval_source and data.source overlap: {_rows(len(shared))} of evaluation "
+                f"data.eval_source and data.source overlap: {count_of(len(shared), 'row')} of evaluation "
                 f"{'is' if len(shared) == 1 else 'are'} also trained on"
             )
     elif settings.eval_fraction > 0:
         # One key per conversation: a conversation that became several rows stays on one side.
-        keys = [row.example.key for row in _one_per_example(rows)]
-        chosen = held_out(keys, settings.eval_fraction, seed)
+        whole = _one_per_example(rows)
+        _, held_out, split = hold_out(whole, lambda row: row.example.key, settings.eval_fraction, seed)
+        chosen = _keys(held_out)
         train_rows = [row for row in rows if row.example.key not in chosen]
         eval_rows = [row for row in rows if row.example.key in chosen]
-        split = f"data.eval_fraction={settings.eval_fraction}, seed {seed}"
         eval_rows = _without_shared(train_rows, eval_rows, settings, notes)
     else:
         train_rows, split = rows, "data.eval_fraction=0"
@@ -112,21 +114,12 @@ def _prepare_source(
 
 
 def _examples(loaded: Loaded, detected: Detected, settings: DataSettings, tally: Tally) -> list[Example]:
-    examples: list[Example] = []
-    seen: set[str] = set()
-    for row in loaded.rows:
+    def converted(row: Row) -> Example:
         check_columns(row, detected.form, loaded.rows[0], settings.columns)
-        try:
-            example = convert(row, detected.form, settings.columns, tally)
-        except BadRow as bad:
-            tally.bad(str(bad), row.where)
-            continue
-        if not settings.keep_duplicates and example.key in seen:
-            tally.drop("repeats an earlier row", row.where)
-            continue
-        seen.add(example.key)
-        examples.append(example)
-    return examples
+        return convert(row, detected.form, settings.columns, tally)
+
+    found = usable(loaded.rows, converted, lambda e: e.key, tally, repeats=settings.keep_duplicates)
+    return [example for _, example in found]
 
 
 def _cut(
@@ -152,11 +145,13 @@ def _cut(
     notes = []
     if cut > lost:
         notes.append(
-            f"{_rows(cut - lost)} cut at data.max_length={longest}; the end of the answer is not trained on"
+            f"{count_of(cut - lost, 'row')} cut at data.max_length={longest}; the end of the answer is not trained on"
         )
     if lost:
         verb = "loses" if lost == 1 else "lose"
-        notes.append(f"{_rows(lost)} {verb} every answer token at data.max_length={longest}; raise it")
+        notes.append(
+            f"{count_of(lost, 'row')} {verb} every answer token at data.max_length={longest}; raise it"
+        )
     return rows, cut, notes
 
 
@@ -167,7 +162,8 @@ def _without_shared(
     trained = {tuple(row.input_ids) for row in train}
     kept = [row for row in held if tuple(row.input_ids) not in trained]
     if len(kept) < len(held):
-        notes.append(f"{_rows(len(held) - len(kept))} held out equal a training row once rendered: left out")
+        gone = count_of(len(held) - len(kept), "row")
+        notes.append(f"{gone} held out equal a training row once rendered: left out")
     if not kept:
         raise RequestError.of(
             f"data.eval_fraction={settings.eval_fraction}: every row held out equals a training row once rendered",
@@ -201,10 +197,6 @@ def _keys(rows: Iterable[Encoded]) -> set[str]:
 def _trained(row: Encoded) -> int:
     """Tokens that the loss falls on. The first token has nothing before it to be predicted from."""
     return sum(label != IGNORED for label in row.labels[1:])
-
-
-def _rows(number: int) -> str:
-    return f"{number:,} row" if number == 1 else f"{number:,} rows"
 
 
 def _dataset(rows: Sequence[Encoded]) -> datasets.Dataset:

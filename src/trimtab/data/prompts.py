@@ -16,7 +16,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from trimtab.config.schema import Config
-from trimtab.data.clean import BadRow, Tally
+from trimtab.data.clean import BadRow, Tally, usable
 from trimtab.data.convert import read_turns
 from trimtab.data.fill import check_braces, fill
 from trimtab.data.formats import parse_list
@@ -95,27 +95,17 @@ def _asked_rows(
 ) -> tuple[str, list[dict[str, Any]], list[int]]:
     """How rows are asked, the rows that are kept, and the tokens of their prompts."""
     column = _prompt_column(rows[0], config)
+    dropped = {*TAKEN, *({column} & {"prompt", "messages", "conversations"})}
     kept: list[dict[str, Any]] = []
     sizes: list[int] = []
-    seen: set[str] = set()
     longest = prompt_limit(config)
-    for row in rows:
-        try:
-            prompt = _prompt(row, column, config, tally)
-        except BadRow as bad:
-            tally.bad(str(bad), row.where)
-            continue
-        others = {
-            str(key): value
-            for key, value in row.values.items()
-            if key not in TAKEN and not (key == column and key in ("prompt", "messages", "conversations"))
-        }
-        asked = {**others, "prompt": prompt}
-        if not config.data.keep_duplicates and _key(asked) in seen:
-            tally.drop("repeats an earlier row", row.where)
-            continue
-        seen.add(_key(asked))
-        size = prompt_tokens(tokenizer, prompt)
+
+    def made(row: Row) -> dict[str, Any]:
+        prompt = _prompt(row, column, config, tally)
+        return {str(k): v for k, v in row.values.items() if k not in dropped} | {"prompt": prompt}
+
+    for row, asked in usable(rows, made, _key, tally, repeats=config.data.keep_duplicates):
+        size = len(prompt_ids(tokenizer, asked["prompt"]))
         if size > longest:
             tally.drop(f"prompt longer than {longest} tokens (grpo.max_prompt_length)", row.where)
             continue
@@ -130,12 +120,14 @@ def _asked_rows(
     return _how(kept[0]["prompt"], column, config), kept, sizes
 
 
-def prompt_tokens(tokenizer: Any, prompt: Prompt) -> int:
-    """The prompt's length as the trainer will tokenize it."""
-    if isinstance(prompt, str):
-        return len(tokenizer(prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+def prompt_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """The prompt as the trainer will tokenize it."""
+    chat = not isinstance(prompt, str)
+    text = (
+        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) if chat else prompt
+    )
+    ids: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    return ids
 
 
 def _prompt_column(row: Row, config: Config) -> str:
@@ -166,7 +158,7 @@ def _prompt(row: Row, column: str, config: Config, tally: Tally) -> Prompt:
         value = row.values.get(column)
         # Messages may be stored as JSON text; any other text that happens to be JSON is a prompt as it stands.
         listed = parse_list(value)
-        if isinstance(value, list) or (isinstance(listed, list) and _are_messages(listed)):
+        if isinstance(value, list) or _are_messages(listed):
             messages = read_turns(listed, column, tally)
             while messages and messages[-1]["role"] == "assistant":
                 messages.pop()
@@ -188,8 +180,8 @@ def _prompt(row: Row, column: str, config: Config, tally: Tally) -> Prompt:
     return [*system, {"role": "user", "content": text}]
 
 
-def _are_messages(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(turn, Mapping) for turn in value)
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) for turn in value)
 
 
 def _how(prompt: Prompt, column: str, config: Config) -> str:

@@ -88,23 +88,15 @@ def _read_json(text: str, shown: str) -> list[Row]:
             "rows are a list of objects",
             "write `[{...}, {...}]` or JSON lines",
         )
-    rows = []
-    for number, item in enumerate(whole, 1):
-        if not isinstance(item, dict):
-            raise _not_an_object(f"{shown}, row {number}", item)
-        rows.append(Row(item, shown, number))
-    return rows
+    return [_row(item, shown, number, "row") for number, item in enumerate(whole, 1)]
 
 
 def _list_inside(whole: dict[str, Any], shown: str) -> list[Any]:
-    if whole.keys() & _ROW_KEYS:
+    lists = {key: value for key, value in whole.items() if isinstance(value, list)}
+    if whole.keys() & _ROW_KEYS or not lists:
         return [whole]
-    lists = [key for key, value in whole.items() if isinstance(value, list)]
     if len(lists) == 1:
-        inside: list[Any] = whole[lists[0]]
-        return inside
-    if not lists:
-        return [whole]
+        return next(iter(lists.values()))
     raise RequestError.of(
         f"{shown}: a JSON object with several lists inside ({', '.join(lists)})",
         "it is not clear which of them holds the rows",
@@ -130,18 +122,14 @@ def _read_jsonl(text: str, shown: str) -> list[Row]:
             item = json.loads(line)
         except json.JSONDecodeError as error:
             raise _broken(shown, number, error) from None
-        if not isinstance(item, dict):
-            raise _not_an_object(f"{shown}, line {number}", item)
-        rows.append(Row(item, shown, number, "line"))
+        rows.append(_row(item, shown, number, "line"))
     return rows
 
 
 def _read_csv(text: str, shown: str, delimiter: str | None) -> list[Row]:
-    header = text.split("\n", 1)[0]
     if delimiter is None:
-        delimiter = max(
-            ",;\t", key=header.count
-        )  # the first of them wins a tie, so a lone column stays a comma
+        # The first of them wins a tie, so a lone column stays a comma.
+        delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
     plain = delimiter == "\t" and _plain_quotes(text)
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
@@ -220,15 +208,16 @@ def _broken(shown: str, line: int, error: json.JSONDecodeError) -> RequestError:
     )
 
 
-def _not_an_object(where: str, item: Any) -> RequestError:
-    return RequestError.of(
-        f"{where}: a {_kind(item)}",
+def _row(item: Any, shown: str, number: int, unit: str) -> Row:
+    if isinstance(item, dict):
+        return Row(item, shown, number, unit)
+    raise RequestError.of(
+        f"{shown}, {unit} {number}: a {_kind(item)}",
         "each row is an object with named columns",
         'write it as `{"column": value, ...}`',
     )
 
 
 def _kind(value: Any) -> str:
-    return {"str": "text", "list": "list", "dict": "object", "NoneType": "null"}.get(
-        type(value).__name__, type(value).__name__
-    )
+    name = type(value).__name__
+    return {"str": "text", "dict": "object", "NoneType": "null"}.get(name, name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trimtab.data.clean import BadRow, Tally
@@ -53,14 +54,11 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, train_on: str = "answers") -> None:
         self.tokenizer = tokenizer
         self.train_on = train_on
-        self._template: ChatTemplate | None = None
         self._opening = opening_ids(tokenizer)
 
-    @property
+    @cached_property
     def template(self) -> ChatTemplate:
-        if self._template is None:
-            self._template = ChatTemplate(self.tokenizer)
-        return self._template
+        return ChatTemplate(self.tokenizer)
 
     def encode(self, examples: Sequence[Example], tally: Tally) -> list[Encoded]:
         """All examples as tokens and labels; those that cannot be written are counted in `tally`."""
@@ -75,13 +73,12 @@ class Renderer:
             rows = list(self.render(example, tally))
             for row in rows:
                 row.text.encode("utf-8")
+            return rows
         except BadRow as bad:
             tally.bad(str(bad), example.where)
-            return []
         except UnicodeEncodeError:
             tally.bad("a text holds half of a surrogate pair (broken Unicode)", example.where)
-            return []
-        return rows
+        return []
 
     def render(self, example: Example, tally: Tally) -> Iterator[Rendered]:
         """The example as text and spans: one row, or one per answer where the template rewrites earlier turns."""
@@ -103,9 +100,7 @@ class Renderer:
             return
         # The template writes an earlier turn differently once later ones follow (Qwen3 removes its thinking, for
         # one). With each answer last in a row of its own, every row is what the model will see.
-        tally.changed[
-            "conversation written as one row per answer (the chat template rewrites earlier turns)"
-        ] += 1
+        tally.change("conversation written as one row per answer (the chat template rewrites earlier turns)")
         for text, span in rows:
             yield Rendered(text, [span], example)
 
@@ -137,17 +132,15 @@ class Renderer:
             return len(prompt)
         # The generation prompt holds more than the template writes before a finished answer (an opened <think>,
         # say). The answer starts where the two part, and never behind its own first character.
-        tally.changed["answer whose generation prompt is not how the chat template writes it"] += 1
+        tally.change("answer whose generation prompt is not how the chat template writes it")
         parted = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), len(text))
         return min(parted, shown) if shown >= 0 else parted
 
     def _answer_end(self, text: str, start: int) -> int | None:
         """Where the end-of-turn token of the answer at `start` ends, or None where the template writes none."""
         token = self.template.end_of_turn
-        if token is not None:
-            place = text.rfind(token, start)
-            if place >= 0:
-                return place + len(token)
+        if token is not None and (place := text.rfind(token, start)) >= 0:
+            return place + len(token)
         bare = text.rstrip()
         ends = any(bare.endswith(token, start) for token in self.template.added_tokens)
         return len(bare) if ends else None
@@ -195,8 +188,7 @@ def label(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) ->
             number += 1
         if number == len(spans):
             break
-        inside = end > spans[number][0] if end > start else start >= spans[number][0]
-        if inside:
+        if end > spans[number][0] if end > start else start >= spans[number][0]:
             labels[place] = ids[place]
     return labels
 
@@ -205,7 +197,5 @@ def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What the tokenizer puts before a text by itself: mostly BOS, or nothing."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return list(whole[:start])
-    return []
+    starts = (n for n in range(len(whole) - len(bare) + 1) if whole[n : n + len(bare)] == bare)
+    return list(whole[: next(starts, 0)])

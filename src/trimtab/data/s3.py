@@ -86,9 +86,8 @@ def fetch(
 
     A file whose etag is already in the cache is not downloaded again.
     """
-    endpoint = (
-        endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-    )
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = endpoint_url or next(filter(None, map(os.environ.get, names)), None)
     _refuse_embedded_credentials(address, endpoint, setting)
     place = _Place(setting, address, endpoint)
     path = address.removeprefix("s3://").strip("/")
@@ -97,8 +96,7 @@ def fetch(
     fs = _connect(place)
     entries = _list(fs, path, place)
     if list(entries) != [path]:
-        chosen = choose(list(entries))
-        entries = {name: entries[name] for name in chosen}
+        entries = {name: entries[name] for name in choose(list(entries))}
     return [_download(fs, name, info, cache, place) for name, info in entries.items()]
 
 
@@ -157,9 +155,8 @@ def _list(fs: Any, path: str, place: _Place) -> dict[str, dict[str, Any]]:
         below = _ask(lambda: fs.find(path, detail=True), place)
     except PermissionError:
         # HEAD says only "403"; listing answers with a body that holds the code.
-        bucket, _, key = path.partition("/")
         with contextlib.suppress(PermissionError):
-            _ask(lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1), place)
+            _keys(fs, *path.split("/", 1), place=place, most=1)
         raise _denied("403", place) from None
     except FileNotFoundError:
         raise _missing(fs, path, place) from None
@@ -172,12 +169,7 @@ def _list(fs: Any, path: str, place: _Place) -> dict[str, dict[str, Any]]:
 def _missing(fs: Any, path: str, place: _Place) -> RequestError:
     bucket, _, key = path.partition("/")
     try:
-        page = _ask(
-            lambda: fs.call_s3(
-                "list_objects_v2", Bucket=bucket, Prefix=key.rpartition("/")[0], MaxKeys=1000, Delimiter=""
-            ),
-            place,
-        )
+        keys = _keys(fs, bucket, key.rpartition("/")[0], place=place, most=1000)
     except FileNotFoundError:
         return place.error(
             f"there is no bucket `{bucket}`",
@@ -186,13 +178,17 @@ def _missing(fs: Any, path: str, place: _Place) -> RequestError:
         )
     except PermissionError:
         return _denied("AccessDenied", place)
-    keys = [item["Key"] for item in page.get("Contents", [])]
     near = get_close_matches(key, keys, n=3, cutoff=0.5) or keys[:3]
     return place.error(
         f"bucket `{bucket}` holds nothing at `{key}`",
         "neither an object nor a prefix of that name is there",
         f"near it: {', '.join(f's3://{bucket}/{name}' for name in near)}" if near else "check the key",
     )
+
+
+def _keys(fs: Any, bucket: str, prefix: str = "", *, place: _Place, most: int) -> list[str]:
+    page = _ask(lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=most), place)
+    return [item["Key"] for item in page.get("Contents", [])]
 
 
 def _download(fs: Any, name: str, info: dict[str, Any], cache: Path, place: _Place) -> RemoteFile:
@@ -232,13 +228,6 @@ def _ask(call: Callable[[], T], place: _Place) -> T:
 
     try:
         return call()
-    except PermissionError as error:
-        code = _code(error)
-        if code in _KEY_CODES:
-            raise _denied(code, place) from None
-        raise PermissionError(code) from None
-    except FileNotFoundError as error:
-        raise FileNotFoundError(_code(error)) from None
     except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
         raise place.error(
             "no credentials found",
@@ -267,9 +256,9 @@ def _ask(call: Callable[[], T], place: _Place) -> T:
         code = _code(error)
         if code in _KEY_CODES:
             raise _denied(code, place) from None
-        if code in _DENIED_CODES:
+        if code in _DENIED_CODES or isinstance(error, PermissionError):
             raise PermissionError(code) from None
-        if code in {"NoSuchBucket", "NoSuchKey", "404"}:
+        if code in {"NoSuchBucket", "NoSuchKey", "404"} or isinstance(error, FileNotFoundError):
             raise FileNotFoundError(code) from None
         raise place.error(
             f"the store refused the request ({code})",

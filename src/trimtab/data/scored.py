@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.config.schema import Config, ZerothSettings
-from trimtab.data.clean import BadRow, Tally
+from trimtab.data.clean import BadRow, Tally, usable
 from trimtab.data.fill import check_braces, column, fill
 from trimtab.data.read import Row
 from trimtab.data.report import AskedReport
 from trimtab.data.sources import load_rows
 from trimtab.data.split import hold_out
 from trimtab.data.tasks import Question, Task, task
-from trimtab.data.tasks.load import load_task
+from trimtab.data.tasks.load import load_task, plain_name
 from trimtab.errors import RequestError
 
 Ask = Callable[[Row], Question]
@@ -42,25 +42,23 @@ def prepare_scored(config: Config) -> ScoredData:
     ask: Ask = known.question if known is not None else _template(zeroth)
     tally = Tally(strict=data.bad_rows == "error")
     notes: list[str] = []
+    evaluated: list[Question] = []
+    split, own_held = "data.eval_fraction=0", data.eval_source is None and data.eval_fraction > 0
     if known is not None and _is_task_place(data.source, known):
         rows = load_task(
             known, data.source, train_rows=data.max_rows, eval_rows=data.max_rows, seed=config.seed
         )
         source = rows.source
-        train = _questions(rows.splits["train"], ask, tally, "data.source", keep_duplicates=True)
-        evaluated, split = [], "data.eval_fraction=0"
-        if data.eval_source is None and data.eval_fraction > 0:
-            held = rows.splits["validation"]
-            evaluated = _questions(held, ask, tally, "data.source", keep_duplicates=True)
+        train = _questions(rows.splits["train"], ask, tally, "data.source", True)
+        if own_held:
+            evaluated = _questions(rows.splits["validation"], ask, tally, "data.source", True)
             split = "the task's own train and validation"
     else:
         loaded = load_rows(data.source, data, "data.source")
         source, notes = loaded.source, list(loaded.notes)
-        train = _questions(
-            _renamed(loaded.rows, data.columns), ask, tally, "data.source", data.keep_duplicates
-        )
-        evaluated, split = [], "data.eval_fraction=0"
-        if data.eval_source is None and data.eval_fraction > 0:
+        renamed = _renamed(loaded.rows, data.columns)
+        train = _questions(renamed, ask, tally, "data.source", data.keep_duplicates)
+        if own_held:
             train, evaluated, split = hold_out(train, _side, data.eval_fraction, config.seed)
     if data.eval_source is not None:
         loaded = load_rows(data.eval_source, data, "data.eval_source")
@@ -87,37 +85,27 @@ def _is_task_place(source: str, known: Task) -> bool:
     if source in ("sample", "hub"):
         return True
     folder = Path(source).expanduser()
-    names = (
-        [f.name.lower().replace("-", "").replace("_", "") for f in folder.iterdir()]
-        if folder.is_dir()
-        else []
-    )
-    return known.name in names
+    return folder.is_dir() and known.name in map(plain_name, folder.iterdir())
 
 
 def _questions(
     rows: list[Row], ask: Ask, tally: Tally, setting: str, keep_duplicates: bool
 ) -> list[Question]:
-    questions: list[Question] = []
-    seen: set[str] = set()
-    first: RequestError | None = None
-    for row in rows:
+    refused: list[RequestError] = []
+
+    def asked(row: Row) -> Question:
         try:
-            question = ask(row)
+            return ask(row)
         except RequestError as error:
             if tally.strict:
                 raise
-            first = first or error
-            tally.drop(str(error).splitlines()[0].removeprefix(f"{row.where}: "), row.where)
-            continue
-        if not keep_duplicates and _key(question) in seen:
-            tally.drop("repeats an earlier row", row.where)
-            continue
-        seen.add(_key(question))
-        questions.append(question)
+            refused.append(error)
+            raise BadRow(str(error).splitlines()[0].removeprefix(f"{row.where}: ")) from None
+
+    questions = [question for _, question in usable(rows, asked, _key, tally, repeats=keep_duplicates)]
     if not questions:
-        assert first is not None, "a source without rows was refused before"
-        raise RequestError(f"{setting}: none of its {len(rows):,} rows can be used; the first:\n{first}")
+        assert refused, "a source without rows was refused before"
+        raise RequestError(f"{setting}: none of its {len(rows):,} rows can be used; the first:\n{refused[0]}")
     return questions
 
 

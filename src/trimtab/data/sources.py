@@ -27,14 +27,8 @@ HELD_OUT = {"error-kinds": "error-kinds-held-out"}
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
 
 # How a file name says which split it holds: `train.jsonl`, `test-00000-of-00001.parquet`, `val.csv`.
-_SPLITS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "validation": "validation",
-}
-_SPLITS |= {"valid": "validation", "val": "validation", "dev": "validation", "eval": "validation"}
+_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -107,12 +101,9 @@ def _load_s3(source: str, settings: DataSettings, setting: str) -> Loaded:
     )
     rows = [row for file in files for row in read_file(file.path, file.address)]
     kept = sum(file.from_cache for file in files)
-    cache = "downloaded"
-    if kept:
-        cache = "from the cache (etag unchanged)"
-        cache = (
-            cache if kept == len(files) else f"{kept} of {len(files)} files {cache}, the others downloaded"
-        )
+    cache = "from the cache (etag unchanged)" if kept else "downloaded"
+    if 0 < kept < len(files):
+        cache = f"{kept} of {len(files)} files {cache}, the others downloaded"
     return Loaded(rows, f"{source} (S3)", [file.address for file in files], cache, notes)
 
 
@@ -139,11 +130,9 @@ def _load_hub(source: str, settings: DataSettings, setting: str) -> Loaded:
 
 def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> list[str]:
     """The files of a folder that hold rows; where their names say splits, only those of `split`."""
-    readable = [
-        name for name in names if _suffix(name) in READERS and name.rpartition("/")[2] not in _NOT_ROWS
-    ]
+    readable = [name for name in names if _suffix(name) in READERS and Path(name).name not in _NOT_ROWS]
     if not readable:
-        there = ", ".join(sorted({_suffix(name) or name.rpartition("/")[2] for name in names})) or "nothing"
+        there = ", ".join(sorted({_suffix(name) or Path(name).name for name in names})) or "nothing"
         raise RequestError.of(
             f"{source}: no file with rows (it holds {there})",
             f"rows are read from {', '.join(READERS)}",
@@ -160,18 +149,14 @@ def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> 
             f"the files there are named for {', '.join(sorted({s for s in splits.values() if s}))}",
             "set data.split to one of them, or name the file",
         )
-    left = [name.rpartition("/")[2] for name in readable if name not in chosen]
-    if left:
+    if left := [Path(name).name for name in readable if name not in chosen]:
         notes.append(f"data.split={split} left out {', '.join(left)}")
     return chosen
 
 
 def _split_of(name: str) -> str | None:
-    stem = name.rpartition("/")[2].partition(".")[0].lower()
-    for word in re.split(r"[-_]", stem):
-        if word in _SPLITS:
-            return _SPLITS[word]
-    return None
+    words = re.split(r"[-_]", Path(name).name.partition(".")[0].lower())
+    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
 
 
 def _suffix(name: str) -> str:
@@ -185,12 +170,9 @@ def _hidden(file: Path, root: Path) -> bool:
 def _nothing_there(source: str, path: Path, setting: str) -> RequestError:
     parent = path.parent
     tried = [f"a built-in set ({', '.join(BUILT_IN)})", f"a file or folder ({path})"]
-    if parent.is_dir():
-        neighbours = [entry.name for entry in parent.iterdir() if not entry.name.startswith(".")]
-        near = [str(parent / name) for name in get_close_matches(path.name, neighbours, n=3, cutoff=0.6)]
-    else:
-        tried.append(f"the folder {parent}, which is not there either")
-        near = []
+    tried += [] if parent.is_dir() else [f"the folder {parent}, which is not there either"]
+    neighbours = [entry.name for entry in parent.glob("[!.]*")]
+    near = [str(parent / name) for name in get_close_matches(path.name, neighbours, n=3, cutoff=0.6)]
     near += get_close_matches(source, BUILT_IN, n=1, cutoff=0.6)
     return RequestError.of(
         f"{setting}={source}: nothing of that name",

@@ -7,6 +7,7 @@ version, does not depend on the order of the file, and keeps identical rows on o
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -31,7 +32,8 @@ def held_out(keys: Sequence[str], fraction: float, seed: int) -> set[str]:
 
     `keys` has one entry per row; equal keys are identical rows.
     """
-    unique = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
+    count = Counter(keys)
+    unique = sorted(count, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
     if len(unique) < 2:
         raise RequestError.of(
             f"data.eval_fraction={fraction}: only {len(unique)} different row to split",
@@ -39,9 +41,6 @@ def held_out(keys: Sequence[str], fraction: float, seed: int) -> set[str]:
             "set data.eval_fraction=0, name a data.eval_source, or give more rows",
         )
     wanted = max(1, int(len(keys) * fraction + 0.5))
-    count = {key: 0 for key in unique}
-    for key in keys:
-        count[key] += 1
     chosen: set[str] = set()
     taken = 0
     for key in unique[:-1]:

@@ -80,27 +80,21 @@ class ChatTemplate:
                 )
         messages, tools = [dict(message) for message in example.messages], list(example.tools)
         if tools and not self._takes_tools:
-            tally.changed[
-                "tools described in the system message (the chat template has no place for them)"
-            ] += 1
+            tally.change("tools described in the system message (the chat template has no place for them)")
             _add_to_system(messages, _described(tools))
             tools = []
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         takes_calls = self._takes_calls[bool(calls) and all("id" in call for call in calls)]
         if calls and not takes_calls:
-            tally.changed["tool calls written as JSON text (the chat template has no place for them)"] += 1
+            tally.change("tool calls written as JSON text (the chat template has no place for them)")
             messages = [_call_as_text(message) for message in messages]
         if any(message["role"] == "tool" for message in messages) and not (
             self._takes_results or (calls and takes_calls)
         ):
-            tally.changed[
-                "tool results written as user messages (the chat template has no role for them)"
-            ] += 1
+            tally.change("tool results written as user messages (the chat template has no role for them)")
             messages = [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
         if messages[0]["role"] == "system" and not self._takes_system:
-            tally.changed[
-                "system message put before the first user message (the chat template has none)"
-            ] += 1
+            tally.change("system message put before the first user message (the chat template has none)")
             messages = _system_into_user(messages)
         return messages, tools
 
@@ -153,9 +147,8 @@ class ChatTemplate:
 
 def _called(ids: bool) -> list[Message]:
     call = {"id": "probe0001", **_CALL} if ids else _CALL
-    result: Message = {"role": "tool", "name": "probe_call", "content": "probe result"}
-    if ids:
-        result["tool_call_id"] = "probe0001"
+    result = {"role": "tool", "name": "probe_call", "content": "probe result"}
+    result |= {"tool_call_id": "probe0001"} if ids else {}
     return [_USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result, _ANSWER]
 
 

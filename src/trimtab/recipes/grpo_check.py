@@ -13,7 +13,7 @@ from typing import Any
 
 from trimtab.config import Config
 from trimtab.config.problems import without_secrets
-from trimtab.data.prompts import PromptData, prepare_prompts, prompt_limit
+from trimtab.data.prompts import PromptData, prepare_prompts, prompt_ids, prompt_limit
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model_config, load_tokenizer
 from trimtab.monitor.wording import count_of
@@ -68,13 +68,7 @@ def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: C
     assert report.data is not None
     assert report.rewards is not None
     row, tokenizer = report.data.train[0], report.processor
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
-    else:
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    inputs = torch.tensor([ids], device=plan.device)
+    inputs = torch.tensor([prompt_ids(tokenizer, row["prompt"])], device=plan.device)
     was_training = model.training
     model.eval()
     with torch.no_grad(), torch.autocast(plan.kind, plan.torch_dtype, enabled=plan.precision != "fp32"):

@@ -10,6 +10,7 @@ import importlib.resources
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,18 +100,17 @@ class _Draw:
         groups = [task.question(r).group for r in rows] if task.grouped_by else len(rows)
         return [rows[place] for place in self.places(split, groups)]
 
+    def of_whole(self, task: Task, whole: dict[str, list[Row]], origin: Origin, source: str) -> TaskRows:
+        drawn = {split: self.taken(task, split, rows) for split, rows in whole.items()}
+        return TaskRows(drawn, origin, source, {split: len(rows) for split, rows in whole.items()})
+
 
 def _from_sample(task: Task, draw: _Draw) -> TaskRows:
     place = importlib.resources.files("trimtab.data") / "shipped" / "glue" / f"{task.name}.jsonl"
     with importlib.resources.as_file(place) as path:
         rows = read_file(path, f"the shipped sample of {task.name}")
     whole = {split: [row for row in rows if row.values["split"] == split] for split in task.splits}
-    return TaskRows(
-        {split: draw.taken(task, split, part) for split, part in whole.items()},
-        "sample",
-        f"shipped sample ({SAMPLE_NOTE})",
-        {split: len(part) for split, part in whole.items()},
-    )
+    return draw.of_whole(task, whole, "sample", f"shipped sample ({SAMPLE_NOTE})")
 
 
 def _from_folder(task: Task, folder: Path, draw: _Draw) -> TaskRows:
@@ -120,7 +120,7 @@ def _from_folder(task: Task, folder: Path, draw: _Draw) -> TaskRows:
             "it holds one folder for each task, with train and validation files inside",
             "check the path; `--data hub` takes the hub, `--data sample` the sample that Trimtab ships",
         )
-    inside = {f.name.lower().replace("-", "").replace("_", ""): f for f in folder.iterdir() if f.is_dir()}
+    inside = {plain_name(f): f for f in folder.iterdir() if f.is_dir()}
     home = inside.get(task.name)
     if home is None:
         raise RequestError.of(
@@ -136,23 +136,24 @@ def _from_folder(task: Task, folder: Path, draw: _Draw) -> TaskRows:
                 f"it holds {', '.join(sorted(f.name for f in home.iterdir())) or 'nothing'}",
                 f"put {split}.jsonl there (or {', '.join(r for r in READERS if r != '.jsonl')})",
             )
-    splits, found = {}, {}
-    for split, file in files.items():
-        if file is None:
-            continue
-        rows = read_file(file)
+    whole = {split: read_file(file) for split, file in files.items() if file is not None}
+    for split, rows in whole.items():
         if not rows:
-            raise RequestError.of(f"{file}: no rows", "nothing can be measured on it", "fill the file")
-        splits[split], found[split] = draw.taken(task, split, rows), len(rows)
-    return TaskRows(splits, "folder", str(home), found)
+            raise RequestError.of(
+                f"{files[split]}: no rows", "nothing can be measured on it", "fill the file"
+            )
+    return draw.of_whole(task, whole, "folder", str(home))
+
+
+def plain_name(place: Path) -> str:
+    """A folder's name as tasks are called: `SST-2` and `sst_2` are `sst2`."""
+    return place.name.lower().replace("-", "").replace("_", "")
 
 
 def _file_of(home: Path, split: str) -> Path | None:
-    for name in (split, *_ALSO.get(split, ())):
-        for suffix in (".jsonl", ".json", ".tsv", ".csv", ".parquet", ".ndjson"):
-            if (home / f"{name}{suffix}").is_file():
-                return home / f"{name}{suffix}"
-    return None
+    suffixes = (".jsonl", ".json", ".tsv", ".csv", ".parquet", ".ndjson")
+    names = (f"{name}{suffix}" for name in (split, *_ALSO.get(split, ())) for suffix in suffixes)
+    return next((home / name for name in names if (home / name).is_file()), None)
 
 
 def _from_hub(task: Task, draw: _Draw) -> TaskRows:
@@ -173,14 +174,14 @@ def _hub_table(task: Task, split: str, shown: str) -> Any:
     """One split through `datasets`. Code in the repository is never run: then the hub's own Parquet copy is read."""
     import datasets
 
-    options: dict[str, Any] = {"split": split}
+    load = partial(datasets.load_dataset, task.hub, task.subset, split=split)
     try:
         try:
-            return datasets.load_dataset(task.hub, task.subset, **options)
+            return load()
         except RuntimeError as error:
             if "script" not in str(error).lower():
                 raise
-            return datasets.load_dataset(task.hub, task.subset, revision="refs/convert/parquet", **options)
+            return load(revision="refs/convert/parquet")
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         text = str(error).strip().splitlines()
         raise RequestError.of(

@@ -6,7 +6,9 @@ hidden, is an error that names the row; nothing is guessed in its place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -223,9 +225,9 @@ class Fields:
 
     def label(self, name: str = "label") -> int:
         """A whole number of 0 or more. -1 is how the public sets hide the labels of their test split."""
-        value = self[name]
-        if isinstance(value, bool) or str(value).strip().lower() in ("true", "false"):
-            return int(str(value).strip().lower() == "true")
+        word = str(self[name]).strip().lower()
+        if word in ("true", "false"):
+            return int(word == "true")
         number = self.number(name)
         if number == -1:
             raise RequestError.of(
@@ -239,13 +241,10 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self[name]
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise self._wrong(name, "a number") from None
-        if number != number:
-            raise self._wrong(name, "a number")
-        return number
+        with suppress(TypeError, ValueError):
+            if not math.isnan(number := float(value)):
+                return number
+        raise self._wrong(name, "a number")
 
     def _wrong(self, name: str, wanted: str) -> RequestError:
         column = self.names.get(name, name)
