@@ -21,7 +21,6 @@ from trimtab.data.report import DataReport, Lengths, SourceReport
 from trimtab.data.sources import HELD_OUT, Loaded, load_rows
 from trimtab.data.split import hold_out
 from trimtab.errors import RequestError
-from trimtab.monitor.wording import count_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +55,7 @@ def prepare_data(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, see
         shared = _keys(train_rows) & _keys(eval_rows)
         if shared:
             notes.append(
-                f"data.eval_source and data.source overlap: {count_of(len(shared), 'row')} of evaluation "
+                f"data.eval_source and data.source overlap: {_rows(len(shared))} of evaluation "
                 f"{'is' if len(shared) == 1 else 'are'} also trained on"
             )
     elif settings.eval_fraction > 0:
@@ -145,13 +144,11 @@ def _cut(
     notes = []
     if cut > lost:
         notes.append(
-            f"{count_of(cut - lost, 'row')} cut at data.max_length={longest}; the end of the answer is not trained on"
+            f"{_rows(cut - lost)} cut at data.max_length={longest}; the end of the answer is not trained on"
         )
     if lost:
         verb = "loses" if lost == 1 else "lose"
-        notes.append(
-            f"{count_of(lost, 'row')} {verb} every answer token at data.max_length={longest}; raise it"
-        )
+        notes.append(f"{_rows(lost)} {verb} every answer token at data.max_length={longest}; raise it")
     return rows, cut, notes
 
 
@@ -162,8 +159,7 @@ def _without_shared(
     trained = {tuple(row.input_ids) for row in train}
     kept = [row for row in held if tuple(row.input_ids) not in trained]
     if len(kept) < len(held):
-        gone = count_of(len(held) - len(kept), "row")
-        notes.append(f"{gone} held out equal a training row once rendered: left out")
+        notes.append(f"{_rows(len(held) - len(kept))} held out equal a training row once rendered: left out")
     if not kept:
         raise RequestError.of(
             f"data.eval_fraction={settings.eval_fraction}: every row held out equals a training row once rendered",
@@ -197,6 +193,10 @@ def _keys(rows: Iterable[Encoded]) -> set[str]:
 def _trained(row: Encoded) -> int:
     """Tokens that the loss falls on. The first token has nothing before it to be predicted from."""
     return sum(label != IGNORED for label in row.labels[1:])
+
+
+def _rows(number: int) -> str:
+    return f"{number:,} row" if number == 1 else f"{number:,} rows"
 
 
 def _dataset(rows: Sequence[Encoded]) -> datasets.Dataset:

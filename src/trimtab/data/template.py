@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _USER = {"role": "user", "content": "probe question"}
 _ANSWER = {"role": "assistant", "content": "probe answer"}
 _SYSTEM = {"role": "system", "content": "probe rules"}
-_TOOL = {
+PROBE_TOOL = {
     "type": "function",
     "function": {
         "name": "probe_tool",
@@ -51,7 +51,7 @@ class ChatTemplate:
         self.end_of_turn = self._end_of_turn(plain)
         self._control = self._control_tokens(plain, [str(token) for token in added if token.special])
         self._takes_system = self._writes([_SYSTEM, _USER, _ANSWER], "probe rules")
-        self._takes_tools = self._writes([_USER, _ANSWER], "probe_tool", tools=[_TOOL])
+        self._takes_tools = self._writes([_USER, _ANSWER], "probe_tool", tools=[PROBE_TOOL])
         # Some templates refuse calls without ids, so rows with and without them are asked about separately.
         self._takes_calls = {
             ids: self._writes(_called(ids), "probe_call", "probe result") for ids in (True, False)

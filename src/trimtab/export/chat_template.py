@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from trimtab.data.template import PROBE_TOOL
 from trimtab.errors import RequestError
 from trimtab.export import gotemplate
 from trimtab.export.gguf_vocab import adds_bos
@@ -49,10 +51,14 @@ def ollama_chat(tokenizer: Any) -> OllamaChat:
     """Derive TEMPLATE and stop strings from the tokenizer's chat template, checked against it."""
     jinja = _Jinja(tokenizer)
     gaps = _probe(jinja)
-    candidates = [_by_role(gaps, tool=True), _by_role(gaps, tool=False), _by_gap(gaps)]
+    candidates = []
+    for tool in (True, False):
+        with suppress(_Woven):
+            candidates.append(_by_role(gaps, tool=tool))
+    candidates.append(_by_gap(gaps))
     difference = system_note = ""
     for openings in (OPENINGS, OPENINGS[:1]):
-        for template in filter(None, candidates):
+        for template in candidates:
             differs = _difference(jinja, template, gaps, openings)
             if not differs:
                 notes = [system_note, *_notes(jinja, template, gaps)]
@@ -101,13 +107,8 @@ class _Jinja:
         """Whether the template writes descriptions of tools that it is given."""
         import jinja2
 
-        city = {"type": "object", "properties": {"city": {"type": "string", "description": "probe"}}}
-        tool = {
-            "type": "function",
-            "function": {"name": "probe_tool", "description": "probe", "parameters": city},
-        }
         try:
-            text = self.tokenizer.apply_chat_template(conversation(USER), tools=[tool], tokenize=False)
+            text = self.tokenizer.apply_chat_template(conversation(USER), tools=[PROBE_TOOL], tokenize=False)
         except (jinja2.TemplateError, TypeError, KeyError):
             return True  # it does something with them, if only refuse them
         return "probe_tool" in text
@@ -138,10 +139,8 @@ def _probe(jinja: _Jinja) -> Gaps:
             "set model.chat_template to one that takes user and assistant turns",
         )
     for opening in OPENINGS:
-        roles = [*opening, ASSISTANT, USER]
-        _record(jinja, found, roles, mark)
-        _record(jinja, found, roles[:-1], mark)
-        _record(jinja, found, roles[:-2], mark)
+        for turns in ([ASSISTANT, USER], [ASSISTANT], []):
+            _record(jinja, found, [*opening, *turns], mark)
     roles = [USER, ASSISTANT, TOOL, ASSISTANT]
     if jinja.refusal(conversation(*roles)) is None:
         _record(jinja, found, roles[:-1], mark)
@@ -175,26 +174,19 @@ def _record(jinja: _Jinja, found: Gaps, roles: Sequence[str], mark: str) -> None
         tail.setdefault(roles[-1], rest)
 
 
-def _by_role(gaps: Gaps, *, tool: bool) -> str | None:
-    """A TEMPLATE in which each role has its own text before and after; None when the gaps do not factor so."""
+def _by_role(gaps: Gaps, *, tool: bool) -> str:
+    """A TEMPLATE in which each role has its own text before and after; _Woven when the gaps do not factor so."""
     answer_end, user_end = gaps.after[ASSISTANT], gaps.after[USER]
     user_start = _minus_prefix(gaps.between[ASSISTANT, USER], answer_end)
     answer_start = _minus_prefix(gaps.between[USER, ASSISTANT], user_end)
     ask = _minus_prefix(gaps.prompt[USER], user_end)
-    if user_start is None or answer_start is None or ask is None:
-        return None
     default = _minus_suffix(gaps.before[USER], user_start)
-    if default is None:
-        return None
     system_end = _minus_suffix(gaps.between[SYSTEM, USER], user_start)
-    if system_end is None:
-        return None
-    branches = [(SYSTEM, gaps.before[SYSTEM], system_end)]
-    branches.append((USER, user_start, user_end))
+    branches = [(SYSTEM, gaps.before[SYSTEM], system_end), (USER, user_start, user_end)]
     if tool:
         tool_start = _minus_prefix(gaps.between.get((ASSISTANT, TOOL), ""), answer_end)
         if not tool_start or gaps.prompt.get(TOOL) != gaps.after[TOOL] + ask:
-            return None
+            raise _Woven
         branches.append((TOOL, tool_start, gaps.after[TOOL]))
 
     text = gotemplate.literal
@@ -237,11 +229,7 @@ def _difference(jinja: _Jinja, template: str, gaps: Gaps, openings: Sequence[lis
     """Compare both templates on conversations; the first difference as text, empty when there is none."""
     turns = [[*opening, *[ASSISTANT, USER] * count] for opening in openings for count in range(4)]
     if f'"{TOOL}"' in template:
-        turns += [
-            [USER, ASSISTANT, TOOL],
-            [USER, ASSISTANT, TOOL, TOOL],
-            [USER, ASSISTANT, TOOL, ASSISTANT, USER],
-        ]
+        turns += [[USER, ASSISTANT, TOOL, *more] for more in ([], [TOOL], [ASSISTANT, USER])]
     for roles in turns:
         for messages in (conversation(*roles), _awkward(roles)):
             wanted, got = jinja(messages, ask=True), gotemplate.render(template, messages)
@@ -296,16 +284,13 @@ def _notes(jinja: _Jinja, template: str, gaps: Gaps) -> list[str]:
         )
     elif opening:
         notes.append(f"in training every answer began with {opening!r}: the model writes it itself")
-    spaced = [{"role": USER, "content": "  spaced  "}]
-    if jinja(spaced, ask=True) != gotemplate.render(template, spaced):
-        notes.append("the training template trims white space around messages; Ollama passes it on")
-    thought = [
-        {"role": USER, "content": "a"},
-        {"role": ASSISTANT, "content": "<think>\nb\n</think>\n\nc"},
-        {"role": USER, "content": "d"},
-    ]
-    if jinja(thought, ask=True) != gotemplate.render(template, thought):
-        notes.append("the training template drops <think>…</think> from earlier answers; Ollama passes it on")
+    for does, contents in (
+        ("trims white space around messages", ["  spaced  "]),
+        ("drops <think>…</think> from earlier answers", ["a", "<think>\nb\n</think>\n\nc", "d"]),
+    ):
+        said = [{"role": (USER, ASSISTANT)[i % 2], "content": text} for i, text in enumerate(contents)]
+        if jinja(said, ask=True) != gotemplate.render(template, said):
+            notes.append(f"the training template {does}; Ollama passes it on")
     if "strftime_now" in (jinja.tokenizer.chat_template or ""):
         notes.append("the training template writes today's date; TEMPLATE keeps the date of this export")
     if TOOL in gaps.after and f'"{TOOL}"' not in template:
@@ -319,9 +304,17 @@ def _notes(jinja: _Jinja, template: str, gaps: Gaps) -> list[str]:
     return notes
 
 
-def _minus_prefix(text: str, prefix: str) -> str | None:
-    return text[len(prefix) :] if text.startswith(prefix) else None
+class _Woven(Exception):
+    """A gap is not the end of one turn and the start of the next."""
 
 
-def _minus_suffix(text: str, suffix: str) -> str | None:
-    return text[: len(text) - len(suffix)] if text.endswith(suffix) else None
+def _minus_prefix(text: str, prefix: str) -> str:
+    if not text.startswith(prefix):
+        raise _Woven
+    return text.removeprefix(prefix)
+
+
+def _minus_suffix(text: str, suffix: str) -> str:
+    if not text.endswith(suffix):
+        raise _Woven
+    return text.removesuffix(suffix)

@@ -14,22 +14,15 @@ from typing import Any
 import gguf
 
 from trimtab.errors import RequestError
-from trimtab.export.gguf_model import gguf_name, heads_to_interleave, interleave, shape_of
-from trimtab.export.tensors import FILE_TYPES, Entry, check_format, write_gguf
+from trimtab.export.gguf_model import gguf_name, heads_to_interleave, shape_of, written_as
+from trimtab.export.tensors import check_format, new_writer, write_gguf
 from trimtab.export.weights import folder_entries
 
 LORA_NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 
 
 def write_adapter(
-    target: Path,
-    adapter: Path,
-    config: Any,
-    *,
-    dtype: str,
-    name: str,
-    base_model: str | None = None,
-    progress: bool = False,
+    target: Path, adapter: Path, config: Any, *, dtype: str, name: str, base_model: str, progress: bool
 ) -> list[str]:
     """Write a PEFT LoRA folder as a GGUF adapter for a model of `config`'s architecture. Returns notes."""
     check_format(dtype)
@@ -38,14 +31,7 @@ def write_adapter(
     _check_plain_lora(settings, adapter)
     alpha = float(settings["lora_alpha"])
 
-    writer = gguf.GGUFWriter(None, shape.arch)
-    writer.add_type(gguf.GGUFType.ADAPTER)
-    writer.add_name(name)
-    if base_model:
-        writer.add_base_model_count(1)
-        writer.add_base_model_name(0, base_model)
-    writer.add_file_type(FILE_TYPES[dtype])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer = new_writer(shape.arch, gguf.GGUFType.ADAPTER, dtype, name, base_model)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
 
@@ -69,21 +55,9 @@ def write_adapter(
         heads = heads_to_interleave(base_name, shape) if side == "B" else 0
         # llama.cpp scales by alpha / rank; whatever else PEFT multiplies by goes into B.
         factor = _scale(settings, module, alpha) if side == "B" else 1.0
-        tensors.append(
-            Entry(
-                name=f"{base_name}.lora_{side.lower()}", shape=entry.shape, load=_loader(entry, heads, factor)
-            )
-        )
+        tensors.append(written_as(entry, f"{base_name}.lora_{side.lower()}", heads, factor))
     fell_back = write_gguf(target, writer, tensors, dtype, progress=progress)
     return [f"{len(fell_back)} of {len(tensors)} adapter matrices are f16, not q8_0"] if fell_back else []
-
-
-def _loader(entry: Entry, heads: int, factor: float) -> Any:
-    def load() -> Any:
-        tensor = entry.load().float() * factor
-        return interleave(tensor, heads) if heads else tensor
-
-    return load
 
 
 def _scale(settings: dict[str, Any], module: str, alpha: float) -> float:
@@ -95,16 +69,13 @@ def _scale(settings: dict[str, Any], module: str, alpha: float) -> float:
 
 
 def _by_pattern(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
+    fitting = (value for p, value in (patterns or {}).items() if re.match(rf"(.*\.)?({p})$", module))
+    return next(fitting, default)
 
 
 def _check_plain_lora(settings: dict[str, Any], adapter: Path) -> None:
-    unusual = [
-        key for key in ("use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias") if settings.get(key)
-    ]
+    extras = ("use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias")
+    unusual = [key for key in extras if settings.get(key)]
     if settings.get("peft_type") != "LORA":
         unusual.append(f"peft_type={settings.get('peft_type')}")
     if settings.get("bias", "none") != "none":

@@ -16,7 +16,7 @@ import torch
 
 from trimtab.errors import RequestError
 from trimtab.export.gguf_vocab import Vocab
-from trimtab.export.tensors import FILE_TYPES, Entry, check_format, write_gguf
+from trimtab.export.tensors import Entry, check_format, new_writer, write_gguf
 
 # model_type -> (GGUF architecture, whether the rows of q and k are interleaved pairwise as llama.cpp's
 # original rotary embedding wants them). Qwen keeps Hugging Face's half-split order.
@@ -117,22 +117,23 @@ def named_entries(entries: Sequence[Entry], shape: Shape) -> list[Entry]:
     """The model's tensors under their GGUF names and in GGUF's row order; a tied head is left out."""
     out = []
     for entry in entries:
-        if entry.name.endswith("rotary_emb.inv_freq"):
-            continue  # a buffer that old checkpoints carry; llama.cpp computes it
-        if shape.tied and entry.name == "lm_head.weight":
-            continue
-        name = gguf_name(entry.name)
-        heads = heads_to_interleave(name, shape)
-        if heads:
-            load = _interleaved(entry, heads)
-            out.append(replace(entry, name=name, load=load))
-        else:
-            out.append(replace(entry, name=name))
+        # inv_freq is a buffer that old checkpoints carry; llama.cpp computes it.
+        tied = shape.tied and entry.name == "lm_head.weight"
+        if not tied and not entry.name.endswith("rotary_emb.inv_freq"):
+            name = gguf_name(entry.name)
+            out.append(written_as(entry, name, heads_to_interleave(name, shape)))
     return out
 
 
-def _interleaved(entry: Entry, heads: int) -> Any:
-    return lambda: interleave(entry.load(), heads)
+def written_as(entry: Entry, name: str, heads: int, factor: float = 1.0) -> Entry:
+    """The entry under its GGUF name, with the rows of so many heads interleaved, and multiplied by a factor."""
+
+    def load() -> torch.Tensor:
+        tensor = entry.load()
+        tensor = tensor if factor == 1.0 else tensor.float() * factor
+        return interleave(tensor, heads) if heads else tensor
+
+    return replace(entry, name=name, load=load)
 
 
 def write_model(
@@ -143,24 +144,14 @@ def write_model(
     *,
     dtype: str,
     name: str,
-    base_model: str | None = None,
+    base_model: str = "",
     license_name: str | None = None,
     progress: bool = False,
 ) -> list[str]:
     """Write a whole model file. Returns notes for the user."""
     check_format(dtype)
     shape = shape_of(config)
-    writer = gguf.GGUFWriter(None, shape.arch)
-    writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name(name)
-    if license_name:
-        writer.add_license(license_name)
-    if base_model:
-        writer.add_base_model_count(1)
-        writer.add_base_model_name(0, base_model)
-    writer.add_file_type(FILE_TYPES[dtype])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-
+    writer = new_writer(shape.arch, gguf.GGUFType.MODEL, dtype, name, base_model, license_name)
     tensors = named_entries(entries, shape)
     rows = next(entry.shape[0] for entry in tensors if entry.name == "token_embd.weight")
     writer.add_vocab_size(rows)
@@ -233,9 +224,8 @@ def _add_yarn(writer: gguf.GGUFWriter, config: Any, rope: dict[str, Any]) -> Non
     writer.add_rope_scaling_yarn_beta_slow(float(rope.get("beta_slow") or 1))
     # llama.cpp applies the paper's attention factor by itself and multiplies it by this key.
     _, wanted = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    paper_rope = {
-        key: rope[key] for key in rope if key not in ("attention_factor", "mscale", "mscale_all_dim")
-    }
+    own = ("attention_factor", "mscale", "mscale_all_dim")
+    paper_rope = {key: value for key, value in rope.items() if key not in own}
     plain = type(config)(**{**config.to_dict(), "rope_parameters": paper_rope})
     _, paper = ROPE_INIT_FUNCTIONS["yarn"](plain, torch.device("cpu"))
     writer.add_rope_scaling_attn_factors(wanted / paper)

@@ -45,7 +45,7 @@ class Vocab:
     special_ids: dict[str, int]
     """bos, eos, unk, pad -> id."""
     add_bos: bool
-    add_space_prefix: bool
+    add_space_prefix: bool = False
     chat_template: str | None
     notes: list[str] = field(default_factory=list)
 
@@ -66,14 +66,8 @@ class Vocab:
             writer.add_token_merges(self.merges)
         if self.scores:
             writer.add_token_scores(self.scores + [0.0] * missing)
-        add_id = {
-            "bos": writer.add_bos_token_id,
-            "eos": writer.add_eos_token_id,
-            "unk": writer.add_unk_token_id,
-            "pad": writer.add_pad_token_id,
-        }
         for kind, token_id in self.special_ids.items():
-            add_id[kind](token_id)
+            getattr(writer, f"add_{kind}_token_id")(token_id)
         writer.add_add_bos_token(self.add_bos)
         writer.add_add_eos_token(False)
         writer.add_add_space_prefix(self.add_space_prefix)
@@ -105,11 +99,6 @@ def adds_bos(tokenizer: Any) -> bool:
     return bos is not None and tokenizer("a").input_ids[:1] == [bos]
 
 
-def _rendered(tokenizer: Any) -> str:
-    messages = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
 def _byte_level(tokenizer: Any, spec: dict[str, Any], steps: tuple[str, ...]) -> Vocab:
     normalizer = spec["normalizer"]
     # llama.cpp does not compose accents (NFC) as Qwen's tokenizer does; text is almost always composed already.
@@ -119,47 +108,28 @@ def _byte_level(tokenizer: Any, spec: dict[str, Any], steps: tuple[str, ...]) ->
     pre = BYTE_LEVEL_PRE.get((steps, ignore_merges))
     if pre is None:
         raise _unknown(f"it cuts text by {list(steps)} (ignore_merges={ignore_merges})")
-    tokens, types = _tokens(spec)
-    return Vocab(
-        model="gpt2",
-        pre=pre,
-        tokens=tokens,
-        types=types,
-        merges=[f"{left} {right}" for left, right in _merges(spec)],
-        special_ids=_special_ids(tokenizer),
-        add_bos=adds_bos(tokenizer),
-        add_space_prefix=False,
-        chat_template=tokenizer.chat_template,
-    )
+    vocab = _vocab(tokenizer, spec, "gpt2", pre)
+    vocab.merges = [f"{left} {right}" for left, right in _merges(spec)]
+    return vocab
 
 
 def _sentencepiece(tokenizer: Any, spec: dict[str, Any], steps: list[str]) -> Vocab:
     if not spec["model"].get("byte_fallback"):
         raise _unknown("it is neither byte-level nor falls back to bytes")
     prefix = _space_prefix(spec["normalizer"], steps)
-    tokens, types = _tokens(spec)
-    for i, token in enumerate(tokens):
+    vocab = _vocab(tokenizer, spec, "llama", "default")
+    vocab.add_space_prefix = prefix != "never"
+    for i, token in enumerate(vocab.tokens):
         if BYTE_TOKEN.fullmatch(token):
-            types[i] = gguf.TokenType.BYTE
-    unk = tokenizer.unk_token_id
-    if unk is not None:
-        types[unk] = gguf.TokenType.UNKNOWN
+            vocab.types[i] = gguf.TokenType.BYTE
+    if tokenizer.unk_token_id is not None:
+        vocab.types[tokenizer.unk_token_id] = gguf.TokenType.UNKNOWN
     # llama.cpp merges the pair whose result has the highest score; Hugging Face the pair of the lowest rank.
     # Descending scores by rank make the two the same, whatever the original SentencePiece scores were.
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(_merges(spec)):
         ranks.setdefault(left + right, rank)
-    vocab = Vocab(
-        model="llama",
-        pre="default",
-        tokens=tokens,
-        types=types,
-        scores=[-float(ranks.get(token, len(ranks))) for token in tokens],
-        special_ids=_special_ids(tokenizer),
-        add_bos=adds_bos(tokenizer),
-        add_space_prefix=prefix != "never",
-        chat_template=tokenizer.chat_template,
-    )
+    vocab.scores = [-float(ranks.get(token, len(ranks))) for token in vocab.tokens]
     if prefix == "first":
         _settle_first_prefix(tokenizer, vocab)
     return vocab
@@ -167,10 +137,10 @@ def _sentencepiece(tokenizer: Any, spec: dict[str, Any], steps: list[str]) -> Vo
 
 def _space_prefix(normalizer: dict[str, Any] | None, steps: list[str]) -> str:
     """When a space is put before text: `always` (each stretch between special tokens), `first`, `never`."""
-    found = (
-        normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer or {}]
-    )
-    kinds = [step.get("type") for step in found if step]
+    found = [normalizer] if normalizer else []
+    if normalizer and normalizer["type"] == "Sequence":
+        found = normalizer["normalizers"]
+    kinds = [step["type"] for step in found]
     if kinds in (["Prepend", "Replace"], ["Replace"]) and not steps:
         return "always" if kinds[0] == "Prepend" else "never"
     if not kinds and steps in (["metaspace-always"], ["metaspace-first"], ["metaspace-never"]):
@@ -185,10 +155,10 @@ def _settle_first_prefix(tokenizer: Any, vocab: Vocab) -> None:
     """
     if not tokenizer.chat_template:
         return
-    text = _rendered(tokenizer)
-    specials = [
-        t for t, kind in zip(vocab.tokens, vocab.types, strict=True) if kind == gguf.TokenType.CONTROL
-    ]
+    messages = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    kinds = zip(vocab.tokens, vocab.types, strict=True)
+    specials = [token for token, kind in kinds if kind == gguf.TokenType.CONTROL]
     if text.startswith(tuple(specials)):
         vocab.add_space_prefix = False
         vocab.notes.append(
@@ -223,30 +193,29 @@ def _steps(pre: dict[str, Any] | None) -> list[str]:
     return [f"{kind} {json.dumps(pre, ensure_ascii=False)}"]
 
 
-def _tokens(spec: dict[str, Any]) -> tuple[list[str], list[gguf.TokenType]]:
+def _vocab(tokenizer: Any, spec: dict[str, Any], model: str, pre: str) -> Vocab:
+    """What is read in one way whatever the tokenizer's kind is."""
     by_id = {token_id: token for token, token_id in spec["model"]["vocab"].items()}
     kinds = dict.fromkeys(by_id, gguf.TokenType.NORMAL)
     for added in spec["added_tokens"]:
         by_id[added["id"]] = added["content"]
         kinds[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
     count = max(by_id) + 1
-    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(count)]
-    return tokens, [kinds.get(i, gguf.TokenType.UNUSED) for i in range(count)]
+    ids = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "unk", "pad")}
+    return Vocab(
+        model=model,
+        pre=pre,
+        tokens=[by_id.get(i, f"[PAD{i}]") for i in range(count)],
+        types=[kinds.get(i, gguf.TokenType.UNUSED) for i in range(count)],
+        special_ids={kind: token_id for kind, token_id in ids.items() if token_id is not None},
+        add_bos=adds_bos(tokenizer),
+        chat_template=tokenizer.chat_template,
+    )
 
 
 def _merges(spec: dict[str, Any]) -> list[tuple[str, str]]:
     pairs = (m.split(" ") if isinstance(m, str) else m for m in spec["model"]["merges"])
     return [(left, right) for left, right in pairs]
-
-
-def _special_ids(tokenizer: Any) -> dict[str, int]:
-    ids = {
-        "bos": tokenizer.bos_token_id,
-        "eos": tokenizer.eos_token_id,
-        "unk": tokenizer.unk_token_id,
-        "pad": tokenizer.pad_token_id,
-    }
-    return {kind: token_id for kind, token_id in ids.items() if token_id is not None}
 
 
 def _unknown(found: str) -> RequestError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ TOKEN = re.compile(
     re.X,
 )
 SPACE = " \t\r\n"
+CONSTANTS = {"true": True, "false": False, "nil": None}
 
 
 class GoTemplateError(ValueError):
@@ -48,8 +50,8 @@ class Node:
 def render(template: str, messages: Sequence[Mapping[str, str]]) -> str:
     """The prompt that Ollama makes of a conversation ({role, content} each) with this TEMPLATE."""
     system, collated = collate(messages)
-    data = {"System": system, "Messages": [{"Role": m["role"], "Content": m["content"]} for m in collated]}
-    return execute(template, data)
+    said = [{"Role": message["role"], "Content": message["content"]} for message in collated]
+    return execute(template, {"System": system, "Messages": said})
 
 
 def collate(messages: Sequence[Mapping[str, str]]) -> tuple[str, list[dict[str, str]]]:
@@ -165,7 +167,7 @@ def _run(nodes: list[Node], dot: Any, variables: dict[str, Any], out: list[str])
             scope[node.names[0]] = value
         elif node.kind == "if":
             inner = {**scope, node.names[0]: value} if node.names else scope
-            _run(node.body if _true(value) else node.other, dot, inner, out)
+            _run(node.body if value else node.other, dot, inner, out)
         else:
             for i, item in enumerate(value):
                 bound = dict(zip(node.names, (i, item) if len(node.names) == 2 else (item,), strict=False))
@@ -175,40 +177,40 @@ def _run(nodes: list[Node], dot: Any, variables: dict[str, Any], out: list[str])
 
 
 def _evaluate(tokens: list[Token], dot: Any, scope: dict[str, Any]) -> Any:
-    value, rest = _command(tokens, dot, scope)
-    if rest:
-        raise GoTemplateError(f"unexpected {rest[0].text!r}")
+    left = deque(tokens)
+    value = _command(left, dot, scope)
+    if left:
+        raise GoTemplateError(f"unexpected {left[0].text!r}")
     return value
 
 
-def _command(tokens: list[Token], dot: Any, scope: dict[str, Any]) -> tuple[Any, list[Token]]:
-    if not tokens:
+def _command(left: deque[Token], dot: Any, scope: dict[str, Any]) -> Any:
+    """The value of a call or of a single operand; what it takes up is gone from `left`."""
+    if not left:
         raise GoTemplateError("missing value")
-    if tokens[0].kind != "word" or tokens[0].text in ("true", "false", "nil"):
-        return _operand(tokens, dot, scope)
-    name, rest = tokens[0].text, tokens[1:]
-    arguments = []
-    while rest and rest[0].text != ")":
-        value, rest = _operand(rest, dot, scope)
-        arguments.append(value)
-    return _call(name, arguments), rest
+    if left[0].kind != "word" or left[0].text in CONSTANTS:
+        return _operand(left, dot, scope)
+    name, arguments = left.popleft().text, []
+    while left and left[0].text != ")":
+        arguments.append(_operand(left, dot, scope))
+    return _call(name, arguments)
 
 
-def _operand(tokens: list[Token], dot: Any, scope: dict[str, Any]) -> tuple[Any, list[Token]]:
-    token, rest = tokens[0], tokens[1:]
+def _operand(left: deque[Token], dot: Any, scope: dict[str, Any]) -> Any:
+    token = left.popleft()
     if token.kind == "string":
-        return (token.text[1:-1] if token.text[0] == "`" else json.loads(token.text)), rest
+        return token.text[1:-1] if token.text[0] == "`" else json.loads(token.text)
     if token.kind == "number":
-        return int(token.text), rest
+        return int(token.text)
     if token.kind == "path":
-        return _field(token.text, dot, scope), rest
+        return _field(token.text, dot, scope)
     if token.text == "(":
-        value, rest = _command(rest, dot, scope)
-        if not rest or rest[0].text != ")":
+        value = _command(left, dot, scope)
+        if not left or left.popleft().text != ")":
             raise GoTemplateError("missing )")
-        return value, rest[1:]
-    if token.text in ("true", "false", "nil"):
-        return {"true": True, "false": False, "nil": None}[token.text], rest
+        return value
+    if token.text in CONSTANTS:
+        return CONSTANTS[token.text]
     raise GoTemplateError(f"unexpected {token.text!r}")
 
 
@@ -227,13 +229,13 @@ def _field(path: str, dot: Any, scope: dict[str, Any]) -> Any:
 def _call(name: str, arguments: list[Any]) -> Any:
     match name, arguments:
         case "and", [*_, last]:
-            return next((a for a in arguments if not _true(a)), last)
+            return next((a for a in arguments if not a), last)
         case "or", [*_, last]:
-            return next((a for a in arguments if _true(a)), last)
+            return next(filter(None, arguments), last)
         case "not", [value]:
-            return not _true(value)
+            return not value
         case "eq", [first, second, *more]:
-            return any(first == other for other in (second, *more))
+            return first in (second, *more)
         case "ne", [first, second]:
             return first != second
         case "len", [value]:
@@ -243,10 +245,6 @@ def _call(name: str, arguments: list[Any]) -> Any:
         case "index", [value, where]:
             return value[where]
     raise GoTemplateError(f"unknown call {name} with {len(arguments)} arguments")
-
-
-def _true(value: Any) -> bool:
-    return bool(value)
 
 
 def _printed(value: Any) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.chat_template import OllamaChat
-from trimtab.files import whole_file
 
 DEFAULT_CONTEXT = 4096
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+){0,2}(:[A-Za-z0-9._-]+)?")
@@ -60,11 +59,8 @@ def modelfile(
 
 def _quoted(key: str, text: str) -> str:
     """Quoted as Ollama's parser reads it: it knows no escapes, and drops what does not print."""
-    unprintable = [
-        c
-        for c in text
-        if c not in " \t\n" and unicodedata.category(c) in ("Zs", "Zl", "Zp", "Cc", "Cf", "Co", "Cn", "Cs")
-    ]
+    drops = ("Zs", "Zl", "Zp", "Cc", "Cf", "Co", "Cn", "Cs")
+    unprintable = [c for c in text if c not in " \t\n" and unicodedata.category(c) in drops]
     if '"""' in text or unprintable:
         found = "three double quotes" if '"""' in text else f"the character U+{ord(unprintable[0]):04X}"
         raise RequestError.of(
@@ -72,17 +68,8 @@ def _quoted(key: str, text: str) -> str:
             "a Modelfile cannot hold it: its parser would cut or change the text",
             "remove it from the system text or from the chat template",
         )
-    if "\n" in text or '"' in text or key in ("TEMPLATE", "SYSTEM"):
-        return f'"""{text}"""'
-    return f'"{text}"'
-
-
-def write_modelfile(folder: Path, text: str) -> Path:
-    """Write `folder/Modelfile`."""
-    target = folder / "Modelfile"
-    with whole_file(target) as scratch:
-        scratch.write_text(text, encoding="utf-8")
-    return target
+    marks = '"""' if "\n" in text or '"' in text or key in ("TEMPLATE", "SYSTEM") else '"'
+    return f"{marks}{text}{marks}"
 
 
 def create_command(folder: Path, name: str) -> list[str]:

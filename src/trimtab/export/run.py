@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.config.keys import recipe_sections
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import check_replaceable, readable_size
+from trimtab.files import write_whole
 from trimtab.recipes.run_mark import claim
 
 if TYPE_CHECKING:
@@ -53,16 +54,15 @@ class ExportResult:
         out = [f"{file}  {readable_size(file.stat().st_size)}" for file in self.files]
         out += [f"note: {note}" for note in self.notes]
         if self.command:
-            out.append(
-                f"made with: {self.command}"
-                if self.created
-                else f"where Ollama is installed, run: {self.command}"
-            )
+            how = "made with" if self.created else "where Ollama is installed, run"
+            out.append(f"{how}: {self.command}")
         return out
 
 
 def read_run(run_dir: Path) -> FinishedRun:
     """Open a run folder, or raise RequestError that names everything that is missing."""
+    from trimtab.config import load_config
+
     if not run_dir.is_dir():
         raise RequestError.of(
             f"{run_dir}: no such run folder",
@@ -75,7 +75,7 @@ def read_run(run_dir: Path) -> FinishedRun:
             "a run keeps its settings there, so this is no run folder",
             "give the folder that `trimtab train` printed",
         )
-    config = _load_config(run_dir / "config.yaml")
+    config = load_config(run_dir / "config.yaml", [])
     if config.method == "lora":
         weights = run_dir / "adapter"
         needed = [weights / "adapter_config.json", weights / "adapter_model.safetensors"]
@@ -105,14 +105,12 @@ def check_export(config: Config) -> None:
     from trimtab.export import ollama
     from trimtab.export.gguf_model import shape_of
     from trimtab.export.weights import read_config
-    from trimtab.models import model_source
 
     if config.export.to == "merged":
         return
     if config.export.name is not None and config.export.to == "ollama":
         ollama.check_name(config.export.name)
-    model = config.model
-    shape_of(read_config(model_source(model), model.revision, model.trust_remote_code))
+    shape_of(read_config(config.model))
 
 
 def export_as_asked(config: Config, say: Say) -> ExportResult:
@@ -164,17 +162,8 @@ def export_run(
         return _adapter(run, folder, dtype or "f16", name, say)
     if to == "gguf":
         return _gguf(run, folder, f"model-{dtype or 'f16'}.gguf", dtype or "f16", name, say)
-    return _ollama(
-        run,
-        folder,
-        dtype or "f16",
-        name,
-        say,
-        system=system,
-        temperature=temperature,
-        num_ctx=num_ctx,
-        create=create,
-    )
+    told = {"system": system, "temperature": temperature}
+    return _ollama(run, folder, dtype or "f16", name, say, create, num_ctx, **told)
 
 
 def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> ExportResult:
@@ -182,19 +171,25 @@ def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> Expo
 
     weights.check_merged_dtype(dtype)
     check_replaceable(folder)
-    if run.lora:
-        say("merging the adapter into the base model (fp32, on the CPU)")
-        model, stored = weights.merged_model(run.config, run.weights, progress=say is not _silent)
-        weights.save_merged(folder, model, run_tokenizer(run), dtype=dtype, stored=stored)
-    elif dtype is None:
+    if not run.lora and dtype is None:
         say("copying the tuned model")
         weights.copy_model(folder, run.weights)
     else:
-        say(f"converting the tuned model to {dtype}")
-        model, stored = weights.full_model(run.weights)
+        if run.lora:
+            model, stored = _merged_model(run, say)
+        else:
+            say(f"converting the tuned model to {dtype}")
+            model, stored = weights.full_model(run.config, run.weights)
         weights.save_merged(folder, model, run_tokenizer(run), dtype=dtype, stored=stored)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return ExportResult(kind="merged", folder=folder, files=files)
+
+
+def _merged_model(run: FinishedRun, say: Say) -> tuple[Any, Any]:
+    from trimtab.export.weights import merged_model
+
+    say("merging the adapter into the base model (fp32, on the CPU)")
+    return merged_model(run.config, run.weights, progress=say is not _silent)
 
 
 def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | None, say: Say) -> ExportResult:
@@ -208,12 +203,8 @@ def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | Non
     config = model_config(run)
     shape_of(config)
     vocab = read_vocab(run_tokenizer(run))
-    if run.lora:
-        say("merging the adapter into the base model (fp32, on the CPU)")
-        model, _ = weights.merged_model(run.config, run.weights, progress=say is not _silent)
-        entries = weights.model_entries(model)
-    else:
-        entries = weights.folder_entries(run.weights)
+    model = _merged_model(run, say)[0] if run.lora else None
+    entries = weights.folder_entries(run.weights) if model is None else weights.model_entries(model)
     target = folder / file
     say(f"writing {target} ({dtype})")
     notes = write_model(
@@ -260,12 +251,11 @@ def _ollama(
     dtype: str,
     name: str | None,
     say: Say,
-    *,
-    system: str | None,
-    temperature: float | None,
-    num_ctx: int | None,
     create: bool,
+    num_ctx: int | None,
+    **told: Any,
 ) -> ExportResult:
+    """`told`: what else the Modelfile says."""
     from trimtab.export import ollama
     from trimtab.export.chat_template import ollama_chat, plain_text
 
@@ -277,16 +267,11 @@ def _ollama(
         raise RequestError.of(
             f"num_ctx {num_ctx}", f"the model was made for 1 to {longest} tokens", "choose within"
         )
-    text = ollama.modelfile(
-        "model.gguf",
-        chat,
-        num_ctx=num_ctx or min(longest, ollama.DEFAULT_CONTEXT),
-        temperature=temperature,
-        system=system,
-        license_name=license_of(run),
-    )
+    context = num_ctx or min(longest, ollama.DEFAULT_CONTEXT)
+    text = ollama.modelfile("model.gguf", chat, num_ctx=context, license_name=license_of(run), **told)
     made = _gguf(run, folder, "model.gguf", dtype, name, say)
-    written = ollama.write_modelfile(folder, text)
+    written = folder / "Modelfile"
+    write_whole(written, text)
     created = create and ollama.create(folder, name, say)
     return ExportResult(
         kind="ollama",
@@ -322,11 +307,8 @@ def run_tokenizer(run: FinishedRun) -> Any:
 def model_config(run: FinishedRun) -> Any:
     """The architecture's config, read without weights."""
     from trimtab.export.weights import read_config
-    from trimtab.models import model_source
 
-    model = run.config.model
-    source = model_source(model) if run.lora else str(run.weights)
-    return read_config(source, model.revision if run.lora else None, model.trust_remote_code)
+    return read_config(run.config.model, None if run.lora else run.weights)
 
 
 def base_name(run: FinishedRun) -> str:
@@ -348,12 +330,6 @@ def license_of(run: FinishedRun) -> str | None:
 
     found = ModelCard.load(card, ignore_metadata_errors=True).data.license
     return found if isinstance(found, str) and found != "other" else None
-
-
-def _load_config(path: Path) -> Config:
-    from trimtab.config import load_config
-
-    return load_config(path, [])
 
 
 def _silent(text: str) -> None:

@@ -21,12 +21,7 @@ from trimtab.files import whole_file
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FORMATS = {
-    "f32": gguf.GGMLQuantizationType.F32,
-    "f16": gguf.GGMLQuantizationType.F16,
-    "bf16": gguf.GGMLQuantizationType.BF16,
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
-}
+FORMATS = {name: gguf.GGMLQuantizationType[name.upper()] for name in ("f32", "f16", "bf16", "q8_0")}
 FILE_TYPES = {
     "f32": gguf.LlamaFileType.ALL_F32,
     "f16": gguf.LlamaFileType.MOSTLY_F16,
@@ -54,6 +49,23 @@ def check_format(dtype: str) -> None:
             "smaller formats (q4_K_M and the like) need llama.cpp's own quantiser",
             f"take one of {', '.join(FORMATS)}; `ollama create --quantize q4_K_M` shrinks an f16 file further",
         )
+
+
+def new_writer(
+    arch: str, kind: str, dtype: str, name: str, base_model: str, license_name: str | None = None
+) -> gguf.GGUFWriter:
+    """A writer that holds what every file of ours says of itself."""
+    writer = gguf.GGUFWriter(None, arch)
+    writer.add_type(kind)
+    writer.add_name(name)
+    if license_name:
+        writer.add_license(license_name)
+    if base_model:
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, base_model)
+    writer.add_file_type(FILE_TYPES[dtype])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    return writer
 
 
 def stored_format(shape: Sequence[int], dtype: str) -> gguf.GGMLQuantizationType:

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from trimtab.config import Config
+from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import whole_folder
 from trimtab.export.tensors import Entry
@@ -59,9 +60,7 @@ def merged_model(config: Config, adapter: Path, *, progress: bool = False) -> tu
     """The base model in fp32 on the CPU with the adapter added in; and the number format the base is stored in."""
     from peft import PeftModel
 
-    from trimtab.models import model_source
-
-    base, stored = _load(model_source(config.model), config.model.revision, config.model.trust_remote_code)
+    base, stored = _load(config.model)
     _check_tied(base, adapter)
     _check_finite(adapter)
     tuned = PeftModel.from_pretrained(base, str(adapter), torch_device="cpu")
@@ -70,39 +69,41 @@ def merged_model(config: Config, adapter: Path, *, progress: bool = False) -> tu
     return model, stored
 
 
-def full_model(folder: Path) -> tuple[Any, torch.dtype]:
+def full_model(config: Config, folder: Path) -> tuple[Any, torch.dtype]:
     """A fully tuned model in fp32 on the CPU; and the number format it is stored in."""
-    return _load(str(folder), None, False)
+    return _load(config.model, folder)
 
 
-def read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
-    """A model's transformers config; RequestError when the model is not there any more."""
+def read_config(model: ModelSettings, tuned: Path | None = None) -> Any:
+    """The transformers config of the base model, or of a `tuned` one; RequestError when it is not there any more."""
     from transformers import AutoConfig
 
+    where = _place(model, tuned)
     try:
-        return AutoConfig.from_pretrained(source, **_options(revision, trust_remote_code))
+        return AutoConfig.from_pretrained(**where)
     except OSError as error:
         raise RequestError.of(
-            f"the base model {source} could not be read",
+            f"the base model {where['pretrained_model_name_or_path']} could not be read",
             (str(error).strip() or type(error).__name__).splitlines()[0],
             "an adapter is exported with the model it was trained on: put it back, or download it again",
         ) from error
 
 
-def _options(revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    return {**options, "revision": revision} if revision else options
+def _place(model: ModelSettings, tuned: Path | None) -> dict[str, Any]:
+    from trimtab.models import model_source
+
+    where = {"pretrained_model_name_or_path": str(tuned or model_source(model))}
+    revision = {"revision": model.revision} if model.revision and tuned is None else {}
+    return {**where, **revision, "trust_remote_code": model.trust_remote_code}
 
 
-def _load(source: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, torch.dtype]:
+def _load(model: ModelSettings, tuned: Path | None = None) -> tuple[Any, torch.dtype]:
     from transformers import AutoModelForCausalLM
 
-    stored = read_config(source, revision, trust_remote_code).dtype or torch.float32
+    stored = read_config(model, tuned).dtype or torch.float32
     # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, use_safetensors=True, **_options(revision, trust_remote_code)
-    )
-    return model.eval(), stored
+    options = {"dtype": torch.float32, "use_safetensors": True, **_place(model, tuned)}
+    return AutoModelForCausalLM.from_pretrained(**options).eval(), stored
 
 
 def _check_tied(model: Any, adapter: Path) -> None:

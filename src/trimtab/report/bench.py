@@ -42,16 +42,14 @@ def bench_page(path: Path, content: Mapping[str, Any]) -> str:
     first, rest = _parted(list(html_of(markdown)))
     reasons = [f"<p><strong>{text(name)}</strong>: {text(reason)}</p>" for name, reason in failed.items()]
     kind = "fault" if failed else "clean" if cells and whole else "warning"
+    drawn = [drawing(plot, f"{title}: {name.removesuffix('.svg')}") for name, plot in plots.items()]
     return page(
         f"{title}: {path.resolve().name}",
         [
             f"<h1>{title} <code>{text(path.resolve().name)}</code></h1>",
             section(state if cells else "no cell was measured yet", [*reasons, facts(told)], kind=kind),
             section("Results", first),
-            section(
-                "Plots",
-                (drawing(plot, f"{title}: {name.removesuffix('.svg')}") for name, plot in plots.items()),
-            ),
+            section("Plots", drawn),
             section("Details", rest),
         ],
     )

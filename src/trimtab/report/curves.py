@@ -87,9 +87,8 @@ def _wanted(logged: Sequence[str]) -> Iterable[Panel]:
     yield Panel("Entropy", "nats", _both("entropy", logged))
     yield Panel("Groups whose rewards are all the same", "share", _both("frac_reward_zero_std", logged))
     for what in ("tokens", "steps"):
-        yield Panel(
-            f"Pace in {what}", f"{what} a second", _some([Series(f"{what}_per_second", "train")], logged)
-        )
+        pace = _some([Series(f"{what}_per_second", "train")], logged)
+        yield Panel(f"Pace in {what}", f"{what} a second", pace)
     yield Panel("Memory", "GiB", _some(_memory(logged), logged))
     busy = [Series(k, k.partition("/")[2]) for k in logged if k.startswith("busy/")]
     yield Panel("Busy share of each device", "share", busy)
@@ -100,10 +99,8 @@ def _memory(logged: Sequence[str]) -> list[Series]:
     names = [key for key in logged if key.startswith(("memory_bytes/", "peak_memory_bytes/"))]
     found = []
     for key in names or ["memory_bytes", "peak_memory_bytes"]:
-        what, _, device = key.partition("/")
-        found.append(
-            Series(key, f"{device} {'peak' if what.startswith('peak') else 'now'}".strip(), scale=1 / _GIB)
-        )
+        when = "peak" if key.startswith("peak") else "now"
+        found.append(Series(key, f"{key.partition('/')[2]} {when}".strip(), scale=1 / _GIB))
     return found
 
 
@@ -120,20 +117,16 @@ def draw(panel: Panel, rows: Sequence[Row]) -> str:
     """The panel as a figure of the page."""
     lines, bands, told, broken, all_points = {}, {}, 0, 0, 0
     for one in panel.series:
-        points = [
-            (float(row["step"]), value * one.scale)
-            for row in rows
-            if (value := number(row.get(one.key))) is not None
-        ]
-        finite = [point for point in points if math.isfinite(point[1])]
-        broken += len(points) - len(finite)
+        measured = [(row, value) for row in rows if (value := number(row.get(one.key))) is not None]
+        finite = [(float(row["step"]), v * one.scale) for row, v in measured if math.isfinite(v)]
+        broken += len(measured) - len(finite)
         lines[one.name] = thin(finite)
         told, all_points = told + len(lines[one.name]), all_points + len(finite)
         around = [
             (float(row["step"]), value - spread, value + spread)
-            for row in rows
+            for row, value in measured
             if one.spread and (spread := number(row.get(one.spread))) is not None
-            if (value := number(row.get(one.key))) is not None and math.isfinite(value + spread)
+            if math.isfinite(value + spread)
         ]
         if around:
             bands[one.name] = thin_band(around)
@@ -142,22 +135,17 @@ def draw(panel: Panel, rows: Sequence[Row]) -> str:
         caption.append(f"{told:,} of {all_points:,} points: the lowest and the highest of each column")
     if broken:
         caption.append(f"{count_of(broken, 'value')} not finite, and so not drawn")
-    picture = svg.document(
-        [
-            svg.line_panel(
-                panel.title,
-                lines,
-                x_label="step",
-                y_label=panel.unit,
-                width=_WIDTH,
-                height=_HEIGHT,
-                bands=bands,
-                legend=len(lines) > 1,  # one line is what the title and the caption say
-            )
-        ],
-        _WIDTH,
-        _HEIGHT,
+    drawn = svg.line_panel(
+        panel.title,
+        lines,
+        x_label="step",
+        y_label=panel.unit,
+        width=_WIDTH,
+        height=_HEIGHT,
+        bands=bands,
+        legend=len(lines) > 1,  # one line is what the title and the caption say
     )
+    picture = svg.document([drawn], _WIDTH, _HEIGHT)
     return drawing(picture, panel.title, "; ".join(filter(None, caption)))
 
 

@@ -67,6 +67,20 @@ def text(value: object) -> str:
     return html.escape(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(value)), quote=True)
 
 
+def paragraph(value: object) -> str:
+    return f"<p>{text(value)}</p>"
+
+
+def note(value: object) -> str:
+    """A remark beside the figures, set small."""
+    return f'<p class="note">{text(value)}</p>'
+
+
+def said(value: object) -> str:
+    """What a model or a person said, in a box that does not grow without end."""
+    return f'<div class="said">{long_text(value)}</div>'
+
+
 def long_text(value: object) -> str:
     """`text`, cut when it is very long; how much is gone stands behind it."""
     whole = str(value)
@@ -109,14 +123,15 @@ def facts(values: Mapping[str, Any], *, wide: bool = False) -> str:
     `wide` sets short ones side by side.
     """
     told = {name: plain(value) for name, value in values.items()}
-    pairs = [f"<dt>{text(n)}</dt><dd>{text(v)}</dd>" for n, v in told.items() if v]
-    if not pairs:
-        return ""
-    return (
-        f'<dl class="wide"><div>{"</div><div>".join(pairs)}</div></dl>'
-        if wide
-        else f"<dl>{''.join(pairs)}</dl>"
-    )
+    return raw_facts([(name, text(value)) for name, value in told.items()], wide=wide)
+
+
+def raw_facts(values: Iterable[tuple[str, str]], *, wide: bool = False) -> str:
+    """`facts` whose values are HTML already."""
+    pairs = [f"<dt>{text(name)}</dt><dd>{value}</dd>" for name, value in values if value]
+    if wide and pairs:
+        return f'<dl class="wide"><div>{"</div><div>".join(pairs)}</div></dl>'
+    return f"<dl>{''.join(pairs)}</dl>" if pairs else ""
 
 
 def plain(value: Any) -> str:

@@ -6,7 +6,8 @@ It replaces a page that it made before, and no other file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,6 @@ _WANTED = (
     "a report is made of a folder that `trimtab train` or `trimtab bench` wrote, or of a JSON file of "
     "`trimtab rehearse --json`"
 )
-
-# What reading a file of another shape than ours ends in.
-_OTHER_SHAPE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -107,10 +105,8 @@ def _of_benchmark(folder: Path) -> Report:
     content = hidden(_json(file))
     if not known(content):
         raise RequestError.of(f"{file}: not the results of a benchmark", _WANTED, "check the path")
-    try:
+    with _whole(file, "results of a benchmark", "run the benchmark again"):
         page, failed = bench_page(folder, content), failures(content)
-    except _OTHER_SHAPE as error:
-        raise _not_whole(file, "results of a benchmark", error, "run the benchmark again") from None
     told = {"kind": "benchmark", "benchmark": content["run"]["benchmark"], "failed": failed}
     return Report(page, told | dict(content), folder / NAME)
 
@@ -123,7 +119,7 @@ def _of_rehearsal(file: Path) -> Report:
     content = _json(file)
     if not isinstance(content, Mapping) or content.get("verdict") not in EXIT_CODES:
         raise RequestError.of(f"{file}: not the report of a rehearsal", _WANTED, "check the path")
-    try:
+    with _whole(file, "report of a rehearsal", "rehearse again with --json"):
         result = Result(
             verdict=content["verdict"],
             findings=[Finding.from_dict(finding) for finding in content["findings"]],
@@ -134,8 +130,6 @@ def _of_rehearsal(file: Path) -> Report:
             target=content.get("target") or file.name,
         )
         page = rehearsal_page(result)
-    except _OTHER_SHAPE as error:
-        raise _not_whole(file, "report of a rehearsal", error, "rehearse again with --json") from None
     return Report(page, {"kind": "rehearsal", **content}, file.with_suffix(".html"))
 
 
@@ -146,9 +140,14 @@ def _json(file: Path) -> Any:
         raise RequestError.of(f"{file}: not valid JSON", _WANTED, "check the path") from None
 
 
-def _not_whole(file: Path, what: str, error: Exception, change: str) -> RequestError:
-    return RequestError.of(
-        f"{file}: the {what}, but not whole ({type(error).__name__}: {error})",
-        "it was changed, or written by another version",
-        change,
-    )
+@contextmanager
+def _whole(file: Path, what: str, change: str) -> Iterator[None]:
+    """Reading a file of another shape than ours is told as such."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise RequestError.of(
+            f"{file}: the {what}, but not whole ({type(error).__name__}: {error})",
+            "it was changed, or written by another version",
+            change,
+        ) from None

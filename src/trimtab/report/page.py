@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trimtab.report.frame import page, table, text
+from trimtab.report.frame import page, paragraph, raw_facts, section, table, text
 
 if TYPE_CHECKING:
     from trimtab.diagnose.finding import Cause, Finding, Place
@@ -24,11 +24,12 @@ def rehearsal_page(result: Result) -> str:
         f"{verdict}: {result.target}",
         [
             f"<h1>Rehearsal of <code>{text(result.target)}</code></h1>",
-            f'<section class="{text(verdict)}"><h2>{text(verdict)}: {text(summary)}</h2>',
-            f"<p>{text(result.steps)} optimizer steps, {result.seconds:.1f} s</p>",
-            *(f"<p>{text(note)}</p>" for note in result.notes),
-            _memory(result),
-            "</section>",
+            section(
+                f"{verdict}: {summary}",
+                [paragraph(f"{result.steps} optimizer steps, {result.seconds:.1f} s")]
+                + [*map(paragraph, result.notes), _memory(result)],
+                kind=verdict,
+            ),
             *(_finding(number, finding) for number, finding in enumerate(result.findings, 1)),
         ],
     )
@@ -36,23 +37,16 @@ def rehearsal_page(result: Result) -> str:
 
 def _finding(number: int, finding: Finding) -> str:
     times = f", {finding.count} times" if finding.count > 1 else ""
-    rows = [
-        ("says", text(finding.message)),
-        ("where", _place(finding.where)),
-        ("inside", _place(finding.library)),
-    ]
-    rows += [("module", text(finding.module))]
+    rows = [("says", text(finding.message)), ("where", _place(finding.where))]
+    rows += [("inside", _place(finding.library)), ("module", text(finding.module))]
     for tensor in finding.tensors:
         shape = ", ".join(map(str, tensor.shape))
         rows.append(("tensor", text(f"{tensor.name}: {tensor.device} {tensor.dtype} [{shape}]")))
     if finding.cause is not None:
         rows.append(("cause", f"{_place(finding.cause)}\n{text(finding.cause.why)}"))
     rows.append(("fix", text(finding.fix)))
-    listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in rows if value)
-    return (
-        f'<section class="{text(finding.severity)}"><h2>{number}. {text(finding.kind)} '
-        f"({text(finding.severity)}{times})</h2><dl>{listed}</dl></section>"
-    )
+    title = f"{number}. {finding.kind} ({finding.severity}{times})"
+    return section(title, [raw_facts(rows)], kind=finding.severity)
 
 
 def _memory(result: Result) -> str:

@@ -10,9 +10,22 @@ from itertools import groupby
 from typing import Any
 
 from trimtab.monitor.wording import count_of, duration, size
-from trimtab.report.curves import draw, panels
-from trimtab.report.frame import facts, folded, long_text, page, plain, raw_table, section, table, text
-from trimtab.report.run_facts import Event, RunFacts, moment
+from trimtab.report.curves import Panel, draw, panels
+from trimtab.report.frame import (
+    facts,
+    folded,
+    long_text,
+    note,
+    page,
+    paragraph,
+    plain,
+    raw_table,
+    said,
+    section,
+    table,
+    text,
+)
+from trimtab.report.run_facts import Event, Row, RunFacts, moment
 
 STEPS_SHOWN = 12
 """Steps whose completions are on the page; the others are in metrics.jsonl."""
@@ -36,18 +49,18 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "cache", "overhead
 
 def run_page(run: RunFacts) -> str:
     """The whole page; what a reader looks for first stands first."""
-    parts = {
-        "results": section("Results", [_results(run)], name="results"),
-        "curves": section("Curves", _curves(run), name="curves"),
-        "completions": section("Completions", _completions(run), name="completions"),
-        "answers": section("Answers before and after", [_answers(run)], name="answers"),
-        "health": section("Health", _health(run.events()), name="health"),
-        "plan": section("Plan", _plan(run), name="plan"),
-        "data": section("Data", _data(run.data), name="data"),
-        "config": section("Settings", _settings(run), name="config"),
+    contents: dict[str, tuple[str, Iterable[str]]] = {
+        "results": ("Results", [_results(run)]),
+        "curves": ("Curves", _curves(run)),
+        "completions": ("Completions", _completions(run)),
+        "answers": ("Answers before and after", [_answers(run)]),
+        "health": ("Health", _health(run.events())),
+        "plan": ("Plan", _plan(run)),
+        "data": ("Data", _data(run.data)),
+        "config": ("Settings", _settings(run)),
     }
-    titles = {name: part.partition("<h2>")[2].partition("</h2>")[0] for name, part in parts.items()}
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in titles.items() if title)
+    parts = {name: section(title, inside, name=name) for name, (title, inside) in contents.items()}
+    links = "".join(f'<a href="#{name}">{contents[name][0]}</a>' for name, part in parts.items() if part)
     return page(
         f"{run.status}: {run.title}",
         [
@@ -66,8 +79,7 @@ def _head(run: RunFacts) -> Iterable[str]:
             yield f"<p><strong>{text(event.said)}</strong>{at}</p>"
             # Stacks are long, and stand under Health.
             yield "" if event.step is None else f"<pre>{long_text(event.more)}</pre>"
-    for gone in run.missing:
-        yield f"<p>{text(gone)}.</p>"
+    yield from (paragraph(f"{gone}.") for gone in run.missing)
     told: dict[str, Any] = {"model": run.setting("model", "name"), "method": run.setting("method")}
     told |= {k.replace("_", " "): v for k, v in run.summary.items() if k not in _APART}
     if "train_seconds" in run.summary:
@@ -86,8 +98,7 @@ def _results(run: RunFacts) -> str:
     for name, pair in pairs.items():
         if not isinstance(pair, Mapping) or pair.get("before") is pair.get("after") is None:
             continue
-        before, after = pair.get("before"), pair.get("after")
-        rows.append((name, *_change(before, after)))
+        rows.append((name, *_change(pair.get("before"), pair.get("after"))))
     logged = [row["loss"] for row in run.of_phase("train") if isinstance(row.get("loss"), int | float)]
     if len(logged) > 1 and not run.rewarded:  # its loss says nothing about how good the answers are
         rows.append(("train loss, first and last logged", *_change(logged[0], logged[-1])))
@@ -96,8 +107,7 @@ def _results(run: RunFacts) -> str:
         notes.append("Mean rewards are those of the first and of the last fifth of the logged steps.")
     if any(name.startswith("held-out") for name, *_ in rows):
         notes.append("Held-out figures are those of the untouched and of the kept weights.")
-    told = f'<p class="note">{" ".join(notes)}</p>' if notes else ""
-    return table(["", "before", "after", "change"], rows) + told
+    return table(["", "before", "after", "change"], rows) + (note(" ".join(notes)) if notes else "")
 
 
 def _change(before: Any, after: Any) -> tuple[str, str, str]:
@@ -117,13 +127,16 @@ def _curves(run: RunFacts) -> Iterable[str]:
         yield "<p>No step was logged.</p>"
         return
     wanted, rest = panels(rows)
-    yield f'<div class="curves">{"".join(draw(panel, rows) for panel in wanted)}</div>'
+    yield _drawn(wanted, rows)
     if run.rewarded and not any("kl" in row for row in rows):
         why = ": with grpo.beta=0 there is no reference to measure it by" * (run.setting("grpo", "beta") == 0)
-        yield f'<p class="note">KL was not logged{why}.</p>'
+        yield note(f"KL was not logged{why}.")
     if rest:
-        inside = f'<div class="curves">{"".join(draw(panel, rows) for panel in rest)}</div>'
-        yield folded(f"All else that was logged ({count_of(len(rest), 'curve')})", inside)
+        yield folded(f"All else that was logged ({count_of(len(rest), 'curve')})", _drawn(rest, rows))
+
+
+def _drawn(wanted: Iterable[Panel], rows: Sequence[Row]) -> str:
+    return f'<div class="curves">{"".join(draw(panel, rows) for panel in wanted)}</div>'
 
 
 def _completions(run: RunFacts) -> Iterable[str]:
@@ -134,10 +147,7 @@ def _completions(run: RunFacts) -> Iterable[str]:
         return
     shown = spread_out(steps, STEPS_SHOWN)
     if len(shown) < len(steps):
-        yield (
-            f'<p class="note">{len(shown)} of {len(steps):,} logged steps, evenly spread; '
-            "all are in metrics.jsonl.</p>"
-        )
+        yield note(f"{len(shown)} of {len(steps):,} logged steps, evenly spread; all are in metrics.jsonl.")
     if all(len(row["samples"]) == 1 for row in shown):
         yield _samples([row["samples"][0] for row in shown], [row["step"] for row in shown])
         return
@@ -155,10 +165,7 @@ def _samples(samples: Sequence[Mapping[str, Any]], steps: Sequence[int] = ()) ->
         (
             [
                 *(f"{step:,}" for step in steps[place : place + 1]),
-                *(
-                    f'<div class="said">{long_text(sample.get(k, ""))}</div>'
-                    for k in ("prompt", "completion")
-                ),
+                *(said(sample.get(key, "")) for key in ("prompt", "completion")),
                 *(text(plain(sample.get("rewards", {}).get(name)) or "–") for name in functions),
                 text(plain(sample.get("advantage")) or "–"),
             ]
@@ -183,14 +190,9 @@ def _answers(run: RunFacts) -> str:
             {"prompt": prompt, "before": before, "after": None}
             for prompt, before in zip(prompts, answers, strict=False)
         ]
-    rows = (
-        [
-            f'<div class="said">{long_text(sample.get(k) if sample.get(k) is not None else "missing")}</div>'
-            for k in ("prompt", "before", "after")
-        ]
-        for sample in samples
-    )
-    return raw_table(["prompt", "before", "after"], rows)
+    head = ["prompt", "before", "after"]
+    cells = ([sample.get(key) for key in head] for sample in samples)
+    return raw_table(head, ([said("missing" if cell is None else cell) for cell in row] for row in cells))
 
 
 def _health(events: Sequence[Event]) -> Iterable[str]:
@@ -228,8 +230,7 @@ def _plan(run: RunFacts) -> Iterable[str]:
             if values.get(name) is not None or name in reasons
         ),
     )
-    for note in plan.get("notes") or []:
-        yield f"<p>{text(note)}</p>"
+    yield from map(paragraph, plan.get("notes") or [])
     if plan.get("device_map"):
         yield "<h3>Layers by device</h3>"
         yield table(["device", "modules"], layers_by_device(plan["device_map"]))
@@ -249,9 +250,8 @@ def _plan(run: RunFacts) -> Iterable[str]:
                 for device, share in memory.items()
             ),
         )
-        yield (
-            '<p class="note">All but the peak is the estimate made before the run. On the CPU the peak is that of '
-            "the whole process.</p>"
+        yield note(
+            "All but the peak is the estimate made before the run. On the CPU the peak is that of the whole process."
         )
 
 

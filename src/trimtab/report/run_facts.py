@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -160,55 +160,49 @@ class RunFacts:
 
     def events(self) -> list[Event]:
         """What befell the run, the worst first."""
-        found = [
-            Event("fault", "not finite: the run was stopped", row["step"], str(row.get("message", "")))
-            for row in self.of_phase("nonfinite")
-        ]
+        return list(self._events())
+
+    def _events(self) -> Iterator[Event]:
+        stopped = self.of_phase("nonfinite")
+        for row in stopped:
+            yield Event("fault", "not finite: the run was stopped", row["step"], str(row.get("message", "")))
         error = self.summary.get("error")
-        if isinstance(error, Mapping) and not found and not self.resumed_since:
+        if isinstance(error, Mapping) and not stopped and not self.resumed_since:
             rank = f"rank {self.summary['rank']}: " if "rank" in self.summary else ""
             kind: Literal["fault", "warning"] = "fault" if self.status == "failed" else "warning"
             message = str(error.get("message") or "")
-            found.append(Event(kind, f"{rank}{self._error_line}", self._reached or 0, message))
-        found += [
-            Event("fault", f"{name}: nothing finished for so long that every stack was kept", None, stacks)
-            for name, stacks in self.stacks.items()
-        ]
-        found += self._not_finite()
+            yield Event(kind, f"{rank}{self._error_line}", self._reached or 0, message)
+        for name, stacks in self.stacks.items():
+            yield Event(
+                "fault", f"{name}: nothing finished for so long that every stack was kept", None, stacks
+            )
+        for name, steps in self._not_finite().items():
+            told = f"{name} was not finite in {count_of(len(steps), 'row')}, first here"
+            yield Event("warning", told, steps[0])
         if self.summary.get("skipped_steps"):
-            found.append(
-                Event("warning", f"{count_of(self.summary['skipped_steps'], 'step')} skipped: no finite loss")
+            yield Event(
+                "warning", f"{count_of(self.summary['skipped_steps'], 'step')} skipped: no finite loss"
             )
         if self.cut_short:
-            found.append(
-                Event("warning", "the last line of metrics.jsonl is cut short, as by a kill; it is left out")
+            yield Event(
+                "warning", "the last line of metrics.jsonl is cut short, as by a kill; it is left out"
             )
         for row in self.of_phase("resume"):
             cut = row.get("cut_lines") or 0
             gone = f"; {count_of(cut, 'line')} of abandoned steps cut from metrics.jsonl" if cut else ""
-            found.append(Event("note", f"resumed after step {row['step']}{gone}", row["step"]))
-        saved = self.of_phase("save")
-        if saved:
-            found.append(
-                Event(
-                    "note",
-                    f"{count_of(len(saved), 'checkpoint')} saved; the last one here",
-                    saved[-1]["step"],
-                )
-            )
-        return found
+            yield Event("note", f"resumed after step {row['step']}{gone}", row["step"])
+        if saved := self.of_phase("save"):
+            told = f"{count_of(len(saved), 'checkpoint')} saved; the last one here"
+            yield Event("note", told, saved[-1]["step"])
 
-    def _not_finite(self) -> list[Event]:
+    def _not_finite(self) -> dict[str, list[int]]:
+        """Each figure that was not finite, with the steps."""
         seen: dict[str, list[int]] = {}
         for row in self.of_phase("train", "eval"):
             for name, value in row.items():
-                measured = number(value)
-                if measured is not None and not math.isfinite(measured):
+                if not math.isfinite(number(value) or 0):
                     seen.setdefault(name, []).append(row["step"])
-        return [
-            Event("warning", f"{name} was not finite in {count_of(len(steps), 'row')}, first here", steps[0])
-            for name, steps in seen.items()
-        ]
+        return seen
 
 
 def read_run(path: Path) -> RunFacts:
@@ -277,12 +271,12 @@ def hidden(value: Any) -> Any:
 
 def _without_named_secrets(text: str) -> str:
     """Settings that are secrets by their name, in a config that was changed by hand."""
-    lines = []
-    for line in text.splitlines():
-        setting = _SETTING.match(line)
-        secret = setting is not None and is_secret(setting[2]) and setting[3] not in ("null", "{}", "[]")
-        lines.append(f"{setting[1]}(not shown)" if setting is not None and secret else line)
-    return "\n".join(lines) + "\n"
+
+    def shown(setting: re.Match[str]) -> str:
+        secret = is_secret(setting[2]) and setting[3] not in ("null", "{}", "[]")
+        return f"{setting[1]}(not shown)" if secret else setting[0]
+
+    return "\n".join(_SETTING.sub(shown, line) for line in text.splitlines()) + "\n"
 
 
 def _read(file: Path, missing: list[str], without: str) -> dict[str, Any]:
@@ -291,10 +285,9 @@ def _read(file: Path, missing: list[str], without: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_AS_TEXT.__getitem__)
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
     except ValueError as error:
         missing.append(f"{file.name} cannot be read ({error})")
-        return {}
-    if not isinstance(content, dict):
-        missing.append(f"{file.name} cannot be read (no JSON object)")
         return {}
     return dict(hidden(content))

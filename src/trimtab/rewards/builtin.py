@@ -9,6 +9,7 @@ from __future__ import annotations
 import json as json_format
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -60,11 +61,9 @@ def same_answer(given: str, right: str) -> bool:
 
 def _number(text: str) -> Decimal | None:
     plain = text.strip().rstrip(".").replace(",", "").replace("$", "").removesuffix("%").strip()
-    try:
-        value = Decimal(plain)
-    except InvalidOperation:
-        return None
-    return value if value.is_finite() else None
+    with suppress(InvalidOperation):
+        return value if (value := Decimal(plain)).is_finite() else None
+    return None
 
 
 def _answer(column: str) -> Reward:

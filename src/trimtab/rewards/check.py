@@ -46,38 +46,34 @@ class CheckedReward:
 
     def __call__(self, /, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[Any]:
         given = {"prompts": prompts, "completions": completions, **columns}
-        sample, count = Sample(list(prompts), list(completions), columns), len(completions)
+        # Copies, to be shown as they were: a function may change the lists that it is given.
+        shown = {**given, "prompts": list(prompts), "completions": list(completions)}
+        count = len(completions)
         try:
             scores = self._scores(given)
         except (Exception, SystemExit) as error:  # an exit would end the run as if all were well
             # Which completion of the batch it was: the first that fails by itself too.
             index = self._culprit(given, count)
-            told = f"{type(error).__name__}: {error}{self._place(error)}"
+            told = f"raised {type(error).__name__}: {error}{self._place(error)}"
             # Built-in rewards take whatever a model writes; what they raise for is the row.
-            change = (
-                "handle such completions in the function; a model writes anything"
-                if ":" in self.name
-                else "repair the row, or remove it"
-            )
-            raise RewardError(
-                f"reward {self.name} raised {told}\n{sample.shown(index)}\n  change: {change}"
-            ) from error
+            change = "repair the row, or remove it"
+            if ":" in self.name:
+                change = "handle such completions in the function; a model writes anything"
+            raise self._wrong(told, shown, index, change) from error
         if not isinstance(scores, list):
-            raise self._wrong(f"gave a {type(scores).__name__}, not a list", sample, 0)
+            raise self._wrong(f"gave a {type(scores).__name__}, not a list", shown, 0)
         if len(scores) != count:
             told = f"gave {len(scores)} values for {count} completions"
-            raise self._wrong(told, sample, min(len(scores), count - 1))
+            raise self._wrong(told, shown, min(len(scores), count - 1))
         for index, score in enumerate(scores):
-            problem = self._problem(score)
-            if problem:
-                raise self._wrong(f"gave {problem} for completion {index}", sample, index)
+            if problem := self._problem(score):
+                raise self._wrong(f"gave {problem} for completion {index}", shown, index)
         return [None if score is None else float(score) for score in scores]
 
     def _scores(self, given: Mapping[str, Any]) -> Any:
         """What the function gives: as a list, where it can be gone through."""
-        scores: Any = self.function(
-            **(given if self.takes_all else {key: given[key] for key in given if key in self.takes})
-        )
+        taken = {key: value for key, value in given.items() if self.takes_all or key in self.takes}
+        scores: Any = self.function(**taken)
         if inspect.iscoroutine(scores):
             scores = asyncio.run(scores)
         if isinstance(scores, str | bytes | Mapping):  # whose characters or keys might pass for numbers
@@ -99,9 +95,9 @@ class CheckedReward:
             value = math.inf
         if value is None:
             return f"{score!r}, which is no number"
-        if math.isfinite(value) and abs(value) > LARGEST:
-            return f"{value:g}, whose square the trainer's fp32 does not hold,"
-        return None if math.isfinite(value) else str(value)
+        if not math.isfinite(value):
+            return str(value)
+        return f"{value:g}, whose square the trainer's fp32 does not hold," if abs(value) > LARGEST else None
 
     def _culprit(self, given: Mapping[str, Any], count: int) -> int:
         for index in range(count):
@@ -121,30 +117,23 @@ class CheckedReward:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         return f" ({file}, line {frames[-1].lineno})" if frames else ""
 
-    def _wrong(self, told: str, sample: Sample, index: int) -> RewardError:
-        return RewardError(
-            f"reward {self.name} {told}\n{sample.shown(index)}\n"
-            "  change: return a list with one finite number for each completion"
-        )
-
-
-class Sample:
-    """A batch as the reward saw it, to show one of its completions."""
-
-    def __init__(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
-    ) -> None:
-        self.prompts, self.completions, self.columns = prompts, completions, columns
-
-    def shown(self, index: int) -> str:
+    def _wrong(
+        self,
+        told: str,
+        shown: Mapping[str, Any],
+        index: int,
+        change: str = "return a list with one finite number for each completion",
+    ) -> RewardError:
+        """The error, with the completion of that place and its row as the reward saw them."""
         lines = [
-            f"  prompt:     {_short(plain_prompt(self.prompts[index]))}",
-            f"  completion: {_short(text_of(self.completions[index]))}",
+            f"  prompt:     {_short(plain_prompt(shown['prompts'][index]))}",
+            f"  completion: {_short(text_of(shown['completions'][index]))}",
         ]
-        for name, values in self.columns.items():
-            if name != "completion_ids" and isinstance(values, list) and len(values) > index:
+        for name, values in shown.items():
+            told_already = name in ("prompts", "completions", "completion_ids")
+            if not told_already and isinstance(values, list) and len(values) > index:
                 lines.append(f"  {name + ':':<11} {_short(str(values[index]))}")
-        return "\n".join(lines)
+        return RewardError("\n".join([f"reward {self.name} {told}", *lines, f"  change: {change}"]))
 
 
 def plain_prompt(prompt: Any) -> str:

@@ -33,12 +33,9 @@ class Rewards:
         """What the rewards need and neither the trainer nor the data has, one line for each reward."""
         lines = []
         for reward in self.functions:
-            needed = set(self.columns[reward.name]) | (reward.needs - ALWAYS_THERE)
-            absent = sorted(needed - set(there) - ALWAYS_THERE)
-            if absent:
-                lines.append(
-                    f"{reward.name} reads {', '.join(absent)}; the rows have {', '.join(sorted(there))}"
-                )
+            needed = {*self.columns[reward.name], *reward.needs}
+            if absent := ", ".join(sorted(needed - {*there} - ALWAYS_THERE)):
+                lines.append(f"{reward.name} reads {absent}; the rows have {', '.join(sorted(there))}")
         return lines
 
 

@@ -31,9 +31,7 @@ PLAIN: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     time: ("time", time.isoformat, time.fromisoformat),
     timedelta: ("timedelta", lambda v: [v.days, v.seconds, v.microseconds], lambda p: timedelta(*p)),
 }
-COLLECTIONS: dict[type, str] = {
-    **{list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"},
-}
+COLLECTIONS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, set, frozenset, deque)}
 FROM_PLAIN = {tag: back for tag, _, back in PLAIN.values()}
 FROM_COLLECTION: dict[str, Any] = {tag: kind for kind, tag in COLLECTIONS.items()}
 SAFE_INTEGER = 2**53
@@ -62,11 +60,11 @@ class Side:
         while "ask" in (message := self.receive()):
             self.serve(message)
         self.heard(message)
+        given = {**{str(place): value for place, value in enumerate(args)}, **kwargs}
         for key, new in message.get("changed", {}).items():
-            _refill(kwargs[key] if key in kwargs else args[int(key)], self.decode(new))
+            _refill(given[key], self.decode(new))
         if "same" in message:
-            key = message["same"]
-            return kwargs[key] if key in kwargs else args[int(key)]
+            return given[message["same"]]
         if "error" in message:
             raise self.error(message["error"])
         return self.decode(message["value"])
@@ -97,14 +95,11 @@ class Side:
             raise Gone from None
 
     def receive(self) -> dict[str, Any]:
-        try:
-            line = self.stream.readline()
-            message = json.loads(line)
-        except (OSError, ValueError):
-            raise Gone from None
-        if not isinstance(message, dict):
-            raise Gone
-        return message
+        with contextlib.suppress(OSError, ValueError):
+            message = json.loads(self.stream.readline())
+            if isinstance(message, dict):
+                return message
+        raise Gone
 
     def number(self, value: Any) -> int:
         if id(value) not in self.numbers:
