@@ -66,11 +66,7 @@ def shape_of(config: Any) -> Shape:
             f"use --to merged; GGUF works for {', '.join(sorted(FAMILIES))} (dense)",
         )
     if config.hidden_act != "silu":
-        raise RequestError.of(
-            f"hidden_act {config.hidden_act!r}: llama.cpp's {family[0]} computes silu",
-            "the exported model would compute something else",
-            "use --to merged",
-        )
+        raise _cannot(f"hidden_act {config.hidden_act!r}: llama.cpp's {family[0]} computes silu")
     heads = config.num_attention_heads
     return Shape(
         arch=family[0],
@@ -80,6 +76,10 @@ def shape_of(config: Any) -> Shape:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         tied=bool(config.tie_word_embeddings),
     )
+
+
+def _cannot(found: str, why: str = "the exported model would compute something else") -> RequestError:
+    return RequestError.of(found, why, "use --to merged")
 
 
 def gguf_name(hf_name: str) -> str:
@@ -182,18 +182,14 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, shape: Shape) -> list[Entry]
     rope = dict(config.rope_parameters)
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "linear", "yarn", "llama3") or (kind == "llama3" and shape.arch != "llama"):
-        raise RequestError.of(
+        raise _cannot(
             f"rope_type {kind!r} in a {config.model_type} model: GGUF export cannot express it",
             f"llama.cpp would place tokens differently (for {shape.arch} it can do default, linear, yarn"
             f"{', llama3' if shape.arch == 'llama' else ''})",
-            "use --to merged",
         )
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise RequestError.of(
-            f"partial_rotary_factor {rope['partial_rotary_factor']}: llama.cpp's {shape.arch} rotates whole heads",
-            "the exported model would compute something else",
-            "use --to merged",
-        )
+    turned = rope.get("partial_rotary_factor", 1.0)
+    if turned != 1.0:
+        raise _cannot(f"partial_rotary_factor {turned}: llama.cpp's {shape.arch} rotates whole heads")
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     if kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -210,10 +206,9 @@ def _add_yarn(writer: gguf.GGUFWriter, config: Any, rope: dict[str, Any]) -> Non
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if rope.get("truncate", True) is not True:
-        raise RequestError.of(
+        raise _cannot(
             "rope_parameters.truncate=false with yarn: llama.cpp always rounds the range",
             "the exported model would place tokens differently",
-            "use --to merged",
         )
     original = rope["original_max_position_embeddings"]
     factor = float(rope["factor"] or config.max_position_embeddings / original)

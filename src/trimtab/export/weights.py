@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,14 @@ def folder_entries(folder: Path) -> list[Entry]:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dict
                 shape = tuple(tensors.get_slice(name).get_shape())
-                entries.append(Entry(name=name, shape=shape, load=_reader(file, name)))
+                entries.append(Entry(name=name, shape=shape, load=partial(_read, file, name)))
     return entries
 
 
-def _reader(file: Path, name: str) -> Any:
-    def load() -> torch.Tensor:
-        with safe_open(file, framework="pt") as tensors:
-            tensor: torch.Tensor = tensors.get_tensor(name)
-            return tensor
-
-    return load
+def _read(file: Path, name: str) -> torch.Tensor:
+    with safe_open(file, framework="pt") as tensors:
+        tensor: torch.Tensor = tensors.get_tensor(name)
+        return tensor
 
 
 def model_entries(model: Any) -> list[Entry]:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from trimtab.data.tasks.task import Fields, Task
-from trimtab.errors import RequestError
 
 YES_NO = ("Yes", "No")
 NO_YES = ("No", "Yes")
@@ -67,9 +66,7 @@ def _similarity_class(row: Fields) -> int:
     if score == -1:
         return row.label()  # hidden: said in its own words
     if not 0 <= score <= 5:
-        raise RequestError.of(
-            f"{row.where}: label {score:g}", "STS-B scores go from 0 to 5", "correct the row, or leave it out"
-        )
+        raise row.wrong(f"label {score:g}", "STS-B scores go from 0 to 5")
     # Halves go up, so that the classes are of equal width; Python's round() would go to the even number.
     return int(score + 0.5)
 

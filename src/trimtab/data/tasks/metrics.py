@@ -12,6 +12,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
 
 Labels = Sequence[int]
 
@@ -62,22 +63,18 @@ def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
 
 def spearman(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Pearson's correlation of the ranks; equal values share the mean of their ranks."""
-    _check(predicted, gold)
     return pearson(ranks(predicted), ranks(gold))
 
 
 def ranks(values: Sequence[float]) -> list[float]:
     """1 for the smallest; ties get the mean of the places that they take up."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    result = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for place in order[start:end]:
-            result[place] = (start + 1 + end) / 2
-        start = end
+    result, before = [0.0] * len(values), 0
+    for _, tied in groupby(order, key=values.__getitem__):
+        places = list(tied)
+        for place in places:
+            result[place] = before + (1 + len(places)) / 2
+        before += len(places)
     return result
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from trimtab.data.tasks.glue import INFER, NO_YES, built, fixed, worded
 from trimtab.data.tasks.task import Fields
-from trimtab.errors import RequestError
 
 HUB = "aps/super_glue"
 
@@ -22,11 +21,7 @@ def _boolq(row: Fields) -> str:
 def _copa_prompt(row: Fields) -> str:
     asked = row.text("question")
     if asked not in ("cause", "effect"):
-        raise RequestError.of(
-            f"{row.where}: column `question` holds {asked!r}",
-            "COPA asks for the `cause` or the `effect`",
-            "correct the row, or leave it out",
-        )
+        raise row.wrong(f"column `question` holds {asked!r}", "COPA asks for the `cause` or the `effect`")
     return row.text("premise").rstrip(".") + (" because" if asked == "cause" else " so")
 
 
@@ -53,15 +48,12 @@ def _entities(row: Fields) -> list[str]:
 
 
 def _record_gold(row: Fields) -> int:
-    entities, answers = _entities(row), row.texts("answers")
-    for place, entity in enumerate(entities):
+    answers = row.texts("answers")
+    for place, entity in enumerate(_entities(row)):
         if entity in answers:
             return place
-    raise RequestError.of(
-        f"{row.where}: none of the answers {answers} is among the entities",
-        "ReCoRD's answer is one of the entities of the passage",
-        "correct the row, or leave it out",
-    )
+    found = f"none of the answers {answers} is among the entities"
+    raise row.wrong(found, "ReCoRD's answer is one of the entities of the passage")
 
 
 def _record_prompt(row: Fields) -> str:

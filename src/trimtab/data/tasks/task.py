@@ -174,12 +174,9 @@ class Fields:
 
     def __init__(self, values: Mapping[str, Any], columns: Sequence[str], where: str, task: str) -> None:
         self.values, self.columns, self.where, self.task = values, columns, where, task
-        self.names: dict[str, str] = {}
-        for column in columns:
-            aliases = column.split("|")
-            found = next((name for name in aliases if values.get(name) is not None), None)
-            if found is not None:
-                self.names[aliases[0]] = found
+        aliases = [column.split("|") for column in columns]
+        found = {names[0]: [n for n in names if values.get(n) is not None] for names in aliases}
+        self.names = {name: there[0] for name, there in found.items() if there}
         self.complete = len(self.names) == len(columns)
         if "label" not in self.names and values.get("labels") is not None:
             self.names["label"] = "labels"  # as collators call it
@@ -246,10 +243,11 @@ class Fields:
                 return number
         raise self._wrong(name, "a number")
 
+    def wrong(self, found: str, why: str) -> RequestError:
+        """What to raise for a row whose values cannot be so."""
+        return RequestError.of(f"{self.where}: {found}", why, "correct the row, or leave it out")
+
     def _wrong(self, name: str, wanted: str) -> RequestError:
         column = self.names.get(name, name)
-        return RequestError.of(
-            f"{self.where}: column `{column}` holds {self.values[column]!r:.80}",
-            f"{self.task} needs {wanted} there",
-            "correct the row, or leave it out",
-        )
+        found = f"column `{column}` holds {self.values[column]!r:.80}"
+        return self.wrong(found, f"{self.task} needs {wanted} there")

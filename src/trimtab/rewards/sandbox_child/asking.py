@@ -26,10 +26,8 @@ ASKED: dict[str, Callable[..., Any]] = {
     "__enter__": lambda manager: manager.__enter__(),
     "__exit__": lambda manager, *_: manager.__exit__(None, None, None),
     "__instancecheck__": lambda kind, value: isinstance(value, kind),
-    "call": lambda function, *args, **kwargs: function(*args, **kwargs),
-    "getattr": getattr,
-    "setattr": setattr,
-    "delattr": delattr,
+    "__call__": lambda function, *args, **kwargs: function(*args, **kwargs),
+    **{f"__{f.__name__}__": f for f in (getattr, setattr, delattr)},
     "await": lambda coroutine: _waited(coroutine),
 }
 """What the judge may ask of an object of the worker's."""

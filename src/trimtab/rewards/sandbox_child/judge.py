@@ -39,7 +39,7 @@ class Judge(Side):
 
     def serve(self, message: dict[str, Any]) -> None:
         target, *args = message["args"]
-        if message["ask"] != "call" or target[0] != "yours":
+        if message["ask"] != "__call__" or target[0] != "yours":
             raise Gone
         kwargs = {name: self.decode(value) for name, value in message["kwargs"].items()}
         try:
@@ -116,18 +116,6 @@ class Proxy:
         object.__setattr__(self, "_judge", judge)
         object.__setattr__(self, "_number", number)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _asked(self, "call", *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return _asked(self, "getattr", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _asked(self, "setattr", name, value)
-
-    def __delattr__(self, name: str) -> None:
-        _asked(self, "delattr", name)
-
 
 def _asked(proxy: Proxy, what: str, *args: Any, **kwargs: Any) -> Any:
     judge: Judge = object.__getattribute__(proxy, "_judge")
@@ -135,8 +123,8 @@ def _asked(proxy: Proxy, what: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    def plain(self: Proxy, *args: Any) -> Any:
-        return _asked(self, name, *args)
+    def plain(self: Proxy, *args: Any, **kwargs: Any) -> Any:
+        return _asked(self, name, *args, **kwargs)
 
     def compared(self: Proxy, other: Any) -> Any:
         return _asked(self, name, other) if isinstance(other, Proxy) else NotImplemented

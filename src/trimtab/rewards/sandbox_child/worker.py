@@ -106,4 +106,4 @@ class Callback:
         self.worker, self.number = worker, number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.worker.ask("call", self, *args, **kwargs)
+        return self.worker.ask("__call__", self, *args, **kwargs)
