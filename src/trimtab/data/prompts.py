@@ -21,6 +21,7 @@ from trimtab.data.convert import read_turns
 from trimtab.data.fill import check_braces, fill
 from trimtab.data.formats import parse_list
 from trimtab.data.read import Row
+from trimtab.data.render import prompt_ids
 from trimtab.data.report import AskedReport, Lengths
 from trimtab.data.sources import load_rows
 from trimtab.data.split import hold_out
@@ -118,16 +119,6 @@ def _asked_rows(
             "repair the rows, raise grpo.max_prompt_length, or check grpo.prompt and data.columns",
         )
     return _how(kept[0]["prompt"], column, config), kept, sizes
-
-
-def prompt_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """The prompt as the trainer will tokenize it."""
-    chat = not isinstance(prompt, str)
-    text = (
-        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) if chat else prompt
-    )
-    ids: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
-    return ids
 
 
 def _prompt_column(row: Row, config: Config) -> str:

@@ -193,6 +193,16 @@ def label(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) ->
     return labels
 
 
+def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
+    """A prompt as trainers tokenize it: a text as it stands, messages through the chat template."""
+    chat = not isinstance(prompt, str)
+    text: Any = prompt
+    if chat:
+        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    ids: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    return ids
+
+
 def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What the tokenizer puts before a text by itself: mostly BOS, or nothing."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]

@@ -34,15 +34,8 @@ _KEY_CODES = {
     "ExpiredToken",
     "InvalidToken",
 }
-_DENIED_CODES = {
-    "AccessDenied",
-    "Forbidden",
-    "403",
-    "AllAccessDisabled",
-    "AccountProblem",
-    "Unauthorized",
-    "401",
-}
+# Those that s3fs does not know for a PermissionError by itself.
+_DENIED_CODES = {"Forbidden", "Unauthorized", "401"}
 
 
 @dataclass(frozen=True)
@@ -258,7 +251,7 @@ def _ask(call: Callable[[], T], place: _Place) -> T:
             raise _denied(code, place) from None
         if code in _DENIED_CODES or isinstance(error, PermissionError):
             raise PermissionError(code) from None
-        if code in {"NoSuchBucket", "NoSuchKey", "404"} or isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(code) from None
         raise place.error(
             f"the store refused the request ({code})",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trimtab.config import Config
 
 KINDS = ("merged", "gguf", "adapter-gguf", "ollama")
+MERGING = "merging the adapter into the base model (fp32, on the CPU)"
 Say = Callable[[str], None]
 
 
@@ -175,21 +176,11 @@ def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> Expo
         say("copying the tuned model")
         weights.copy_model(folder, run.weights)
     else:
-        if run.lora:
-            model, stored = _merged_model(run, say)
-        else:
-            say(f"converting the tuned model to {dtype}")
-            model, stored = weights.full_model(run.config, run.weights)
+        say(MERGING if run.lora else f"converting the tuned model to {dtype}")
+        model, stored = weights.tuned_model(run.config, run.weights, progress=say is not _silent)
         weights.save_merged(folder, model, run_tokenizer(run), dtype=dtype, stored=stored)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return ExportResult(kind="merged", folder=folder, files=files)
-
-
-def _merged_model(run: FinishedRun, say: Say) -> tuple[Any, Any]:
-    from trimtab.export.weights import merged_model
-
-    say("merging the adapter into the base model (fp32, on the CPU)")
-    return merged_model(run.config, run.weights, progress=say is not _silent)
 
 
 def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | None, say: Say) -> ExportResult:
@@ -203,8 +194,12 @@ def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | Non
     config = model_config(run)
     shape_of(config)
     vocab = read_vocab(run_tokenizer(run))
-    model = _merged_model(run, say)[0] if run.lora else None
-    entries = weights.folder_entries(run.weights) if model is None else weights.model_entries(model)
+    if run.lora:
+        say(MERGING)
+        model, _ = weights.tuned_model(run.config, run.weights, progress=say is not _silent)
+        entries = weights.model_entries(model)
+    else:
+        entries = weights.folder_entries(run.weights)
     target = folder / file
     say(f"writing {target} ({dtype})")
     notes = write_model(

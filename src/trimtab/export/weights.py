@@ -54,22 +54,23 @@ def model_entries(model: Any) -> list[Entry]:
     ]
 
 
-def merged_model(config: Config, adapter: Path, *, progress: bool = False) -> tuple[Any, torch.dtype]:
-    """The base model in fp32 on the CPU with the adapter added in; and the number format the base is stored in."""
+def tuned_model(config: Config, weights: Path, *, progress: bool) -> tuple[Any, torch.dtype]:
+    """The model of a run in fp32 on the CPU, an adapter added in; and the number format the base is stored in."""
     from peft import PeftModel
+    from transformers import AutoModelForCausalLM
 
-    base, stored = _load(config.model)
-    _check_tied(base, adapter)
-    _check_finite(adapter)
-    tuned = PeftModel.from_pretrained(base, str(adapter), torch_device="cpu")
-    model = tuned.merge_and_unload(progressbar=progress and sys.stderr.isatty())
-    model.config.use_cache = True
+    tuned = None if config.method == "lora" else weights
+    stored = read_config(config.model, tuned).dtype or torch.float32
+    # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
+    options = {"dtype": torch.float32, "use_safetensors": True, **_place(config.model, tuned)}
+    model: Any = AutoModelForCausalLM.from_pretrained(**options).eval()
+    if tuned is None:
+        _check_tied(model, weights)
+        _check_finite(weights)
+        wrapped = PeftModel.from_pretrained(model, str(weights), torch_device="cpu")
+        model = wrapped.merge_and_unload(progressbar=progress and sys.stderr.isatty())
+        model.config.use_cache = True
     return model, stored
-
-
-def full_model(config: Config, folder: Path) -> tuple[Any, torch.dtype]:
-    """A fully tuned model in fp32 on the CPU; and the number format it is stored in."""
-    return _load(config.model, folder)
 
 
 def read_config(model: ModelSettings, tuned: Path | None = None) -> Any:
@@ -93,15 +94,6 @@ def _place(model: ModelSettings, tuned: Path | None) -> dict[str, Any]:
     where = {"pretrained_model_name_or_path": str(tuned or model_source(model))}
     revision = {"revision": model.revision} if model.revision and tuned is None else {}
     return {**where, **revision, "trust_remote_code": model.trust_remote_code}
-
-
-def _load(model: ModelSettings, tuned: Path | None = None) -> tuple[Any, torch.dtype]:
-    from transformers import AutoModelForCausalLM
-
-    stored = read_config(model, tuned).dtype or torch.float32
-    # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
-    options = {"dtype": torch.float32, "use_safetensors": True, **_place(model, tuned)}
-    return AutoModelForCausalLM.from_pretrained(**options).eval(), stored
 
 
 def _check_tied(model: Any, adapter: Path) -> None:

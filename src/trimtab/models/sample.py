@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from trimtab.data.render import IGNORED, opening_ids
+from trimtab.data import render
 from trimtab.errors import RequestError
 from trimtab.placement import PlacementPlan
 
@@ -23,10 +23,8 @@ AT_ONCE = 16
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     """A user's message as training rendered it: through the chat template, opened as the tokenizer opens a text."""
-    chat = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    opening = opening_ids(tokenizer)
+    ids = render.prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
+    opening = render.opening_ids(tokenizer)
     return ids if ids[: len(opening)] == opening else opening + ids
 
 
@@ -68,7 +66,7 @@ def held_out_answers(
 
 
 def _asked_and_expected(row: Mapping[str, Sequence[int]]) -> tuple[list[int], list[int]]:
-    ids, answered = list(row["input_ids"]), [label != IGNORED for label in row["labels"]]
+    ids, answered = list(row["input_ids"]), [label != render.IGNORED for label in row["labels"]]
     end = len(ids) - answered[::-1].index(True)
     start = next((place + 1 for place in reversed(range(end)) if not answered[place]), 0)
     if start == 0:

@@ -13,7 +13,8 @@ from typing import Any
 
 from trimtab.config import Config
 from trimtab.config.problems import without_secrets
-from trimtab.data.prompts import PromptData, prepare_prompts, prompt_ids, prompt_limit
+from trimtab.data.prompts import PromptData, prepare_prompts, prompt_limit
+from trimtab.data.render import prompt_ids
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model_config, load_tokenizer
 from trimtab.monitor.wording import count_of

@@ -20,16 +20,12 @@ def rehearsal_page(result: Result) -> str:
         "fault": f"{faults} fault{'s' * (faults != 1)}",
         "unproven": "nothing is proven",
     }[verdict]
+    told = [f"{result.steps} optimizer steps, {result.seconds:.1f} s", *result.notes]
     return page(
         f"{verdict}: {result.target}",
         [
             f"<h1>Rehearsal of <code>{text(result.target)}</code></h1>",
-            section(
-                f"{verdict}: {summary}",
-                [paragraph(f"{result.steps} optimizer steps, {result.seconds:.1f} s")]
-                + [*map(paragraph, result.notes), _memory(result)],
-                kind=verdict,
-            ),
+            section(f"{verdict}: {summary}", [*map(paragraph, told), _memory(result)], kind=verdict),
             *(_finding(number, finding) for number, finding in enumerate(result.findings, 1)),
         ],
     )
