@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from trimtab.virtual.state import Machine, _stack
 from trimtab.virtual.wording import words
 
 # Virtual tensors are made with this extra key (tensor.py).
@@ -98,15 +98,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if _eligible(value) and value.dtype is not dtype else value
 
 
-def _all(values: Any, into: list[torch.Tensor]) -> list[torch.Tensor]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            _all(value, into)
-        elif _eligible(value):
-            into.append(value)
-    return into
-
-
 def _cast_kernel(
     op: Any, dtype_of: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]
 ) -> Callable[..., Any]:
@@ -127,17 +118,16 @@ def _single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
 
 
 def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
-    tensors = _all([*args, *kwargs.values()], [])
+    tensors = filter(_eligible, tree_leaves((args, kwargs)))
     return torch.float32 if any(t.dtype is torch.float32 for t in tensors) else _lower(args, kwargs)
 
 
 def _dtype_kernel(op: Any) -> Callable[..., Any]:
     """Sums and softmaxes compute in float32 through their own `dtype` argument, unless the caller gave one."""
-    positions = {a.name: i for i, a in enumerate(op._schema.arguments)}
+    place = [argument.name for argument in op._schema.arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _Aside():
-            place = positions["dtype"]
             given = args[place] if place < len(args) else kwargs.get("dtype")
             if given is not None or not _eligible(args[0]):
                 return op(*args, **kwargs)
@@ -162,11 +152,8 @@ def _norm_kernel(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _banned_kernel(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(BANNED)
-
-    return kernel
+def _banned(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(BANNED)
 
 
 def _kernel_for(name: str, op: Any) -> Callable[..., Any]:
@@ -175,14 +162,12 @@ def _kernel_for(name: str, op: Any) -> Callable[..., Any]:
     if name in _DTYPE_ARGUMENT:
         return _dtype_kernel(op)
     if name == "binary_cross_entropy":
-        return _banned_kernel(op)
+        return _banned
     return _cast_kernel(op, _lower if name in _LOWER else _widest if name in _WIDEST else _single)
 
 
-def enter(machine: Machine) -> Callable[[], None]:
+def enter() -> Callable[[], None]:
     """Put our kernels in the place of torch's CUDA autocast kernels, which see no CUDA tensor here; gives the undo."""
-    if len(_stack) > 1:
-        return lambda: None  # those of the outer machine are in place
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch notes that a kernel is overridden

@@ -32,7 +32,7 @@ def describe(machine: Machine, setup: str | None = None) -> dict[str, Any]:
         "name": first.name,
         "capability": list(first.capability),
         "on_fault": machine.on_fault,
-        "visible_at_install": machine.extras.get("visible_at_install"),
+        "visible_at_install": machine.visible_at_install,
         "setup": setup,
     }
 

@@ -12,8 +12,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import nn
@@ -29,43 +30,17 @@ from trimtab.virtual import (
     processes,
     ranks,
     serialization,
-    sharded,
     state,
 )
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
-from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, OnFault, Patch
 from trimtab.virtual.tensor import VirtualParameter, materialize
 
-Patch = tuple[object, str, object]
-_MISSING = object()
+Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
 _PATCHING = (cuda, legacy, generators, processes, ranks, serialization)
-# Each has enter(machine) -> undo.
-_ENTERED = (cuda, amp, processes, sharded)
-
-_open: list[ExitStack] = []
-
-
-@contextmanager
-def virtual_gpus(
-    count: int = 2,
-    *,
-    memory: str | int = "80GiB",
-    name: str = "NVIDIA H100 80GB HBM3",
-    capability: tuple[int, int] = (9, 0),
-    observer: Observer | None = None,
-    on_fault: Literal["raise", "repair"] = "raise",
-) -> Iterator[Machine]:
-    """Run a block on virtual GPUs: `torch.cuda` is there, tensors hold real values, CUDA's placement rules hold."""
-    machine = install(
-        count, memory=memory, name=name, capability=capability, observer=observer, on_fault=on_fault
-    )
-    try:
-        yield machine
-    finally:
-        uninstall()
 
 
 def install(
@@ -75,7 +50,7 @@ def install(
     name: str = "NVIDIA H100 80GB HBM3",
     capability: tuple[int, int] = (9, 0),
     observer: Observer | None = None,
-    on_fault: Literal["raise", "repair"] = "raise",
+    on_fault: OnFault = "raise",
 ) -> Machine:
     """Put a machine in force for this process, until `uninstall`."""
     if count < 0:
@@ -90,18 +65,15 @@ def install(
         observer=observer,
         on_fault=on_fault,
     )
-    undo = ExitStack()
-    with undo:
-        handlers = dict(functions.HANDLERS)
-        undo.callback(_restore_handlers, handlers)
-        state.push(machine)
-        undo.callback(state.pop)
-        for patching in _PATCHING:
-            _apply(undo, patching.patches(machine))
-        _apply(undo, _own_patches())
-        for entered in _ENTERED:
-            undo.callback(entered.enter(machine))
+    with ExitStack() as undo:
+        state._stack.append(machine)
+        undo.callback(state._stack.pop)
+        for patches in (*(part.patches for part in _PATCHING), _own_patches):
+            for patch in patches(machine):
+                state.replace(undo, *patch)
+        undo.callback(processes.enter(machine))
         if len(state._stack) == 1:
+            undo.callback(amp.enter())
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
         if "torch._dynamo" in sys.modules:
@@ -109,15 +81,35 @@ def install(
         if observer is not None:
             hook = nn.modules.module.register_module_forward_pre_hook(_remember)
             undo.callback(hook.remove)
-        _open.append(undo.pop_all())
+        machine.undo = undo.pop_all()
     return machine
 
 
 def uninstall() -> None:
     """Take the innermost machine out of force and put everything back as it was."""
-    if not _open:
+    machine = state.machine()
+    if machine is None:
         raise RuntimeError("no virtual machine is in force")
-    _open.pop().close()
+    machine.undo.close()
+
+
+def _for_a_block(
+    installing: Callable[Settings, Machine],
+) -> Callable[Settings, AbstractContextManager[Machine]]:
+    @contextmanager
+    @wraps(installing, assigned=())
+    def virtual_gpus(*args: Settings.args, **kwargs: Settings.kwargs) -> Iterator[Machine]:
+        """Run a block on virtual GPUs: `torch.cuda` is there, tensors hold real values, CUDA's placement rules hold."""
+        machine = installing(*args, **kwargs)
+        try:
+            yield machine
+        finally:
+            uninstall()
+
+    return virtual_gpus
+
+
+virtual_gpus = _for_a_block(install)
 
 
 def install_from_environment() -> None:
@@ -133,39 +125,21 @@ def install_from_environment() -> None:
         capability=tuple(wanted["capability"]),
         on_fault=wanted["on_fault"],
     )
-    machine.extras["visible_at_install"] = wanted["visible_at_install"]
+    machine.visible_at_install = wanted["visible_at_install"]
     if wanted.get("setup"):
         module, function = wanted["setup"].split(":")
         getattr(importlib.import_module(module), function)(machine)
 
 
-def _restore_handlers(before: dict[Any, Any]) -> None:
-    functions.HANDLERS.clear()
-    functions.HANDLERS.update(before)
-
-
-def _apply(undo: ExitStack, patches: list[Patch]) -> None:
-    for target, attribute, replacement in patches:
-        before = vars(target).get(attribute, _MISSING)
-        setattr(target, attribute, replacement)
-        undo.callback(_put_back, target, attribute, before)
-
-
-def _put_back(target: object, attribute: str, before: object) -> None:
-    if before is _MISSING:
-        delattr(target, attribute)
-    else:
-        setattr(target, attribute, before)
-
-
-def _remember(module: nn.Module, inputs: Any) -> None:
+def _remember(module: nn.Module, inputs: Any = None) -> None:
     machine = state.machine()
     if machine is not None:
         machine.modules.add(module)
 
 
-def _own_patches() -> list[Patch]:
+def _own_patches(machine: Machine) -> list[Patch]:
     return [
+        (functions, "HANDLERS", dict(functions.HANDLERS)),  # a rehearsal adds to them
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
@@ -197,9 +171,7 @@ def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        machine = state.machine()
-        if machine is not None:
-            machine.modules.add(self)
+        _remember(self)
         return original(self, *args, **kwargs)  # type: ignore[no-any-return]
 
     return _apply
@@ -214,19 +186,12 @@ def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
     return _engine_run_backward
 
 
-@contextmanager
-def thread_modes() -> Iterator[None]:
-    """Modes belong to a thread; one that the program starts sees the virtual GPUs through this."""
-    if state.machine() is None:
-        yield
-        return
-    with dispatch.VirtualMode(), functions.MODE:
-        yield
-
-
 def _in_thread(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     def _bootstrap_inner(self: threading.Thread) -> None:
-        with thread_modes():
-            original(self)
+        """Modes belong to a thread; one that the program starts sees the virtual GPUs through this."""
+        if state.machine() is None:
+            return original(self)
+        with dispatch.VirtualMode(), functions.MODE:
+            return original(self)
 
     return _bootstrap_inner

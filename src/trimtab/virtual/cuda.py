@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +19,12 @@ import torch
 from trimtab.virtual import memory_stats, streams
 from trimtab.virtual.processes import in_bad_fork, initialise
 from trimtab.virtual.properties import properties_of
-from trimtab.virtual.state import Machine, NotSimulated
+from trimtab.virtual.state import Machine, NotSimulated, Patch
 from trimtab.virtual.wording import words
 
-Patch = tuple[object, str, object]
 CUDA_VERSION = "12.8"  # what a CPU build answers for torch.version.cuda; a CUDA build keeps its own
 NCCL_VERSION = (2, 27, 3)
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 # Functions of `torch._C` that have nothing to do here.
@@ -37,21 +36,22 @@ _NOTHING = words(
     _accelerator_setAllocatorSettings
     """
 )
+_EXCHANGING = words(
+    """
+    _cuda_exchangeDevice _cuda_maybeExchangeDevice _accelerator_exchangeDevice _accelerator_maybeExchangeDevice
+    """
+)
 _NVTX = words("rangePushA rangePop rangeStartA rangeEnd markA deviceRangeStart deviceRangeEnd")
 
 
 def visible_count(machine: Machine) -> int:
     """How many GPUs the program sees. CUDA_VISIBLE_DEVICES counts if the program set it, not if we found it so."""
-    setting = os.environ.get(VISIBLE)
-    if machine.initialised or setting is None or setting == machine.extras.get("visible_at_install"):
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if machine.initialised or setting is None or setting == machine.visible_at_install:
         return len(machine.devices)
-    chosen: list[int] = []
-    for entry in setting.split(","):
-        entry = entry.strip()
-        if not entry.isdigit() or int(entry) >= len(machine.devices):
-            break  # as the driver does: the first bad entry ends the list
-        chosen.append(int(entry))
-    return len(chosen)
+    entries = (entry.strip() for entry in setting.split(","))
+    # As the driver does: the first bad entry ends the list.
+    return len(list(takewhile(lambda entry: entry.isdigit() and int(entry) < len(machine.devices), entries)))
 
 
 class Layer:
@@ -68,12 +68,9 @@ class Layer:
         del self.machine.devices[count:]
         initialise(self.machine)
 
-    def get_device(self) -> int:
-        return self.machine.current_device
-
     def set_device(self, index: int) -> None:
         if index >= 0:
-            self._initialised()
+            self.synchronize()
             self.machine.current_device = self.machine.at(index).index
 
     def exchange_device(self, index: int) -> int:
@@ -81,44 +78,37 @@ class Layer:
         self.set_device(index)
         return before
 
-    def _initialised(self) -> None:
+    def synchronize(self, *_: Any) -> None:
+        """Nothing is under way that could be waited for; but it is a use of the GPU."""
         if not self.machine.ready:
             torch.cuda._lazy_init()
 
-    def synchronize(self, *_: Any) -> None:
-        self._initialised()
-
-    def properties(self, index: int) -> Any:
-        return properties_of(self.machine.at(index))
-
-    def stream_data(self, stream: streams.Stream) -> tuple[int, int, int]:
-        return stream.stream_id, stream.device_index, stream.device_type
-
     def current_stream(self, index: int) -> tuple[int, int, int]:
-        return self.stream_data(streams.current(self.machine.at(index).index))
-
-    def default_stream(self, index: int) -> tuple[int, int, int]:
-        return (0, self.machine.at(index).index, streams.CUDA_DEVICE_TYPE)
+        stream = streams.current(self.machine.at(index).index)
+        return stream.stream_id, stream.device_index, stream.device_type
 
     def set_stream(self, stream_id: int, device_index: int, device_type: int) -> None:
         streams.select(streams.Stream(stream_id=stream_id, device_index=device_index))
 
-    def cuda_functions(self) -> dict[str, Any]:
-        """Names on `torch._C`."""
+    def functions(self) -> dict[str, Any]:
+        """Names on `torch._C`: those under torch.cuda, those under torch.accelerator, copies between devices."""
         return {
             **dict.fromkeys(_NOTHING, lambda *_, **__: None),
+            **dict.fromkeys(_EXCHANGING, self.exchange_device),
             "_cuda_init": self.init,
             "_cuda_getDeviceCount": lambda: visible_count(self.machine),
-            "_cuda_getDevice": self.get_device,
+            "_cuda_getDevice": lambda: self.machine.current_device,
             "_cuda_setDevice": self.set_device,
-            "_cuda_exchangeDevice": self.exchange_device,
-            "_cuda_maybeExchangeDevice": self.exchange_device,
             "_cuda_isInBadFork": lambda: in_bad_fork(self.machine),
             "_cuda_getArchFlags": lambda: ARCHITECTURES,
             "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
             "_cuda_synchronize": self.synchronize,
             "_cuda_getCurrentStream": self.current_stream,
-            "_cuda_getDefaultStream": self.default_stream,
+            "_cuda_getDefaultStream": lambda index: (
+                0,
+                self.machine.at(index).index,
+                streams.CUDA_DEVICE_TYPE,
+            ),
             "_cuda_getCurrentRawStream": lambda index: streams.current(index).stream_id,
             "_cuda_setStream": self.set_stream,
             "_cuda_isCurrentStreamCapturing": lambda: False,
@@ -135,17 +125,10 @@ class Layer:
             "_has_cuda": True,
             "_nccl_version": lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2],
             "_nccl_version_suffix": lambda: b"",
-        }
-
-    def accelerator_functions(self) -> dict[str, Any]:
-        """Names on `torch._C` under torch.accelerator."""
-        return {
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),
             "_get_accelerator": lambda *_: torch.device("cuda"),
-            "_accelerator_getDeviceIndex": self.get_device,
+            "_accelerator_getDeviceIndex": lambda: self.machine.current_device,
             "_accelerator_setDeviceIndex": self.set_device,
-            "_accelerator_exchangeDevice": self.exchange_device,
-            "_accelerator_maybeExchangeDevice": self.exchange_device,
             "_accelerator_getStream": lambda index: streams.current(self.machine.at(index).index),
             "_accelerator_setStream": streams.select,
             "_accelerator_synchronizeDevice": self.synchronize,
@@ -154,23 +137,26 @@ class Layer:
             "_accelerator_getDeviceStats": self.memory.nested,
             "_accelerator_resetPeakStats": self.memory.reset_peak,
             "_accelerator_getMemoryInfo": self.memory.info,
-            "_accelerator_getDeviceCapability": lambda _: {"supported_dtypes": _supported_dtypes()},
+            "_accelerator_getDeviceCapability": lambda _: {
+                "supported_dtypes": {
+                    value for value in vars(torch).values() if isinstance(value, torch.dtype)
+                }
+            },
+            "_broadcast": _copies,
+            "_broadcast_out": _broadcast_out,
+            "_broadcast_coalesced": _broadcast_coalesced,
+            "_scatter": _scatter,
+            "_gather": _gather,
         }
 
     def runtime(self) -> SimpleNamespace:
         """What `torch.cuda.cudart()` gives: the CUDA runtime, as far as training scripts use it."""
         return SimpleNamespace(
+            **dict.fromkeys(words("cudaProfilerStart cudaProfilerStop cudaDeviceSynchronize"), lambda: 0),
             cudaMemGetInfo=self.memory.info,
-            cudaProfilerStart=lambda: 0,
-            cudaProfilerStop=lambda: 0,
-            cudaDeviceSynchronize=lambda: 0,
             cudaGetErrorString=lambda code: f"error {code}",
             cudaError=SimpleNamespace(success=0),
         )
-
-
-def _supported_dtypes() -> set[torch.dtype]:
-    return {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 class _NoGraph:
@@ -222,10 +208,7 @@ def _scatter(
 
 
 def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
-    if destination == -1:
-        target = torch.device("cpu")
-    else:
-        target = torch.device("cuda", torch.cuda.current_device() if destination is None else destination)
+    target = "cuda" if destination is None else "cpu" if destination == -1 else f"cuda:{destination}"
     return torch.cat([t.to(target) for t in tensors], dim)
 
 
@@ -237,24 +220,16 @@ def _eager_compile(machine: Machine) -> Callable[..., Any]:
     """torch.compile without its compiler: there is no kernel to generate, so compiled code runs as it is written."""
     native = torch.compile
 
+    @functools.cache  # not before it is asked for: it imports the compiler
+    def take_compiler_away() -> None:
+        machine.undo.push(torch.compiler.set_stance("force_eager"))
+
     @functools.wraps(native)
     def compile(*args: Any, **kwargs: Any) -> Any:
-        if "stance" not in machine.extras:  # not before it is asked for: it imports the compiler
-            machine.extras["stance"] = torch.compiler.set_stance("force_eager")
+        take_compiler_away()
         return native(*args, **kwargs)
 
     return compile
-
-
-def enter(machine: Machine) -> Callable[[], None]:
-    """Nothing now; the undo gives torch.compile its compiler back if it was taken away."""
-
-    def leave() -> None:
-        stance = machine.extras.pop("stance", None)
-        if stance is not None:
-            stance.__exit__(None, None, None)
-
-    return leave
 
 
 def _host_profiler() -> Callable[..., None]:
@@ -283,23 +258,22 @@ def _lazy_init_for(machine: Machine) -> Callable[[], None]:
 
 def patches(machine: Machine) -> list[Patch]:
     """What to set where, so that torch.cuda and torch.accelerator show this machine."""
-    machine.extras.setdefault("visible_at_install", os.environ.get(VISIBLE))
-    layer = Layer(machine)
-    c, cuda = torch._C, torch.cuda
+    layer, lazy_init = Layer(machine), _lazy_init_for(machine)
+    cuda = torch.cuda
     result: list[Patch] = [(streams, "BOOK", streams.Book())]
-    result += [(c, name, value) for name, value in layer.cuda_functions().items()]
-    result += [(c, name, value) for name, value in layer.accelerator_functions().items()]
+    result += [(torch._C, name, value) for name, value in layer.functions().items()]
+    result += [(module, "_lazy_init", lazy_init) for module in (cuda, cuda.random, cuda.memory)]
     result += [
-        (c, "_broadcast", _copies),
-        (c, "_broadcast_out", _broadcast_out),
-        (c, "_broadcast_coalesced", _broadcast_coalesced),
-        (c, "_scatter", _scatter),
-        (c, "_gather", _gather),
+        (owner, kind.__name__, kind)
+        for owner in (torch, cuda, cuda.streams)
+        for kind in (streams.Stream, streams.Event)
+    ]
+    result += [
         # Names that torch.cuda bound to a fall-back when it was imported without CUDA.
         (cuda, "_exchange_device", layer.exchange_device),
         (cuda, "_maybe_exchange_device", layer.exchange_device),
         (cuda, "_is_in_bad_fork", lambda: in_bad_fork(machine)),
-        (cuda, "_get_device_properties", layer.properties),
+        (cuda, "_get_device_properties", lambda index: properties_of(machine.at(index))),
         (cuda, "_cudart", layer.runtime()),
         (cuda, "_device_count_nvml", lambda: -1),
         (cuda, "_cached_device_count", None),
@@ -308,12 +282,6 @@ def patches(machine: Machine) -> list[Patch]:
         (cuda, "_queued_calls", []),
         (cuda, "_lazy_call", _call_now),
         (cuda.random, "_lazy_call", _call_now),
-        (cuda, "Stream", streams.Stream),
-        (cuda, "Event", streams.Event),
-        (cuda.streams, "Stream", streams.Stream),
-        (cuda.streams, "Event", streams.Event),
-        (torch, "Stream", streams.Stream),
-        (torch, "Event", streams.Event),
         (torch, "compile", _eager_compile(machine)),
         (torch.autograd.profiler.profile, "__init__", _host_profiler()),
         (cuda, "CUDAGraph", _NoGraph),
@@ -328,8 +296,6 @@ def patches(machine: Machine) -> list[Patch]:
         (cuda.nccl, "is_available", lambda tensors: False),
         (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
     ]
-    lazy_init = _lazy_init_for(machine)
-    result += [(module, "_lazy_init", lazy_init) for module in (cuda, cuda.random, cuda.memory)]
     if torch.version.cuda is None:
         result.append((torch.version, "cuda", CUDA_VERSION))
     return result

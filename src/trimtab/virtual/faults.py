@@ -83,13 +83,9 @@ def _echo(fault: Fault, machine: state.Machine) -> bool:
     if fault.kind not in _FORWARD:
         return False
     if torch._C._current_graph_task_id() == -1:
-        machine.extras["repaired"] = True
+        machine.repaired = True
         return False
-    if not machine.extras.get("repaired"):
-        return False
-    for frame in fault.frames:
-        if frame.function == "_engine_run_backward":
-            return True
-        if frame in fault.stack:
-            return False
-    return False
+    # The nearest of the two: the engine of the backward pass, or a line of the user's.
+    nearest = (f for f in fault.frames if f.function == "_engine_run_backward" or f in fault.stack)
+    first = next(nearest, None)
+    return machine.repaired and first is not None and first.function == "_engine_run_backward"

@@ -10,19 +10,17 @@ Random numbers of a sharded tensor are those of each rank's own generator: DTens
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
 import torch
 
 from trimtab.virtual import state
-from trimtab.virtual.state import Machine
+from trimtab.virtual.state import replace
 from trimtab.virtual.tensor import VIRTUAL
 
 SHARDED: set[type] = set()
 """DTensor, once it has been changed."""
-_undo = ExitStack()
 # Makes a tensor of its first operand's shape: of a sharded one, shard by shard.
 _ALIKE = frozenset(
     ("aten::_to_copy", "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like")
@@ -30,22 +28,23 @@ _ALIKE = frozenset(
 
 
 def answer_for_shards() -> None:
-    """Make DTensors say where their shards are, until the machine is taken out of force."""
+    """Make DTensors say where their shards are, until the outermost machine is taken out of force."""
     from torch.distributed import _functional_collectives as functional
     from torch.distributed.tensor import DTensor, _dispatch, _op_schema, _random
 
-    if DTensor in SHARDED:
+    if DTensor in SHARDED or not state._stack:
         return
+    undo = state._stack[0].undo
     for name in ("device", "is_cuda", "is_cpu", "is_meta"):
-        _replace(DTensor, name, property(_of_shard(name)))
-    _replace(DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
+        replace(undo, DTensor, name, property(_of_shard(name)))
+    replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
     # Nothing runs asynchronously here, so a result is waited for at once.
-    _replace(functional, "_maybe_wrap_tensor", functional.wait_tensor)
+    replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
     for module in (_random, _dispatch):
-        _replace(module, "is_rng_supported_mesh", lambda mesh: False)
-    _replace(_op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)
+        replace(undo, module, "is_rng_supported_mesh", lambda mesh: False)
+    replace(undo, _op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)
     SHARDED.add(DTensor)
-    _undo.callback(SHARDED.clear)
+    undo.callback(SHARDED.clear)
 
 
 def _of_shard(name: str) -> Callable[[Any], Any]:
@@ -62,14 +61,6 @@ def _shape_only(spec: Any) -> torch.Tensor:
     """What DTensor tries an operation on to learn the shape of its result, under fake mode: there is no CUDA for it."""
     known = spec.tensor_meta
     return torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device="cpu")
-
-
-def _replace(owner: Any, name: str, new: object) -> None:
-    if name in vars(owner):
-        _undo.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        _undo.callback(delattr, owner, name)
-    setattr(owner, name, new)
 
 
 @cache
@@ -92,13 +83,3 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     return whole.from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
-
-
-def enter(machine: Machine) -> Callable[[], None]:
-    """Nothing to do yet; what `answer_for_shards` will have changed is undone with the outermost machine."""
-
-    def undo() -> None:
-        if len(state._stack) == 1:
-            _undo.close()
-
-    return undo

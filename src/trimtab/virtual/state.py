@@ -1,4 +1,4 @@
-"""The machine in force: its virtual devices and who listens. Holds state only; it patches nothing.
+"""The machine in force: its virtual devices and who listens. Holds state only; what is patched is said elsewhere.
 
 There is at most one machine in force per process. Contexts nest: the inner machine replaces the outer one.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,8 @@ from trimtab.virtual.observer import Observer
 from trimtab.virtual.wording import AcceleratorError, runtime_error
 
 OnFault = Literal["raise", "repair"]
+Patch = tuple[object, str, object]
+"""An object, the name of an attribute, and what to set it to while a machine is in force."""
 
 
 class VirtualDevice:
@@ -63,8 +66,12 @@ class Machine:
         self.pid = os.getpid()
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Modules that were moved or called while this machine was in force."""
-        self.extras: dict[str, Any] = {}
-        """Room for the state of other parts (random generators, streams)."""
+        self.visible_at_install = os.environ.get("CUDA_VISIBLE_DEVICES")
+        """A setting that was found, and not made by the program."""
+        self.repaired = False
+        """Whether a fault in a forward pass was repaired."""
+        self.undo = ExitStack()
+        """What to do when it is taken out of force."""
         self._local = threading.local()
 
     @property
@@ -101,14 +108,13 @@ def machine() -> Machine | None:
     return _stack[-1] if _stack else None
 
 
-def push(new: Machine) -> None:
-    """Put a machine in force. Only context.py calls this."""
-    _stack.append(new)
-
-
-def pop() -> Machine:
-    """Take the innermost machine out of force. Only context.py calls this."""
-    return _stack.pop()
+def replace(undo: ExitStack, owner: Any, name: str, new: object) -> None:
+    """Set an attribute until the stack is closed."""
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, new)
 
 
 def is_virtual_device(device: Any) -> bool:
