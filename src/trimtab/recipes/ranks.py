@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import TracebackType
 
-import torch
 import torch.distributed as dist
 
 from trimtab.placement import PlacementPlan
@@ -39,4 +38,4 @@ class Ranks:
         """Whether one of the processes says yes. Every process has to ask."""
         if self.count == 1:
             return answer
-        return any(bool(said) for said in gather(torch.tensor(int(answer))))
+        return any(gather(answer))

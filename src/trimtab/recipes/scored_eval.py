@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trimtab.data.tasks import Question, Task
@@ -20,7 +19,7 @@ from trimtab.errors import RequestError
 from trimtab.zeroth.batches import Collate, by_length
 from trimtab.zeroth.objective import Example, ScoreBatch, candidate_scores, example_losses
 from trimtab.zeroth.optimizer import NotFinite
-from trimtab.zeroth.peers import on_several_ranks, together
+from trimtab.zeroth.peers import own_rank, together
 
 T = TypeVar("T")
 
@@ -49,19 +48,15 @@ def evaluate(
 
     A batch has `batch_size` examples, or with `by_rows` as many as fill so many rows of a forward.
     """
-    rank, processes = (dist.get_rank(), dist.get_world_size()) if on_several_ranks() else (0, 1)
+    rank, processes = own_rank()
     own = by_length(examples, batch_size, by_rows=by_rows)[rank::processes]
     found: list[Judged] = []
-    with together("evaluating"):
+    with together("evaluating", found):
         for done, places in enumerate(own, 1):
             batch = collate([examples[place] for place in places])
             with torch.no_grad():
                 found += judge(places, candidate_scores(model, batch), batch)
             tell(done, len(own))
-    if processes > 1:
-        shared: list[list[Judged]] = [[] for _ in range(processes)]
-        dist.all_gather_object(shared, found)
-        found = [judged for part in shared for judged in part]
     return sorted(found)
 
 

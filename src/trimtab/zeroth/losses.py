@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from trimtab.zeroth.peers import exchange_device, gather, on_several_ranks, stop_all
+from trimtab.zeroth.peers import own_rank, share
 from trimtab.zeroth.sweep import fp32
-
-FAILED = -1
-"""In the place of a micro-batch's size: the rank has no losses to give."""
 
 
 def mean_losses(batches: Sequence[Any], losses_of: Callable[[Any], Tensor], lanes: int) -> tuple[float, ...]:
@@ -28,12 +23,14 @@ def mean_losses(batches: Sequence[Any], losses_of: Callable[[Any], Tensor], lane
     """
     if not batches:
         raise ValueError("a step needs at least one micro-batch")
-    if on_several_ranks():
-        parts = _spread(batches, losses_of, lanes)
-    else:
-        parts = [losses_of(batch).float().tolist() for batch in batches]
+    rank, world = own_rank()
+    tables = share(
+        "computing the losses of its micro-batches",
+        lambda: [losses_of(batch).float().tolist() for batch in batches[rank::world]],
+    )
     totals, count = [0.0] * lanes, 0
-    for part in parts:
+    for i in range(len(batches)):
+        part = tables[i % world][i // world]
         count += len(part[0])
         for lane, losses in enumerate(part):
             for loss in losses:
@@ -41,37 +38,3 @@ def mean_losses(batches: Sequence[Any], losses_of: Callable[[Any], Tensor], lane
     if count == 0:
         raise ValueError("the micro-batches of the step hold no example")
     return tuple(fp32(total / count) for total in totals)
-
-
-def _spread(
-    batches: Sequence[Any], losses_of: Callable[[Any], Tensor], lanes: int
-) -> list[list[list[float]]]:
-    """Each micro-batch's losses, whichever rank computed them."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    own: list[Tensor] = []
-    failure: Exception | None = None
-    try:
-        own = [losses_of(batch).float().cpu() for batch in batches[rank::world]]
-    except Exception as error:
-        failure = error  # raised again in `_gather`, once the other ranks know
-    tables = _gather(own, -(-len(batches) // world), lanes, failure)
-    return [tables[i % world][i // world] for i in range(len(batches))]
-
-
-def _gather(
-    own: list[Tensor], slots: int, lanes: int, failure: Exception | None
-) -> list[list[list[list[float]]]]:
-    """Every rank's losses: [rank][micro-batch][lane][example]. Sizes first, since ranks know only their own."""
-    device = exchange_device()
-    with torch.inference_mode(False):
-        sizes = [part.shape[1] for part in own] + [0] * (slots - len(own))
-        if failure is not None:
-            sizes = [FAILED] * slots
-        counts = [every.tolist() for every in gather(torch.tensor(sizes, device=device))]
-        if failed := [rank for rank, found in enumerate(counts) if FAILED in found]:
-            stop_all(failed, failure, "computing the losses of its micro-batches")
-        table = torch.zeros(slots, lanes, max(map(max, counts)), device=device)
-        for i, part in enumerate(own):
-            table[i, :, : part.shape[1]] = part
-        tables = gather(table)
-    return [[t[i, :, : counts[r][i]].tolist() for i in range(slots)] for r, t in enumerate(tables)]

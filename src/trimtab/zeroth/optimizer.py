@@ -20,7 +20,7 @@ from trimtab.errors import RequestError, TrimtabError
 from trimtab.zeroth.lanes import LaneModules, evaluating, lanes_by_default
 from trimtab.zeroth.losses import mean_losses
 from trimtab.zeroth.parameters import Tuned, projected_parameters, tuned_parameters
-from trimtab.zeroth.peers import on_several_ranks
+from trimtab.zeroth.peers import on_several_ranks, own_rank
 from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
 from trimtab.zeroth.steps import Round, apply_round, step_lanes, step_shrink, step_slopes, step_update
 from trimtab.zeroth.sweep import Change, Directions, Ratios, Sweep, fp32, on_real_gpu
@@ -187,7 +187,7 @@ class ZerothOrder:
 
         A resumed run goes on in its old file: call it after `load_state_dict`. On several ranks, the first one writes.
         """
-        if _rank() == 0:
+        if own_rank()[0] == 0:
             header = make_header(self.settings, self.tuned, self.projected, about)
             self._trajectory = TrajectoryWriter(Path(path), header, self.step_number, self._rounds)
 
@@ -317,8 +317,3 @@ def _candidate_losses(model: nn.Module, batch: Any, lanes: int) -> Tensor:
     from trimtab.zeroth.objective import candidate_scores, example_losses
 
     return example_losses(candidate_scores(model, batch, lanes), batch.label)
-
-
-def _rank() -> int:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if distributed else 0
