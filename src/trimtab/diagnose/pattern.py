@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 DEVICE = r"(?:cuda|cpu|mps|xpu|npu|hpu|meta)(?::\d+)?"
 """A device as torch prints it."""
 
 ARGUMENT = r"\(when checking (?:the )?(?:argument|arugment)(?: for argument)?"
 """How torch 1.x and 2.x begin to name the stray operand (1.8 misspelt it)."""
+
+_LABELS = {"text": "text", "only": "only_if", "why": "cause", "fix": "fix"}
+_LATE = " (a consequence)"
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,21 @@ class Pattern:
     def condition(self) -> re.Pattern[str] | None:
         """The compiled further expression."""
         return re.compile(self.only_if.replace(" ", r"\s*"), re.IGNORECASE) if self.only_if else None
+
+
+def read_table(table: str) -> tuple[Pattern, ...]:
+    """Entries as plain text: a title, and indented under it what each label says, wrapped as it comes.
+
+    Lines of one text are joined by a blank; after a `|`, where an expression goes on, by nothing.
+    """
+    found = []
+    for entry in re.split(r"\n(?=\S)", table.strip()):
+        title, *lines = entry.splitlines()
+        fields: dict[str, Any] = {"consequence": title.endswith(_LATE)}
+        name = ""
+        for label, said in ((line[2:7].strip(), line[7:]) for line in lines):
+            name = _LABELS[label] if label else name
+            joint = " " if name in fields and not fields[name].endswith("|") else ""
+            fields[name] = fields.get(name, "") + joint + said
+        found.append(Pattern(title.removesuffix(_LATE), **fields))
+    return tuple(found)
