@@ -5,6 +5,7 @@ An error text has three parts: what was asked or found, why it cannot work, what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 
@@ -29,3 +30,9 @@ class UnknownOutcome(TrimtabError):
     """Could not tell whether the thing asked about holds: exit code 3."""
 
     exit_code = 3
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """The first of many names, and how many more there are, as a message shows them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

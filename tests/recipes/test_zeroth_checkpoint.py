@@ -1,4 +1,4 @@
-"""Which checkpoint of a zeroth-order run is the best, and which ones are removed."""
+"""Checkpoints of a zeroth-order run: which is the best, which ones are removed, and what makes one whole."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from trimtab.recipes.run_folder import RunFolder
-from trimtab.recipes.zeroth_checkpoint import Progress, forget_old
+from trimtab.recipes.zeroth_checkpoint import Progress, forget_old, load_checkpoint, save_checkpoint
 
 
 def went(*steps: tuple[int, float, bool]) -> Progress:
@@ -69,3 +70,21 @@ def test_a_copy_that_somebody_set_aside_is_left_alone(tmp_path: Path) -> None:
         (run.checkpoints / name).mkdir(parents=True)
     forget_old(run, 10, 1, None)
     assert {c.name for c in run.checkpoints.iterdir()} == {"checkpoint-10", "checkpoint-10-good"}
+
+
+@pytest.mark.parametrize("name", ["state.json", "trainer_state.json"])
+def test_a_checkpoint_is_whole_by_its_last_file(name: str, tmp_path: Path) -> None:
+    """Also one of an earlier version, which named its state as transformers does."""
+    run, saved, loaded = RunFolder(tmp_path), torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    state = {"forwards": 8, "anchors": {"weight": torch.ones(1, 2)}}
+    folder = save_checkpoint(run, saved, state, went((0, 0.5, True), (3, 0.4, True)))
+    assert [file.name for file in folder.glob("*.json")] == ["state.json"]
+    (folder / "state.json").rename(folder / "aside")
+    assert run.newest_checkpoint() is None
+    (folder / "aside").rename(folder / name)
+    assert run.newest_checkpoint() == folder
+    optimizer, progress = load_checkpoint(folder, loaded)
+    assert optimizer["forwards"] == 8
+    assert torch.equal(optimizer["anchors"]["weight"], torch.ones(1, 2))
+    assert (progress.step, progress.best_step) == (3, 3)
+    assert torch.equal(loaded.weight, saved.weight)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import ModelSettings
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, some_of
 from trimtab.models import builtin
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, Family, families_of
@@ -119,9 +119,8 @@ def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]], f
     misshapen = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
     absent = sorted({*report["missing_keys"], *misshapen})
     if absent:
-        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise RequestError.of(
-            f"model.name={settings.name}: its weights lack {', '.join(absent[:3])}{more}, or have them in another "
+            f"model.name={settings.name}: its weights lack {some_of(absent, 3)}, or have them in another "
             "shape than its config.json says",
             "those tensors would start from random numbers",
             f"give the folder or hub id of a whole {family.name}, with the config.json that belongs to it",

@@ -21,11 +21,10 @@ import torch
 from accelerate.state import GradientState
 from torch import nn
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import TrimtabError, some_of
 from trimtab.monitor.wording import count_of
 
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NAMES_SHOWN = 5
 SKIPS_ALLOWED = 16
 """With fp16 the gradient scaler skips a step with an infinite gradient and halves its scale. So many in a row take it
 from where it starts, 65536, down to 1: it no longer looks for a scale, the gradient itself overflows."""
@@ -173,11 +172,9 @@ class GradientCheck:
         # The backward pass goes from the last layer to the first: the trouble began at the last of these.
         names = (noted or final.nonfinite_names())[::-1]
         total = len(self._trainable)
-        shown = ", ".join(names[:NAMES_SHOWN])
-        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         found = (
             f"step {standing.step}: the gradient of {len(names)} of {count_of(total, 'trainable parameter')}"
-            f" is NaN or infinite (nearest the loss first): {shown}{more}"
+            f" is NaN or infinite (nearest the loss first): {some_of(names)}"
         )
         if self.scaler:
             found += f" ({self.skipped_in_a_row} steps in a row, which the fp16 gradient scaler skipped)"

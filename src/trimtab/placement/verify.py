@@ -6,14 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import TrimtabError, some_of
 from trimtab.placement.plan import PlacementPlan
 from trimtab.placement.profile import bare_model
 
 if TYPE_CHECKING:
     from torch import nn
-
-NAMED_AT_MOST = 5
 
 
 class PlacementFault(TrimtabError):
@@ -55,12 +53,11 @@ def verify_gradients(model: nn.Module, *, finite: bool = True) -> list[Check]:
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     missing = [n for n, p in trained if p.grad is None]
     checks = [
-        Check(
-            name="gradients arrive",
-            ok=not missing,
-            detail=f"all {len(trained)} trainable tensors have one"
-            if not missing
-            else f"{len(missing)} of {len(trained)} trainable tensors got none: {_some(missing)}; they are "
+        _check(
+            "gradients arrive",
+            missing,
+            f"all {len(trained)} trainable tensors have one",
+            f"{len(missing)} of {len(trained)} trainable tensors got none: {some_of(missing)}; they are "
             "not in the graph of the loss (a detached input, an unused branch, re-entrant checkpointing)",
         )
     ]
@@ -70,11 +67,12 @@ def verify_gradients(model: nn.Module, *, finite: bool = True) -> list[Check]:
 
 
 def finite_check(broken: list[str]) -> Check:
-    return Check(
-        name="gradients finite",
-        ok=not broken,
-        detail=f"NaN or infinity in {len(broken)}: {_some(broken)}" if broken else "no NaN or infinity",
-    )
+    found = f"NaN or infinity in {len(broken)}: {some_of(broken)}"
+    return _check("gradients finite", broken, "no NaN or infinity", found)
+
+
+def _check(name: str, faulty: list[str], good: str, fault: str) -> Check:
+    return Check(name=name, ok=not faulty, detail=fault if faulty else good)
 
 
 def is_finite(gradient: Any) -> bool:
@@ -109,27 +107,16 @@ def _placed(what: str, tensors: Iterable[tuple[str, Any]], plan: PlacementPlan) 
         seen.add(planned)
         if not same_device(tensor.device, planned):
             astray.append(f"{name} on {tensor.device}, planned on {planned}")
-    return Check(
-        name=what,
-        ok=not astray,
-        detail=f"{count} on {', '.join(sorted(seen))}"
-        if not astray
-        else f"{len(astray)} astray: {_some(astray)}",
-    )
+    there = f"{count} on {', '.join(sorted(seen))}"
+    return _check(what, astray, there, f"{len(astray)} astray: {some_of(astray)}")
 
 
 def _trainable(model: nn.Module) -> Check:
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if not trained:
-        return Check(
-            name="trainable", ok=False, detail="no parameter requires a gradient: nothing would be trained"
-        )
-    return Check(
-        name="trainable",
-        ok=True,
-        detail=f"{trained:,} of {total:,} parameters ({100 * trained / total:.2f} %)",
-    )
+    detail = f"{trained:,} of {total:,} parameters ({100 * trained / total:.2f} %)" if trained else ""
+    none = "no parameter requires a gradient: nothing would be trained"
+    return Check(name="trainable", ok=bool(trained), detail=detail or none)
 
 
 def _trainable_format(model: nn.Module, plan: PlacementPlan) -> Check:
@@ -138,13 +125,12 @@ def _trainable_format(model: nn.Module, plan: PlacementPlan) -> Check:
     formats = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
     found = {n: formats.get(p.dtype, str(p.dtype)) for n, p in model.named_parameters() if p.requires_grad}
     low = [n for n, name in found.items() if name in ("bf16", "fp16") and name != plan.trainable_precision]
-    return Check(
-        name="trainable format",
-        ok=not low,
-        detail=", ".join(sorted(set(found.values())))
-        if not low
-        else f"{len(low)} trainable tensors in {found[low[0]]}, planned in {plan.trainable_precision}: {_some(low)}; "
-        "small updates are lost in 16 bits, and a gradient scaler refuses fp16",
+    return _check(
+        "trainable format",
+        low,
+        ", ".join(sorted(set(found.values()))),
+        f"{len(low)} trainable tensors in {found[low[0]] if low else ''}, planned in {plan.trainable_precision}: "
+        f"{some_of(low)}; small updates are lost in 16 bits, and a gradient scaler refuses fp16",
     )
 
 
@@ -152,16 +138,10 @@ def _in_optimizer(model: nn.Module, optimizer: Any) -> Check:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     missing = [n for n, p in trained if id(p) not in held]
-    return Check(
-        name="optimizer",
-        ok=not missing,
-        detail=f"holds all {len(trained)} trainable tensors"
-        if not missing
-        else f"lacks {len(missing)} trainable tensors: {_some(missing)}; it was made before them, or they were "
+    return _check(
+        "optimizer",
+        missing,
+        f"holds all {len(trained)} trainable tensors",
+        f"lacks {len(missing)} trainable tensors: {some_of(missing)}; it was made before them, or they were "
         "replaced since",
     )
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMED_AT_MOST
-    return ", ".join(names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

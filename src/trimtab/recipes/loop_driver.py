@@ -9,10 +9,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
+import torch.distributed as dist
+
 from trimtab.config import keeps_best
 from trimtab.monitor.loop import LoopMonitor
 from trimtab.recipes.interrupt import GracefulStop
-from trimtab.recipes.ranks import Ranks
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.zeroth_checkpoint import (
     Progress,
@@ -22,7 +23,7 @@ from trimtab.recipes.zeroth_checkpoint import (
     save_checkpoint,
 )
 from trimtab.zeroth.optimizer import NotFinite
-from trimtab.zeroth.peers import together
+from trimtab.zeroth.peers import gather, together
 
 
 class Engine(Protocol):
@@ -64,10 +65,15 @@ class LoopDriver:
 
     def __enter__(self) -> LoopDriver:
         job, plan = self._job, self._job.plan
-        ranks = self._ranks = self._contexts.enter_context(Ranks(plan))
-        self.main = ranks.main
+        rank = 0
+        if plan.processes > 1:
+            # A few numbers a step, on the CPU: gloo carries them wherever the model is.
+            dist.init_process_group("gloo")
+            self._contexts.callback(dist.destroy_process_group)
+            rank = dist.get_rank()
+        self.main = rank == 0
         monitor = LoopMonitor(
-            job.config.monitor, job.run.path, plan.device, ranks.rank, ranks.count, devices=plan.devices
+            job.config.monitor, job.run.path, plan.device, rank, plan.processes, devices=plan.devices
         )
         self._monitor = self._contexts.enter_context(monitor)
         self._stop = GracefulStop(monitor.say)
@@ -112,7 +118,7 @@ class LoopDriver:
                 last = progress.step == engine.total
                 log = last or progress.step == 1 or progress.step % training.logging_steps == 0
                 self._monitor.step(progress.step, figures, shown, log=log)
-                self.ended_early = self._ranks.any(self._stop.stopped) and not last
+                self.ended_early = self._told_to_end() and not last
                 if engine.evaluates and not self.ended_early and (last or progress.step % eval_every == 0):
                     self._measure()
                 if self.ended_early or last or progress.step % save_every == 0:
@@ -123,6 +129,11 @@ class LoopDriver:
             raise
         finally:
             self._stop.restore()
+
+    def _told_to_end(self) -> bool:
+        """Whether one of the processes was; every one has to ask."""
+        own = self._stop.stopped
+        return own if self._job.plan.processes == 1 else any(gather(own))
 
     def _measure(self) -> None:
         """Measure the weights as they are, and remember the figures with their step."""

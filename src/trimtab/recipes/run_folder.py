@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config import Config, dump_config
 from trimtab.config.problems import without_secrets
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, some_of
 from trimtab.files import write_json_whole, write_whole
 from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 
@@ -30,6 +30,8 @@ ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "st
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 NAMES = (*ALWAYS, "baseline.json", "trajectory.bin", "report.html", "adapter", "model", "export")
 """What is in a run's folder."""
+TRAINER_STATE, OWN_STATE = "trainer_state.json", "state.json"
+"""The last file of a checkpoint, which makes it whole: of a trainer of Hugging Face, and of a loop of our own."""
 _ERROR_LINES = 30
 _ERROR_CHARACTERS = 4000
 
@@ -60,8 +62,8 @@ class RunFolder:
         return {int(number): numbers[number] for number in sorted(filter(str.isdecimal, numbers), key=int)}
 
     def newest_checkpoint(self) -> Path | None:
-        """The last checkpoint that was written whole (the trainer's state is its last file)."""
-        whole = [f for f in self.checkpoint_folders().values() if (f / "trainer_state.json").is_file()]
+        """The last checkpoint that was written whole."""
+        whole = [folder for folder in self.checkpoint_folders().values() if _is_whole(folder)]
         return whole[-1] if whole else None
 
     def held(self) -> list[str]:
@@ -178,7 +180,7 @@ def check_room(run: RunFolder, config: Config) -> None:
     others = [name for name in held if mark is None or name not in mark.entries]
     if others:
         raise RequestError.of(
-            f"output_dir={config.output_dir} holds {_listed(others)}, not known to be a run's",
+            f"output_dir={config.output_dir} holds {some_of(others, 4)}, not known to be a run's",
             "a run would write there, and nothing is replaced that is not on the list of what a run wrote (a run of "
             "an earlier version has no list)",
             "choose another output_dir, or move them away",
@@ -186,15 +188,15 @@ def check_room(run: RunFolder, config: Config) -> None:
     if mark is not None and mark.holds_a_run(run.path) and not goes_on and not config.overwrite:
         resumable = run.newest_checkpoint() is not None
         raise RequestError.of(
-            f"output_dir={config.output_dir} already holds a run ({_listed(mark.present(run.path))})",
+            f"output_dir={config.output_dir} already holds a run ({some_of(mark.present(run.path), 4)})",
             "writing into it would mix two runs",
             ("training.resume=true goes on from its last checkpoint, " if resumable else "")
             + "overwrite=true moves it aside, another output_dir keeps both",
         )
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def _is_whole(checkpoint: Path) -> bool:
+    return any((checkpoint / name).is_file() for name in (TRAINER_STATE, OWN_STATE))
 
 
 def _is_inside(name: str, folder: Path) -> bool:
@@ -266,10 +268,10 @@ def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:
         return None
     if isinstance(wanted, str):
         path = Path(wanted).expanduser()
-        if not (path / "trainer_state.json").is_file():
+        if not _is_whole(path):
             raise RequestError.of(
                 f"training.resume={wanted}: not a checkpoint",
-                "a checkpoint folder holds trainer_state.json",
+                f"a checkpoint folder holds {TRAINER_STATE} or {OWN_STATE}",
                 "name a folder such as RUN/checkpoints/checkpoint-40, or use training.resume=true",
             )
         return path

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from trimtab.errors import RequestError
-from trimtab.recipes.run_folder import RunFolder
+from trimtab.files import write_whole
+from trimtab.recipes.run_folder import OWN_STATE, TRAINER_STATE, RunFolder
 
-WEIGHTS, ANCHORS, STATE = "weights.safetensors", "anchors.safetensors", "trainer_state.json"
+WEIGHTS, ANCHORS = "weights.safetensors", "anchors.safetensors"
 
 
 @dataclass
@@ -61,9 +61,8 @@ def save_checkpoint(run: RunFolder, model: nn.Module, optimizer: dict[str, Any],
     if optimizer.get("anchors"):
         save_file(optimizer["anchors"], folder / ANCHORS)
     numbers = {key: value for key, value in optimizer.items() if key != "anchors"}
-    scratch = folder / f"{STATE}.tmp"
-    scratch.write_text(json.dumps({"optimizer": numbers, "progress": asdict(progress)}, indent=2) + "\n")
-    os.replace(scratch, folder / STATE)
+    state = json.dumps({"optimizer": numbers, "progress": asdict(progress)}, indent=2)
+    write_whole(folder / OWN_STATE, state + "\n")
     return folder
 
 
@@ -76,7 +75,9 @@ def load_checkpoint(folder: Path, model: nn.Module) -> tuple[dict[str, Any], Pro
             "resume it with the config.yaml of its own run",
         )
     load_weights(folder, model)
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    # Earlier versions named the state as transformers does.
+    name = OWN_STATE if (folder / OWN_STATE).is_file() else TRAINER_STATE
+    state = json.loads((folder / name).read_text(encoding="utf-8"))
     optimizer: dict[str, Any] = state["optimizer"]
     optimizer["anchors"] = load_file(folder / ANCHORS) if (folder / ANCHORS).is_file() else {}
     return optimizer, Progress(**state["progress"])

@@ -87,7 +87,7 @@ def _build(job: Job) -> LoopDriver:
 
 
 class ZerothEngine:
-    """Steps of a zeroth-order optimizer over batches of questions."""
+    """Steps of a zeroth-order optimizer over batches of questions: a recipe's own part of the loop."""
 
     def __init__(self, job: Job) -> None:
         from trimtab.zeroth.batches import BatchStream, Collate
@@ -113,17 +113,20 @@ class ZerothEngine:
         self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
 
     def open(self, *, main: bool) -> None:
+        """Begin or go on in the run's folder, or refuse; the main process writes."""
         run = self._job.run
         file = run.claim(TRAJECTORY) if main else run.path / TRAJECTORY
         self.optimizer.record(file, **about(self._job.config, self._job.plan))
 
     def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
+        """One step: its number, the data drawn so far, its figures, and those that are shown beside the loss."""
         optimizer = self.optimizer
         result = optimizer.step(self._batches())
         optimizer.project(self._batches)  # where one is due
         return optimizer.step_number, self._batches.taken, *figures_of(result, optimizer)
 
     def measure(self, heard: Callable[[int, int], None]) -> dict[str, float]:
+        """Figures of the weights as they are on what is held out; every process calls it."""
         from trimtab.recipes.scored_eval import evaluate, measures
 
         prepared, training = self._job.prepared, self._job.config.training
