@@ -115,10 +115,6 @@ def _percent(value: Any) -> Settings:
     return {"data.eval_fraction": value / 100 if _is_number(value) else value} if value is not None else {}
 
 
-def _max_steps(value: Any) -> Settings:
-    return {"training.max_steps": None if value == -1 else value}
-
-
 def _warmup_steps(value: Any) -> Settings:
     if isinstance(value, float) and 0 < value < 1:  # Hugging Face reads such a number of steps as a share
         return {"training.warmup_ratio": value}
@@ -134,10 +130,6 @@ def _trackers(value: Any) -> Settings:
     return {"monitor.report_to": names}
 
 
-def _resume(value: Any) -> Settings:
-    return {"training.resume": False if value is None else value}
-
-
 def _targets(value: Any) -> Settings:
     if value is None:
         return {}
@@ -148,36 +140,28 @@ def _targets(value: Any) -> Settings:
     return {"lora.targets": value}
 
 
-def _text_column(value: Any) -> Settings:
-    return {"data.columns.text": value}
+def _rhythm(key: str, reason: str, change: str) -> Alias:
+    """How often: each epoch, or `key` steps. `reason` and `change` answer who wants it never."""
 
+    def convert(value: Any) -> Settings:
+        if value in ("no", False):
+            raise Refused(reason, change)
+        if value not in (None, "steps", "epoch"):
+            raise Refused("must be steps or epoch", f"write epoch, or {key}: N")
+        return {key: None} if value == "epoch" else {}
 
-def _evaluation(value: Any) -> Settings:
-    if value in ("no", False):
-        raise Refused(
-            "here a run evaluates whenever it has rows to evaluate on", "write data.eval_fraction: 0"
-        )
-    return {} if value == "steps" else _epoch("training.eval_steps", value)
-
-
-def _saving(value: Any) -> Settings:
-    if value in ("no", False):
-        raise Refused("a run always keeps its newest checkpoint", "write training.save_total_limit: 1")
-    return {} if value == "steps" else _epoch("training.save_steps", value)
-
-
-def _epoch(key: str, value: Any) -> Settings:
-    if value is None:
-        return {}
-    if value != "epoch":
-        raise Refused("must be steps or epoch", f"write epoch, or {key}: N")
-    return {key: None}
+    return Alias(key, convert)
 
 
 def _sampling(value: Any) -> Settings:
     if value not in ("random", "group_by_length"):
         raise Refused("must be random or group_by_length", "write training.group_by_length: true or false")
     return {"training.group_by_length": value == "group_by_length"}
+
+
+def _written(key: str, change: Callable[[Any], Any]) -> Alias:
+    """A name whose value is written otherwise here."""
+    return Alias(key, lambda value: {key: change(value)})
 
 
 def _flag(key: str, value: str) -> Alias:
@@ -218,30 +202,37 @@ def _is_number(value: Any) -> bool:
 _DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
 _DTYPES |= {"float16": "fp16", "fp16": "fp16", "half": "fp16"}
 
+_EVALUATION = _rhythm(
+    "training.eval_steps",
+    "here a run evaluates whenever it has rows to evaluate on",
+    "write data.eval_fraction: 0",
+)
+_SAVING = _rhythm(
+    "training.save_steps", "a run always keeps its newest checkpoint", "write training.save_total_limit: 1"
+)
 _SHARES = "val_size val_set_size val_split val_ratio test_size validation_split"
+_TARGETS = "lora_target_modules target_modules lora_target"
 
 ALIASES: dict[str, Alias] = {
     **{name: Alias(key) for key, names in _SAME_VALUE.items() for name in names.split()},
     **{name: Alias("data.eval_fraction", _share) for name in _SHARES.split()},
     "validation_split_percentage": Alias("data.eval_fraction", _percent),
-    "dataset_text_field": Alias("data.columns", _text_column),
+    "dataset_text_field": Alias("data.columns", lambda name: {"data.columns.text": name}),
     "train_on_inputs": _either("data.train_on", "all", "answers"),
     "completion_only_loss": _either("data.train_on", "answers", "all"),
     "assistant_only_loss": _flag("data.train_on", "answers"),
-    "lora_target_modules": Alias("lora.targets", _targets),
-    "target_modules": Alias("lora.targets", _targets),
-    "lora_target": Alias("lora.targets", _targets),
+    **{name: Alias("lora.targets", _targets) for name in _TARGETS.split()},
     "lora_target_linear": _flag("lora.targets", "all-linear"),
     "use_lora": _either("method", "lora", "full"),
     "use_peft": _either("method", "lora", "full"),
     "finetuning_type": _words("method", {"lora": "lora", "full": "full"}),
     "adapter": _words("method", {"lora": "lora", None: "full"}),
-    "max_steps": Alias("training.max_steps", _max_steps),
+    "max_steps": _written("training.max_steps", lambda steps: None if steps == -1 else steps),
     "warmup_steps": Alias("training.warmup_steps", _warmup_steps),
-    "resume_from_checkpoint": Alias("training.resume", _resume),
-    "evaluation_strategy": Alias("training.eval_steps", _evaluation),
-    "eval_strategy": Alias("training.eval_steps", _evaluation),
-    "save_strategy": Alias("training.save_steps", _saving),
+    "resume_from_checkpoint": _written("training.resume", lambda path: False if path is None else path),
+    "evaluation_strategy": _EVALUATION,
+    "eval_strategy": _EVALUATION,
+    "save_strategy": _SAVING,
     "train_sampling_strategy": Alias("training.group_by_length", _sampling),
     "report_to": Alias("monitor.report_to", _trackers),
     "bf16": _flag("precision", "bf16"),
@@ -257,7 +248,7 @@ ALIASES: dict[str, Alias] = {
     "loss_type": Alias(
         "grpo.loss_type", lambda value: {} if value in (None, "nll") else {"grpo.loss_type": value}
     ),
-    "recipe": Alias("recipe", lambda value: {"recipe": "zeroth_order" if value == "zeroth-order" else value}),
+    "recipe": _written("recipe", lambda name: "zeroth_order" if name == "zeroth-order" else name),
 }
 
 SECTION_ALIASES: dict[str, dict[str, str]] = {

@@ -39,6 +39,12 @@ def saves_fall_on_evaluations(config: Config) -> bool:
     return save_steps is None or (eval_steps is not None and save_steps % eval_steps == 0)
 
 
+def longest_prompt(config: Config) -> int:
+    """The most tokens of a prompt that is to be answered (GRPO)."""
+    grpo = config.grpo
+    return grpo.max_prompt_length or max(1, config.data.max_length - grpo.max_completion_length)
+
+
 def unused(config: Config, keys: Iterable[str], where: str, change: str = "remove it") -> Conflict | None:
     """A warning of those of `keys` that are not at their defaults, and have no effect with `where`."""
     usual = type(config)()

@@ -81,30 +81,33 @@ def setting_of(key: str) -> str | None:
     return parent if "object" in kinds(parent) else None
 
 
+def forms(key: str) -> list[dict[str, Any]]:
+    """The JSON schemas of what a setting takes, one of which has to fit; of no setting an empty one."""
+    form = settings().get(key, {})
+    alternatives: list[dict[str, Any]] = form.get("anyOf", [form])
+    return alternatives
+
+
 def kinds(key: str) -> set[str]:
     """The JSON types that a setting takes: integer, number, string, boolean, array, object, null."""
-    form = settings().get(key, {})
-    return {str(choice["type"]) for choice in form.get("anyOf", [form]) if "type" in choice}
+    return {str(form["type"]) for form in forms(key) if "type" in form}
 
 
 def maps_to_numbers(key: str) -> bool:
     """Whether a setting that takes a mapping takes one of names to numbers."""
-    form = settings().get(key, {})
-    return any(c.get("additionalProperties") == {"type": "number"} for c in form.get("anyOf", [form]))
+    return any(form.get("additionalProperties") == {"type": "number"} for form in forms(key))
 
 
 def choices(key: str) -> list[str]:
     """The words that a setting takes, where it takes only some."""
-    form = settings().get(key, {})
-    return [str(word) for choice in form.get("anyOf", [form]) for word in choice.get("enum", [])]
+    return [str(word) for form in forms(key) for word in form.get("enum", [])]
 
 
 def describe(key: str) -> str:
     """What a setting takes, in words: `a whole number, 1 or more, or null`."""
     if key == "device":
         return "auto, cpu, mps, cuda or cuda:N"
-    form = settings()[key]
-    return " or ".join(_describe(choice) for choice in form.get("anyOf", [form]))
+    return " or ".join(map(_describe, forms(key)))
 
 
 def _describe(form: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from trimtab.config.keys import (
     choices,
     default_of,
     describe,
+    forms,
     kinds,
     maps_to_numbers,
     plain_number,
@@ -195,14 +196,8 @@ def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails
         return setting.problem(
             f"{key} maps texts to texts", "write a name, in quotes where it looks like a number"
         )
-    return setting.problem(
-        f"must be {_kind_words(key)}, not {_WORD_FOR.get(type(value), 'null')}", _way_out(key)
-    )
-
-
-def _kind_words(key: str) -> str:
-    form = settings()[key]
-    return " or ".join(KIND_WORDS[choice["type"]] for choice in form.get("anyOf", [form]))
+    wanted = " or ".join(KIND_WORDS[form["type"]] for form in forms(key))
+    return setting.problem(f"must be {wanted}, not {_WORD_FOR.get(type(value), 'null')}", _way_out(key))
 
 
 def _way_out(key: str) -> str:

@@ -15,6 +15,7 @@ import datasets
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from trimtab.config.facts import longest_prompt
 from trimtab.config.schema import Config
 from trimtab.data.clean import BadRow, Tally, usable
 from trimtab.data.convert import read_turns
@@ -44,12 +45,6 @@ class PromptData:
     train: datasets.Dataset
     eval: datasets.Dataset | None
     report: AskedReport
-
-
-def prompt_limit(config: Config) -> int:
-    """The longest prompt in tokens."""
-    grpo = config.grpo
-    return grpo.max_prompt_length or max(1, config.data.max_length - grpo.max_completion_length)
 
 
 def prepare_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptData:
@@ -99,7 +94,7 @@ def _asked_rows(
     dropped = {*TAKEN, *({column} & {"prompt", "messages", "conversations"})}
     kept: list[dict[str, Any]] = []
     sizes: list[int] = []
-    longest = prompt_limit(config)
+    longest = longest_prompt(config)
 
     def made(row: Row) -> dict[str, Any]:
         prompt = _prompt(row, column, config, tally)

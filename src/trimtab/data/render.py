@@ -194,13 +194,11 @@ def label(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) ->
 
 
 def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
-    """A prompt as trainers tokenize it: a text as it stands, messages through the chat template."""
-    chat = not isinstance(prompt, str)
-    text: Any = prompt
-    if chat:
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    ids: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
-    return ids
+    """A prompt as tokens: text as the tokenizer opens it, messages through the chat template and nothing added."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,37 +177,30 @@ def _remote(settings: ModelSettings) -> dict[str, Any]:
     return options
 
 
-class _readable_errors:
+@contextmanager
+def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL_LM) -> Iterator[None]:
     """Turns the loader's errors about what is in a folder or on the hub into one message that names the setting."""
+    from safetensors import SafetensorError
 
-    def __init__(self, settings: ModelSettings, part: str, family: Family = CAUSAL_LM) -> None:
-        self.settings, self.part, self.family = settings, part, family
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        from safetensors import SafetensorError
-
-        if not isinstance(error, (OSError, ValueError, ImportError, SafetensorError)):
-            return
+    try:
+        yield
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         said = str(error).strip()
         text = said.splitlines()[0] if said else type(error).__name__
         change = "check the name and the connection, download the model and give its folder, or use `smollm2`"
         if isinstance(error, SafetensorError):
             change = "fetch the weights again: a file is cut off, or only a pointer to it is there (`git lfs pull`)"
         elif "attn_implementation" in said or (
-            isinstance(error, ImportError) and self.settings.attn_implementation
+            isinstance(error, ImportError) and settings.attn_implementation
         ):
             change = "leave model.attn_implementation out, or set it to sdpa"
         elif isinstance(error, ImportError):
             change = "install the package that is named here"
         elif "Unrecognized configuration class" in said:
-            change = f"choose {self.family.wanted}"
+            change = f"choose {family.wanted}"
         elif "trust_remote_code" in said:
             change = "read that code, and if you trust it set model.trust_remote_code=true"
         elif "safetensors" in said:
             change = "convert the weights to safetensors: Trimtab does not unpickle weight files"
-        raise RequestError.of(
-            f"model.name={self.settings.name}: its {self.part} could not be loaded", text, change
-        ) from error
+        found = f"model.name={settings.name}: its {part} could not be loaded"
+        raise RequestError.of(found, text, change) from error

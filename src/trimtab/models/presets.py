@@ -7,52 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
+_SMOLLM_2 = {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
+_LLAMA_2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 2048}
 _LLAMA_3 = {"model_type": "llama", "vocab_size": 128256, "max_position_embeddings": 131072}
 _QWEN_2 = {"model_type": "qwen2", "vocab_size": 151936, "max_position_embeddings": 32768}
 _QWEN_3 = {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
-
-
-def _shape(
-    family: dict[str, Any],
-    hidden: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    tied: bool,
-    **more: Any,
-) -> dict[str, Any]:
-    return {
-        **family,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": ffn,
-        "tie_word_embeddings": tied,
-        **more,
-    }
-
-
-_TINYLLAMA = _shape(
-    {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 2048},
-    2048,
-    22,
-    32,
-    4,
-    5632,
-    False,
+_FIGURES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "tie_word_embeddings"),
 )
+
+
+def _shape(family: dict[str, Any], *figures: int, **more: Any) -> dict[str, Any]:
+    return {**family, **dict(zip(_FIGURES, figures, strict=True)), **more}
+
+
+_TINYLLAMA = _shape(_LLAMA_2, 2048, 22, 32, 4, 5632, False)
 PRESETS: dict[str, dict[str, Any]] = {
-    "smollm2": _shape(
-        {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192},
-        576,
-        30,
-        9,
-        3,
-        1536,
-        True,
-    ),
+    "smollm2": _shape(_SMOLLM_2, 576, 30, 9, 3, 1536, True),
     "tinyllama/tinyllama-1.1b-chat-v1.0": _TINYLLAMA,
     "tinyllama/tinyllama-1.1b-intermediate-step-1431k-3t": _TINYLLAMA,
     "qwen/qwen3-0.6b": _shape(_QWEN_3, 1024, 28, 16, 8, 3072, True),

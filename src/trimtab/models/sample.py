@@ -37,7 +37,7 @@ def answer(
 ) -> list[str]:
     """One answer per prompt, through the chat template that training uses."""
     asked = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    given = _continue(model, tokenizer, asked, plan, max_new_tokens)
+    given = continued(model, tokenizer, asked, plan, max_new_tokens)
     return [str(tokenizer.decode(ids, skip_special_tokens=True)).strip() for ids in given]
 
 
@@ -54,7 +54,7 @@ def held_out_answers(
     """
     pairs = [_asked_and_expected(row) for row in islice(rows, limit)]
     longest = max((len(expected) for _, expected in pairs), default=1)
-    given = _continue(model, tokenizer, [asked for asked, _ in pairs], plan, longest)
+    given = continued(model, tokenizer, [asked for asked, _ in pairs], plan, longest)
     ends = _ends(model, tokenizer)
     # By text, the end-of-turn token included: a tokenizer may spell one text in several ways.
     # An answer that does not end is held against as many tokens as the row has: those of a long row are cut.
@@ -78,7 +78,7 @@ def _asked_and_expected(row: Mapping[str, Sequence[int]]) -> tuple[list[int], li
     return ids[:start], ids[start:end]
 
 
-def _continue(
+def continued(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],

@@ -8,7 +8,7 @@ never refuses: a share that is too large says so itself (`MemoryShare.fits`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -28,16 +28,19 @@ def balanced_map(
 ) -> Spread:
     """Module name to device, and what each device then holds."""
 
-    def spread(tail: tuple[Part, ...], most: int) -> Spread:
-        return _spread(profile, primary, capacities, weights, compute, work, tail, most)
+    def share(parts: tuple[Part, ...]) -> MemoryShare:
+        # A GPU that holds nothing is never opened: one that others have filled is passed over.
+        overhead = CUDA_CONTEXT_BYTES if parts else 0
+        return profile.share(parts, weights, compute, work, capacity=0, overhead=overhead)
 
     # A split is one: the primary device takes all layers only where none fits anywhere else.
     every = len(profile.layers)
-    found = spread((), every - 1 if len(capacities) > 1 else every)
+    most = every - 1 if len(capacities) > 1 else every
+    found = _spread(profile, primary, capacities, share, (), most)
     for tail in dict.fromkeys([_tail(profile), ()]):
         if all(share.fits for share in found[1].values()):
             break
-        found = spread(tail, every)
+        found = _spread(profile, primary, capacities, share, tail, every)
     return found
 
 
@@ -56,9 +59,7 @@ def _spread(
     profile: ModelProfile,
     primary: str,
     capacities: Mapping[str, int],
-    weights: Precision,
-    compute: Precision,
-    work: Workload,
+    needs: Callable[[tuple[Part, ...]], MemoryShare],
     tail: tuple[Part, ...],
     most: int,
 ) -> Spread:
@@ -71,10 +72,7 @@ def _spread(
     @cache
     def held(first: bool, last: bool, start: int, end: int) -> MemoryShare:
         """What the layers from `start` up to `end` take, with what else lies there."""
-        parts = (*(others if first else ()), *(tail if last else ()), *layers[start:end])
-        # A GPU that holds nothing is never opened: one that others have filled is passed over.
-        overhead = CUDA_CONTEXT_BYTES if parts else 0
-        return profile.share(parts, weights, compute, work, capacity=0, overhead=overhead)
+        return needs((*(others if first else ()), *(tail if last else ()), *layers[start:end]))
 
     def share(device: str, start: int, end: int) -> MemoryShare:
         found = held(device == primary, device == devices[-1], start, end)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from trimtab.config.facts import longest_prompt
 from trimtab.config.schema import Config, GrpoSettings
 from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.preflight import Checked, Preflight
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 
     from trimtab.recipes.trainer_driver import TrainerDriver
 
+SAME_NAMES = {
+    *("num_generations", "temperature", "top_p", "top_k", "max_completion_length"),
+    *("beta", "loss_type", "epsilon", "num_iterations", "scale_rewards"),
+}
+"""Settings that TRL has by the same name."""
+
 
 def _workload(config: Config, on_cpu: bool) -> Workload:
     training, grpo = config.training, config.grpo
-    prompt = grpo.max_prompt_length or max(1, config.data.max_length - grpo.max_completion_length)
     colocated = grpo.use_vllm and grpo.vllm_mode == "colocate"
     return Workload(
         batch_size=training.batch_size,
-        max_length=prompt + grpo.max_completion_length,
+        max_length=longest_prompt(config) + grpo.max_completion_length,
         gradient_checkpointing=training.gradient_checkpointing,
         generated=0 if grpo.use_vllm else training.batch_size * training.gradient_accumulation_steps,
         reserved_share=grpo.vllm_memory if colocated else 0.0,
@@ -124,16 +130,7 @@ def grpo_arguments(
     grpo = config.grpo
     return GRPOConfig(
         **trainer_arguments(config, plan, run, evaluates=evaluates, best="eval_reward"),
-        num_generations=grpo.num_generations,
-        temperature=grpo.temperature,
-        top_p=grpo.top_p,
-        top_k=grpo.top_k,
-        max_completion_length=grpo.max_completion_length,
-        beta=grpo.beta,
-        loss_type=grpo.loss_type,
-        epsilon=grpo.epsilon,
-        num_iterations=grpo.num_iterations,
-        scale_rewards=grpo.scale_rewards,
+        **grpo.model_dump(include=SAME_NAMES),
         mask_truncated_completions=grpo.mask_truncated,
         reward_weights=weights,
         model_init_kwargs=_reference(config, plan),
@@ -145,14 +142,13 @@ def grpo_arguments(
 
 def _generation(config: Config) -> dict[str, Any]:
     """What generates: the model itself, or vLLM, which takes no setting of the other's."""
-    from trimtab.data.prompts import prompt_limit
     from trimtab.recipes.grpo_check import model_context
 
     grpo = config.grpo
     if not grpo.use_vllm:
         # Models are loaded for training, without a cache; generation without one computes every prefix again.
         return {"generation_kwargs": {"use_cache": True}}
-    longest = prompt_limit(config) + grpo.max_completion_length
+    longest = longest_prompt(config) + grpo.max_completion_length
     return {
         "use_vllm": True,
         "vllm_mode": grpo.vllm_mode,

@@ -12,11 +12,13 @@ from itertools import product
 from typing import Any
 
 from trimtab.config import Config
+from trimtab.config.facts import longest_prompt
 from trimtab.config.problems import without_secrets
-from trimtab.data.prompts import PromptData, prepare_prompts, prompt_limit
+from trimtab.data.prompts import PromptData, prepare_prompts
 from trimtab.data.render import prompt_ids
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model_config, load_tokenizer
+from trimtab.models.sample import continued
 from trimtab.monitor.wording import count_of
 from trimtab.placement import PlacementPlan
 from trimtab.recipes.preflight import Checked, Preflight
@@ -64,31 +66,17 @@ def preflight(config: Config, plan: PlacementPlan) -> Preflight:
 
 def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: Config) -> Checked:
     """A few tokens for the first prompt, on the plan's devices, scored by every reward."""
-    import torch
-
     assert report.data is not None
     assert report.rewards is not None
     row, tokenizer = report.data.train[0], report.processor
-    inputs = torch.tensor([prompt_ids(tokenizer, row["prompt"])], device=plan.device)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), torch.autocast(plan.kind, plan.torch_dtype, enabled=plan.precision != "fp32"):
-        out = model.generate(
-            input_ids=inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=min(DRY_TOKENS, config.grpo.max_completion_length),
-            do_sample=False,
-            use_cache=True,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    model.train(was_training)
-    new = out[0, inputs.shape[1] :].tolist()
+    most = min(DRY_TOKENS, config.grpo.max_completion_length)
+    (new,) = continued(model, tokenizer, [prompt_ids(tokenizer, row["prompt"])], plan, most)
     completion = tokenizer.decode(new, skip_special_tokens=True)
     try:
         scores = score(report.rewards, row, [completion], [new])
     except TrimtabError as error:
         return Checked("generation", False, _indented(error))
-    return Checked("generation", True, f"{len(new)} tokens on {out.device}: {completion!r}, {scores}")
+    return Checked("generation", True, f"{len(new)} tokens on {plan.device}: {completion!r}, {scores}")
 
 
 def score(
@@ -157,7 +145,7 @@ def model_context(config: Config) -> int | None:
 def _lengths(config: Config, data: PromptData | None) -> Checked:
     context = model_context(config)
     sizes = data.report.tokens if data is not None else None
-    longest = sizes.max if sizes is not None else prompt_limit(config)
+    longest = sizes.max if sizes is not None else longest_prompt(config)
     completion = config.grpo.max_completion_length
     told = f"prompts up to {longest} + completions up to {completion} = {longest + completion} tokens"
     if context is not None and longest + completion > context:

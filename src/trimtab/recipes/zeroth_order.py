@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from trimtab.zeroth.settings import ZerothSettings
 
 TRAJECTORY = "trajectory.bin"
+SAME_NAMES = {
+    *("method", "eps", "queries", "interval", "lanes", "rounding"),
+    *("projection_eps", "projection_step", "projection_clip", "projection_iterations"),
+}
+"""Settings that the optimizer has by the same name."""
 COMPILE_FROM = 5000
 """Steps from which a model on a GPU is compiled before its passes are captured."""
 
@@ -239,19 +244,10 @@ def engine_settings(config: Config, total: int) -> ZerothSettings:
     )
     schedules: dict[str, Schedule] = {"linear": "linear", "cosine": "cosine"}
     return ZerothSettings(
-        method=zeroth.method,
-        learning_rate=training.learning_rate,
-        eps=zeroth.eps,
-        weight_decay=training.weight_decay,
-        queries=zeroth.queries,
-        interval=zeroth.interval,
-        projection_eps=zeroth.projection_eps,
-        projection_step=zeroth.projection_step,
-        projection_clip=zeroth.projection_clip,
-        projection_iterations=zeroth.projection_iterations,
+        **zeroth.model_dump(include=SAME_NAMES),
         projection_roles=tuple(zeroth.projection_roles),
-        lanes=zeroth.lanes,
-        rounding=zeroth.rounding,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
         # It takes some ten seconds for each shape of batch, and halves the time of a step.
         compile=total >= COMPILE_FROM,
         seed=config.seed,
