@@ -94,7 +94,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if slot is None:
         out = _on_cpu(plan, func, payloads, named)
         if observer is not None:
-            traces.made_plain(plan, out, args)
+            traces.made(plan, out, args)
         return out
 
     if plan.before is not None:

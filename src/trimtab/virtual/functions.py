@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import amp, faults, origin, state
-from trimtab.virtual.processes import used, virtual_device
+from trimtab.virtual.processes import virtual_device
+from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, payload_of, set_data, wrap
 from trimtab.virtual.wording import in_cuda_words
 
@@ -31,16 +32,9 @@ AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a torch function with its device rewritten, past any handler."""
     device = kwargs.get("device")
-    if device is not None:
-        target = virtual_device(device)
-        if target is not None:
-            kwargs = {**kwargs, "device": target}
-    else:
-        current = getattr(default_device, "CURRENT_DEVICE", None)
-        if current is not None and func in _constructors():
-            target = virtual_device(current)
-            if target is not None:
-                kwargs = {**kwargs, "device": target}
+    target = virtual_device(device if device is not None else _default_for(func))
+    if target is not None:
+        kwargs = {**kwargs, "device": target}
     if kwargs.get("pin_memory") and (device is None or torch.device(device).type == "cpu"):
         # Pinned memory is ordinary memory that says it is pinned (processes.py).
         return func(*args, **{**kwargs, "pin_memory": False}).pin_memory()
@@ -51,6 +45,11 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _constructors() -> frozenset[Any]:
     """The functions that obey torch.set_default_device and `with torch.device(…)`."""
     return frozenset(default_device._device_constructors())
+
+
+def _default_for(func: Any) -> Any:
+    current = getattr(default_device, "CURRENT_DEVICE", None)
+    return current if current is not None and func in _constructors() else None
 
 
 class VirtualFunctions(TorchFunctionMode):
@@ -94,35 +93,26 @@ def device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.de
 def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """torch.tensor, as_tensor and asarray: built on the CPU, then put on the device asked for."""
     asked = kwargs.get("device")
-    if asked is None and func in _constructors():
-        asked = getattr(default_device, "CURRENT_DEVICE", None)
+    if asked is None:
+        asked = _default_for(func)
     data: Any = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     virtual_data = data.__class__ in VIRTUAL
-    target = virtual_device(asked) if asked is not None else None
+    target = virtual_device(asked)
     if target is None and not virtual_data:
-        result: Tensor = _build(func, data, args, kwargs)
-        _born(result)
-        return result
+        return _born(_build(func, data, args, kwargs))
     if virtual_data and asked is None and func is not torch.tensor:
         return data.to(kwargs["dtype"]) if kwargs.get("dtype") is not None else data  # type: ignore[no-any-return]
-    rest = {
-        k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory", "data", "obj")
-    }
-    machine = state.machine()
-    if target is not None and machine is not None:
-        slot = used(machine, target.index)
-    elif asked is None and virtual_data:
-        slot = data._slot
-    else:
-        slot = None
+    rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}
+    slot: VirtualDevice | None = data._slot if asked is None else None
+    if target is not None:
+        slot = state._stack[-1].at(target.index)
     if func is torch.tensor or not isinstance(data, Tensor):
         with torch._C.DisableTorchFunction():
-            if virtual_data and func is torch.tensor:
+            if virtual_data:
                 plain = data.payload.to(rest.get("dtype")).clone()
             else:
                 plain = _build(func, data, args, {**rest, "device": "cpu"})
-            made: Tensor = wrap(plain.detach(), slot) if slot is not None else plain
-        _born(made)
+            made = _born(wrap(plain.detach(), slot) if slot is not None else plain)
     else:
         made = data.to(asked if slot is None else slot.meta, rest.get("dtype"))
     if kwargs.get("requires_grad"):
@@ -169,10 +159,8 @@ def _are_numbers(part: Any) -> bool:
 def ctc_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """CUDA reads the lengths on the host, wherever they are; for a tensor class torch would compute with them."""
     args = (*args[:2], *(_values(value) for value in args[2:4]), *args[4:])
-    for name in ("input_lengths", "target_lengths"):
-        if name in kwargs:
-            kwargs = {**kwargs, name: _values(kwargs[name])}
-    return func(*args, **kwargs)
+    lengths = {n: _values(v) for n, v in kwargs.items() if n in ("input_lengths", "target_lengths")}
+    return func(*args, **{**kwargs, **lengths})
 
 
 def unravel_index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,20 +193,17 @@ def new_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
     """Tensor.new_tensor: like torch.tensor, with the type and device of self."""
     own = args[0]
     data = args[1] if len(args) > 1 else kwargs["data"]
-    options = {k: v for k, v in kwargs.items() if k != "data"}
-    if options.get("device") is None:
-        options["device"] = own.device
-    if options.get("dtype") is None:
-        options["dtype"] = own.dtype
-    return from_data(torch.tensor, (data,), options)
+    given = {k: v for k, v in kwargs.items() if k != "data" and v is not None}
+    return from_data(torch.tensor, (data,), {"device": own.device, "dtype": own.dtype, **given})
 
 
-def _born(tensor: Any) -> None:
+def _born(tensor: Tensor) -> Tensor:
     machine = state.machine()
-    if machine is not None and machine.observer is not None and isinstance(tensor, Tensor):
+    if machine is not None and machine.observer is not None:
         trace = origin.ensure_trace(tensor)
         if trace.born is None:
             trace.born = origin.here(1)
+    return tensor
 
 
 def same_kind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -13,7 +13,15 @@ from trimtab.virtual.state import Machine
 from trimtab.virtual.tensor import VirtualTensor
 from trimtab.virtual.wording import LEGACY
 
-_DTYPES = {name: dtype for dtype, name in LEGACY.items()}
+_DTYPES = {f"torch.cuda.{name}": dtype for dtype, name in LEGACY.items()}
+
+
+def _made(args: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As the old constructors do: uninitialised, of the sizes that are given, or from data."""
+    if not args or all(isinstance(a, int) for a in args) or isinstance(args[0], torch.Size):
+        return torch.empty(*(args or (0,)), dtype=dtype, device=device)
+    build = torch.as_tensor if isinstance(args[0], torch.Tensor) else torch.tensor
+    return build(args[0], dtype=dtype, device=device)
 
 
 class _TensorType(type):
@@ -22,14 +30,7 @@ class _TensorType(type):
     dtype: torch.dtype
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
-        device = torch.device("cuda", torch.cuda.current_device())
-        if not args:
-            return torch.empty(0, dtype=cls.dtype, device=device)
-        if len(args) == 1 and isinstance(args[0], torch.Tensor):
-            return args[0].to(device=device, dtype=cls.dtype)
-        if all(isinstance(a, int) for a in args) or isinstance(args[0], torch.Size):
-            return torch.empty(*args, dtype=cls.dtype, device=device)
-        return torch.tensor(args[0], dtype=cls.dtype, device=device)
+        return _made(args, cls.dtype, torch.device("cuda", torch.cuda.current_device()))
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
@@ -40,13 +41,12 @@ def _name(kind: Any) -> str:
 
 
 def patches(machine: Machine) -> list[tuple[object, str, object]]:
-    types = {n: _TensorType(n, (), {"dtype": d, "__module__": "torch.cuda"}) for n, d in _DTYPES.items()}
     native = torch.set_default_tensor_type
 
     def set_default_tensor_type(t: Any) -> None:
         name = _name(t)
         if name.startswith("torch.cuda."):
-            torch.set_default_dtype(_DTYPES[name.removeprefix("torch.cuda.")])
+            torch.set_default_dtype(_DTYPES[name])
             torch.set_default_device("cuda")
         else:
             torch.set_default_device(None)
@@ -56,20 +56,21 @@ def patches(machine: Machine) -> list[tuple[object, str, object]]:
         """Tensor.type of a plain tensor, also to a GPU's type."""
         name = _name(dtype) if isinstance(dtype, (str, _TensorType)) else ""
         if name.startswith("torch.cuda."):
-            return self.to("cuda", _DTYPES[name.removeprefix("torch.cuda.")])
+            return self.to("cuda", _DTYPES[name])
         return native_type(self, dtype, non_blocking, **kwargs) if dtype is not None else native_type(self)
 
     def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Tensor.new of a virtual tensor: uninitialised, or from data, with its dtype and on its device."""
         if self.layout is torch.sparse_coo and len(args) > 1 and isinstance(args[1], torch.Tensor):
             return torch.sparse_coo_tensor(*args)
-        if not args or all(isinstance(a, int) for a in args) or isinstance(args[0], torch.Size):
-            return torch.empty(*(args or (0,)), dtype=self.dtype, device=self.device)
-        return torch.as_tensor(args[0], dtype=self.dtype, device=self.device)
+        return _made(args, self.dtype, self.device)
 
     native_type = torch._C.TensorBase.type
     return [
-        *((torch.cuda, name, made) for name, made in types.items()),
+        *(
+            (torch.cuda, name, _TensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}))
+            for dtype, name in LEGACY.items()
+        ),
         (torch, "set_default_tensor_type", set_default_tensor_type),
         (torch.Tensor, "type", type_),
         (VirtualTensor, "new", new),

@@ -63,8 +63,8 @@ def resize(block: Block, nbytes: int) -> None:
     nbytes = (nbytes + 511) & -512
     device = block.device
     extra = nbytes - block.nbytes
-    if device.allocated + extra > device.limit_bytes and extra > 0:
-        exhausted(device, extra)
+    if extra > 0:
+        ensure(device, extra)
     block.nbytes = nbytes
     device.allocated += extra
     device.peak = max(device.peak, device.allocated)
@@ -93,10 +93,7 @@ def exhausted(device: VirtualDevice, nbytes: int) -> None:
 
 def human(nbytes: int) -> str:
     """A size in the allocator's own format."""
-    if nbytes <= 1024:
-        return f"{nbytes} bytes"
-    if nbytes <= 1048576:
-        return f"{nbytes / 1024.0:.2f} KiB"
-    if nbytes <= 1073741824:
-        return f"{nbytes / 1048576.0:.2f} MiB"
-    return f"{nbytes / 1073741824.0:.2f} GiB"
+    for unit in ("GiB", "MiB", "KiB"):
+        if nbytes > _UNITS[unit.lower()]:
+            return f"{nbytes / _UNITS[unit.lower()]:.2f} {unit}"
+    return f"{nbytes} bytes"

@@ -6,11 +6,15 @@ use since the last `empty_cache`, in segments of 2 MiB. Never models fragmentati
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual.state import Machine
+from trimtab.virtual.wording import words
 
 SEGMENT = 2 << 20
+# What is not modelled.
+_COUNTS = words("num_alloc_retries num_ooms num_sync_all_streams num_device_alloc num_device_free")
 
 
 def _segments(size: int) -> int:
@@ -22,21 +26,16 @@ class Statistics:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._reserved: dict[int, int] = {}
-        self._peak_reserved: dict[int, int] = {}
-        self._peak_when_emptied: dict[int, int] = {}
+        self._reserved: Counter[int] = Counter()
+        self._peak_reserved: Counter[int] = Counter()
+        self._peak_when_emptied: Counter[int] = Counter()
         self._fraction: dict[int, float] = {}
 
-    def _device(self, index: int) -> VirtualDevice:
-        return self.machine.at(index)
-
     def reserved(self, index: int) -> int:
-        device = self._device(index)
-        seen = _segments(device.allocated)
-        if device.peak > self._peak_when_emptied.get(index, 0):
-            seen = max(seen, _segments(device.peak))
-        self._reserved[index] = max(self._reserved.get(index, 0), seen)
-        self._peak_reserved[index] = max(self._peak_reserved.get(index, 0), self._reserved[index])
+        device = self.machine.at(index)
+        highest = device.peak if device.peak > self._peak_when_emptied[index] else device.allocated
+        self._reserved[index] = max(self._reserved[index], _segments(highest))
+        self._peak_reserved[index] = max(self._peak_reserved[index], self._reserved[index])
         return self._reserved[index]
 
     def empty_cache(self) -> None:
@@ -46,14 +45,12 @@ class Statistics:
             self._peak_when_emptied[device.index] = device.peak
 
     def reset_peak(self, index: int) -> None:
-        device = self._device(index)
-        self._reserved[index] = self.reserved(index)
-        device.peak = device.allocated
-        self._peak_when_emptied[index] = device.peak
-        self._peak_reserved[index] = self._reserved[index]
+        device = self.machine.at(index)
+        self._peak_reserved[index] = self.reserved(index)
+        self._peak_when_emptied[index] = device.peak = device.allocated
 
     def set_fraction(self, fraction: float, index: int) -> None:
-        device = self._device(index)
+        device = self.machine.at(index)
         self._fraction[index] = fraction
         device.limit_bytes = int(fraction * device.total_bytes)
 
@@ -62,41 +59,28 @@ class Statistics:
 
     def info(self, index: int) -> tuple[int, int]:
         """(free, total) as cudaMemGetInfo says: what the allocator keeps is not free."""
-        device = self._device(index)
+        device = self.machine.at(index)
         return max(0, device.total_bytes - self.reserved(index)), device.total_bytes
 
     def nested(self, index: int) -> dict[str, Any]:
-        device = self._device(index)
-        reserved = self.reserved(index)
+        device, reserved = self.machine.at(index), self.reserved(index)
 
         def figures(current: int, peak: int) -> dict[str, int]:
             return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
 
         def pools(current: int, peak: int) -> dict[str, dict[str, int]]:
-            return {
-                "all": figures(current, peak),
-                "small_pool": figures(0, 0),
-                "large_pool": figures(current, peak),
-            }
+            both = figures(current, peak)
+            return {"all": both, "small_pool": figures(0, 0), "large_pool": both}
 
         used = pools(device.allocated, device.peak)
         return {
-            "allocated_bytes": used,
-            "requested_bytes": used,
-            "active_bytes": used,
+            **dict.fromkeys(("allocated_bytes", "requested_bytes", "active_bytes"), used),
             "reserved_bytes": pools(reserved, self._peak_reserved[index]),
             "inactive_split_bytes": pools(max(0, reserved - device.allocated), 0),
-            "allocation": pools(0, 0),
-            "active": pools(0, 0),
+            **dict.fromkeys(("allocation", "active", "inactive_split"), pools(0, 0)),
             "segment": pools(reserved // SEGMENT, self._peak_reserved[index] // SEGMENT),
-            "inactive_split": pools(0, 0),
-            "oversize_allocations": figures(0, 0),
-            "oversize_segments": figures(0, 0),
-            "num_alloc_retries": 0,
-            "num_ooms": 0,
-            "num_sync_all_streams": 0,
-            "num_device_alloc": 0,
-            "num_device_free": 0,
+            **dict.fromkeys(("oversize_allocations", "oversize_segments"), figures(0, 0)),
+            **dict.fromkeys(_COUNTS, 0),
             "max_split_size": -1,
         }
 
@@ -107,9 +91,7 @@ class Statistics:
                 "device": device.index,
                 "address": 0,
                 "total_size": self.reserved(device.index),
-                "allocated_size": device.allocated,
-                "active_size": device.allocated,
-                "requested_size": device.allocated,
+                **dict.fromkeys(("allocated_size", "active_size", "requested_size"), device.allocated),
                 "stream": 0,
                 "segment_type": "large",
                 "segment_pool_id": (0, 0),

@@ -10,6 +10,7 @@ import os
 import site
 import sys
 import sysconfig
+import traceback
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -89,26 +90,18 @@ def resolve(handle: Handle | None) -> Origin | None:
     if handle is None:
         return None
     code, offset = handle
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= offset < end:
-            line = number or line
-            break
-    return Origin(code.co_filename, line, code.co_name)
+    line = next((number for start, end, number in code.co_lines() if start <= offset < end), None)
+    return Origin(code.co_filename, line or code.co_firstlineno, code.co_name)
 
 
 def stack(skip: int = 0) -> list[tuple[Origin, bool]]:
     """All frames outside this package's virtual room, innermost first, each with whether it is user code."""
-    frame: FrameType | None = sys._getframe(1 + skip)
-    frames: list[tuple[Origin, bool]] = []
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(_OWN):
-            frames.append(
-                (Origin(code.co_filename, frame.f_lineno, code.co_name), is_user_file(code.co_filename))
-            )
-        frame = frame.f_back
-    return frames
+    walk = ((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1 + skip)))
+    return [
+        (Origin(code.co_filename, line, code.co_name), is_user_file(code.co_filename))
+        for code, line in walk
+        if not code.co_filename.startswith(_OWN)
+    ]
 
 
 def trace_of(tensor: torch.Tensor) -> Trace | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trimtab.virtual import bootstrap, faults, state
-from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual.state import Machine, Patch, VirtualDevice
 from trimtab.virtual.wording import AcceleratorError, runtime_error
 
 BAD_FORK = (
@@ -29,17 +29,13 @@ def in_bad_fork(in_force: Machine) -> bool:
     return in_force.initialised and in_force.pid != os.getpid()
 
 
-def initialise(in_force: Machine) -> None:
-    """The first use of a GPU in this process. Tells of a fork that cannot use it."""
-    _first_use(in_force, BAD_FORK, RuntimeError)
-
-
 def touch(in_force: Machine) -> None:
     """A GPU tensor that came over a fork is computed with: the driver's answer differs from torch's own."""
-    _first_use(in_force, CHILD_TENSOR, AcceleratorError)
+    initialise(in_force, CHILD_TENSOR, AcceleratorError)
 
 
-def _first_use(in_force: Machine, message: str, raises: type[RuntimeError]) -> None:
+def initialise(in_force: Machine, message: str = BAD_FORK, raises: type[RuntimeError] = RuntimeError) -> None:
+    """The first use of a GPU in this process. Tells of a fork that cannot use it."""
     if in_bad_fork(in_force):
         faults.report("worker-uses-gpu", message, "cuda.init", raises=raises)
     # After a repaired fault too: as if the process had been spawned.
@@ -96,11 +92,8 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
     return self.layout is torch.strided and hasattr(self.untyped_storage(), "_virtual_pinned")
 
 
-def patches(in_force: Machine) -> list[tuple[object, str, object]]:
-    return [
-        (torch.Tensor, "pin_memory", _pin_memory),
-        (torch.Tensor, "is_pinned", _is_pinned),
-    ]
+def patches(in_force: Machine) -> list[Patch]:
+    return [(torch.Tensor, "pin_memory", _pin_memory), (torch.Tensor, "is_pinned", _is_pinned)]
 
 
 def enter(in_force: Machine) -> Callable[[], None]:

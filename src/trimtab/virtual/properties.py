@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from trimtab.gpu_models import KIB, MIB, nearest
@@ -12,33 +12,14 @@ if TYPE_CHECKING:
     from trimtab.virtual.state import VirtualDevice
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceProperties:
-    """The fields of torch's `_CudaDeviceProperties`."""
+class DeviceProperties(SimpleNamespace):
+    """The fields of torch's `_CudaDeviceProperties`, to be read only."""
 
-    name: str
-    major: int
-    minor: int
-    total_memory: int
-    multi_processor_count: int
-    L2_cache_size: int
-    uuid: uuid.UUID
-    pci_bus_id: int
-    pci_domain_id: int = 0
-    pci_device_id: int = 0
-    is_integrated: int = 0
-    is_multi_gpu_board: int = 0
-    max_threads_per_multi_processor: int
-    max_threads_per_block: int = 1024
-    regs_per_multiprocessor: int = 65536
-    shared_memory_per_block: int
-    shared_memory_per_block_optin: int
-    shared_memory_per_multiprocessor: int
-    warp_size: int
-    gcnArchName: str
-    clock_rate: int
-    memory_clock_rate: int
-    memory_bus_width: int
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"can't set attribute {name!r}: the properties of a device are read only")
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self.uuid)
 
     def __repr__(self) -> str:
         return (
@@ -62,7 +43,10 @@ def properties_of(device: VirtualDevice) -> DeviceProperties:
         L2_cache_size=int(model.cache_mib * MIB),
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"trimtab-virtual-gpu-{device.index}"),
         pci_bus_id=device.index + 1,
+        **dict.fromkeys(("pci_domain_id", "pci_device_id", "is_integrated", "is_multi_gpu_board"), 0),
         max_threads_per_multi_processor=design.threads,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
         shared_memory_per_block=design.default_block_kib * KIB,
         shared_memory_per_block_optin=design.block_kib * KIB,
         shared_memory_per_multiprocessor=design.shared_kib * KIB,

@@ -8,7 +8,7 @@ it returns the device on which the operation goes on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -108,6 +108,11 @@ def is_scalar(tensor: Tensor) -> bool:
     return tensor.__class__ not in VIRTUAL and tensor.dim() == 0
 
 
+def distinct(tensors: Iterable[Tensor]) -> list[torch.device]:
+    """The devices of tensors, each once, in their order."""
+    return list(dict.fromkeys(device_of(tensor) for tensor in tensors))
+
+
 def winner(found: Named, plan: Plan) -> Slot:
     """Where a faulty operation goes on: where its output lies, its parameters lie, or most operands lie."""
     for name, tensor in found:
@@ -140,16 +145,8 @@ def iterator(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slo
     """Elementwise operations: one device, save for 0-dim CPU tensors that are only read."""
     found = operands(plan, args, kwargs)
     hosted = _HOSTED.get(plan.name.removeprefix("aten::"), ())
-    devices = []
-    for name, tensor in found:
-        if name in hosted or (is_scalar(tensor) and name not in plan.writes):
-            continue
-        device = device_of(tensor)
-        if device not in devices:
-            devices.append(device)
-    if len(devices) > 1:
-        return mismatch(iterator_message(devices), plan, found)
-    return slot
+    devices = distinct(t for n, t in found if n not in hosted and (n in plan.writes or not is_scalar(t)))
+    return mismatch(iterator_message(devices), plan, found) if len(devices) > 1 else slot
 
 
 def checked(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:
@@ -265,13 +262,9 @@ def foreach(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot
     length = max((len(v) for _, v in lists), default=0)
     for index in range(length):
         row = [(n, v[index]) for n, v in lists if index < len(v) and isinstance(v[index], Tensor)] + singles
-        devices: list[torch.device] = []
-        for name, tensor in row:
-            # A fused optimizer takes its learning rate from the host; its other numbers are on the GPU.
-            if is_scalar(tensor) and name not in plan.writes and (name == "lr" or not fused):
-                continue
-            if device_of(tensor) not in devices:
-                devices.append(device_of(tensor))
+        # A fused optimizer takes its learning rate from the host; its other numbers are on the GPU.
+        kept = (t for n, t in row if n in plan.writes or (fused and n != "lr") or not is_scalar(t))
+        devices = distinct(kept)
         if len(devices) > 1:
             mismatch(iterator_message(devices), plan, row)
             break

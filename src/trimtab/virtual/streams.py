@@ -5,8 +5,8 @@ Never simulates asynchrony: a missing wait between two streams is not found. An 
 
 from __future__ import annotations
 
+import itertools
 import time
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class _Finished(metaclass=_StreamType):
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        return None
+    def synchronize(self, *_: Any, **__: Any) -> None:
+        """What every other wait is, too."""
 
 
 class Stream(_Finished):
@@ -57,7 +57,7 @@ class Stream(_Finished):
         **_: Any,
     ) -> None:
         self.device_index = device_index if device_index is not None else _index(device)
-        self.stream_id = stream_id if stream_id is not None else BOOK.next_id()
+        self.stream_id = stream_id if stream_id is not None else next(BOOK.numbers)
         self.device_type = device_type
         self.priority = priority
         self._before: list[Stream] = []
@@ -75,11 +75,7 @@ class Stream(_Finished):
     def is_capturing(self) -> bool:
         return False
 
-    def wait_event(self, event: Event) -> None:
-        return None
-
-    def wait_stream(self, stream: Stream) -> None:
-        return None
+    wait_event = wait_stream = _Finished.synchronize
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event if event is not None else Event()
@@ -95,7 +91,7 @@ class Stream(_Finished):
         select(self)
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         select(self._before.pop())
 
     def __eq__(self, other: object) -> bool:
@@ -116,14 +112,7 @@ class Event(_Finished):
 
     native = (torch.Event,)
 
-    def __init__(
-        self,
-        device: Any = None,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        **_: Any,
-    ) -> None:
+    def __init__(self, device: Any = None, enable_timing: bool = False, *_: Any, **__: Any) -> None:
         if isinstance(device, bool):  # torch.cuda.Event takes enable_timing first
             device, enable_timing = None, device
         self.enable_timing = enable_timing
@@ -134,8 +123,7 @@ class Event(_Finished):
     def record(self, stream: Stream | None = None) -> None:
         self.recorded = time.perf_counter()
 
-    def wait(self, stream: Stream | None = None) -> None:
-        return None
+    wait = _Finished.synchronize
 
     def elapsed_time(self, end_event: Event) -> float:
         if not (self.enable_timing and end_event.enable_timing):
@@ -152,15 +140,11 @@ class Event(_Finished):
 
 
 class Book:
-    """Which stream is selected on which device, and the last number given out; one per installed machine."""
+    """Which stream is selected on which device, and the numbers to give out; one per installed machine."""
 
     def __init__(self) -> None:
         self.selected: dict[int, Stream] = {}
-        self.last = 0
-
-    def next_id(self) -> int:
-        self.last += 1
-        return self.last
+        self.numbers = itertools.count(1)
 
 
 BOOK = Book()  # replaced by each installation, put back when it ends
@@ -168,8 +152,7 @@ BOOK = Book()  # replaced by each installation, put back when it ends
 
 def current(index: int) -> Stream:
     """The stream selected on that device; the default stream is number 0."""
-    chosen = BOOK.selected.get(index)
-    return chosen if chosen is not None else Stream(stream_id=0, device_index=index)
+    return BOOK.selected.get(index) or Stream(stream_id=0, device_index=index)
 
 
 def select(stream: Stream) -> None:

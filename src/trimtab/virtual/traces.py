@@ -8,38 +8,21 @@ from torch import Tensor
 
 from trimtab.virtual import origin
 from trimtab.virtual.plans import VIEW, Plan
+from trimtab.virtual.rules import slot_of
 from trimtab.virtual.tensor import VIRTUAL
 
 
 def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
-    """Remember where a virtual result was made, or where it was moved to its device."""
-    if isinstance(result, Tensor):
-        source = args[0] if args else None
-        if plan.name == "aten::_to_copy":
-            if source.__class__ not in VIRTUAL or source._slot is not result._slot:  # type: ignore[attr-defined]
-                origin.note_move(source, result)  # type: ignore[arg-type]
-                return
-        elif plan.kind == VIEW and _inherit(result, source):
-            return
-        if origin.ATTRIBUTE not in result.__dict__:
-            result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
-    else:
+    """Remember where a result was made, or where it was moved to its device or back from a virtual one."""
+    if not isinstance(result, Tensor):
         _trace_many(result)
-
-
-def made_plain(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
-    """Remember where a plain tensor was made, or that it was copied back from a virtual device."""
-    if isinstance(result, Tensor):
-        source = args[0] if args else None
-        if source.__class__ in VIRTUAL:
-            if result is not source:
-                origin.note_move(source, result)
-        elif plan.kind == VIEW and result is not source and _inherit(result, source):
-            return
-        elif origin.ATTRIBUTE not in result.__dict__:
-            result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
-    else:
-        _trace_many(result)
+        return
+    source: Any = args[0] if args else None
+    crossed = slot_of(source) is not slot_of(result)
+    if crossed and (plan.name == "aten::_to_copy" or result.__class__ not in VIRTUAL):
+        origin.note_move(source, result)
+    elif not (plan.kind == VIEW and _inherit(result, source)) and origin.ATTRIBUTE not in result.__dict__:
+        result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
 
 
 def _inherit(result: Tensor, source: Any) -> bool:
