@@ -53,7 +53,7 @@ RULES.blame(
 RULES.blame(
     "overwrite training.resume",
     lambda c: c.training.resume and c.overwrite,
-    "cannot go with training.resume: it removes the checkpoint that the run would go on from",
+    "cannot go with training.resume: it moves aside the checkpoint that the run would go on from",
     "remove overwrite to go on, or training.resume to start again",
 )
 RULES.blame(

@@ -98,7 +98,8 @@ class LoraSettings(Section):
     """Dropout on the adapter's input while training."""
 
     targets: str | list[str] = "all-linear"
-    """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear`, or module names such as `q_proj`."""
+    """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear` of the language model, `vision` and
+    `connector` beside it, or module names such as `q_proj`."""
 
 
 class TrainingSettings(Section):
@@ -237,7 +238,8 @@ class Config(Section):
     """Number format of the computation; `auto`: bf16 on GPUs that have it, fp16 on older ones, else fp32."""
 
     model_parallel: bool | None = None
-    """Split one model over several GPUs in one process: true demands it, false forbids it, null decides."""
+    """Split one model over several GPUs in one process: true demands it, null decides, false forbids it and keeps one
+    device (unless `processes` or `sharding` asks for several)."""
 
     sharding: bool | None = None
     """Shard weights and optimizer over the processes (FSDP2): true demands it, false forbids it, null decides."""
@@ -253,7 +255,7 @@ class Config(Section):
     """Where the run is kept; null makes a new folder under `runs/`."""
 
     overwrite: bool = False
-    """Replace what an earlier run left in `output_dir`."""
+    """Move what an earlier run wrote in `output_dir` aside, into `replaced-TIME/` there; nothing else is touched."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the split, the order, the adapter's start and dropout."""

@@ -19,7 +19,7 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
         "---",
         f"base_model: {base}",
         f"library_name: {'peft' if config.method == 'lora' else 'transformers'}",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {recipe_of(config).family.pipeline_tag}",
         f"tags: [trimtab, {config.recipe}]",
         "---",
         "",

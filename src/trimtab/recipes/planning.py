@@ -49,14 +49,15 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     from trimtab.models import load_skeleton
     from trimtab.models.adapters import adapter_targets, add_lora
 
-    model: Any = load_skeleton(config.model)
+    recipe = recipe_of(config)
+    model: Any = load_skeleton(config.model, recipe.family)
     architecture = type(model).__name__
     targets: tuple[str, ...] = ()
     if config.method == "lora":
         targets = tuple(adapter_targets(model, config.lora.targets))
-        model = add_lora(model, config.lora)
+        model = add_lora(model, config.lora, recipe.family)
     profile = profile_model(model)
     on_cpu = request.device == "cpu" or (request.device == "auto" and not hardware.accelerators)
-    work = recipe_of(config).workload(config, on_cpu)
+    work = recipe.workload(config, on_cpu)
     plan = resolve(request, hardware, profile, work, full_tuning=config.method == "full")
     return Planned(hardware, profile, architecture, targets, plan)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
+from trimtab.models.families import CAUSAL_LM, Family
 from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.run_folder import RunFolder
@@ -117,6 +118,8 @@ class Recipe:
     """The driver, with the model placed."""
     outcome: Callable[[Job, Any], dict[str, Any]]
     """The summary's own figures, those before and after among them, once the kept weights are in the model."""
+    family: Family = CAUSAL_LM
+    """What kind of model it trains: how that is loaded, adapted and filed."""
     preflight: Callable[[Config, PlacementPlan], Preflight] | None = None
     """All that can be checked without weights; `trimtab plan` shows it."""
     prove: Callable[[Job], None] | None = None

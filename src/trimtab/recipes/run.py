@@ -38,7 +38,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
     checkpoint = checkpoint_to_resume(config, run)
     job = Job(config, plan, run, say, checkpoint, recipe.prepare(config, plan, say))
 
-    job.model = load_tuned(config, plan)
+    job.model = load_tuned(config, plan, recipe.family)
     say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
     if recipe.prove is not None:
         recipe.prove(job)
