@@ -55,12 +55,7 @@ class Tally:
 
 
 def usable(
-    rows: Iterable[Row],
-    make: Callable[[Row], Made],
-    key: Callable[[Made], str],
-    tally: Tally,
-    *,
-    repeats: bool,
+    rows: Iterable[Row], make: Callable[[Row], Made], key: Callable[[Made], str], tally: Tally, repeats: bool
 ) -> Iterator[tuple[Row, Made]]:
     """Each row with what `make` gives for it, but bad ones and (unless `repeats`) those whose key came before."""
     seen: set[str] = set()

@@ -190,20 +190,19 @@ def _dataset(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> datas
     try:
         return datasets.Dataset.from_dict(table)
     except OverflowError:
-        large = [name for name in columns if any(_is_too_large(row.get(name)) for row in rows)]
-        which = ", ".join(large) or "inside its lists"
-        raise RequestError.of(
-            f"data.source: a column holds a whole number of more than 64 bits ({which})",
+        found, why = (
+            "a whole number of more than 64 bits",
             "rows are kept as Arrow tables, which have no such number",
-            "write the column as text in every row, or leave it out",
-        ) from None
+        )
+        which = [name for name in columns if any(map(_is_too_large, table[name]))]
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        mixed = [name for name in table if len({type(row.get(name)) for row in rows} - {type(None)}) > 1]
-        raise RequestError.of(
-            f"data.source: a column holds values of different kinds ({', '.join(mixed) or 'inside its lists'})",
-            str(error).splitlines()[0],
-            "write the column as text in every row, or leave it out",
-        ) from None
+        found, why = "values of different kinds", str(error).splitlines()[0]
+        which = [name for name, values in table.items() if len({*map(type, values)} - {type(None)}) > 1]
+    raise RequestError.of(
+        f"data.source: a column holds {found} ({', '.join(which) or 'inside its lists'})",
+        why,
+        "write the column as text in every row, or leave it out",
+    )
 
 
 def _is_too_large(value: Any) -> bool:

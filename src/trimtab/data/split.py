@@ -42,10 +42,8 @@ def held_out(keys: Sequence[str], fraction: float, seed: int) -> set[str]:
         )
     wanted = max(1, int(len(keys) * fraction + 0.5))
     chosen: set[str] = set()
-    taken = 0
     for key in unique[:-1]:
-        if taken >= wanted:
-            break
-        chosen.add(key)
-        taken += count[key]
+        if wanted > 0:
+            chosen.add(key)
+            wanted -= count[key]
     return chosen

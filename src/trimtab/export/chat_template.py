@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -271,37 +271,29 @@ def _stops(tokenizer: Any, gaps: Gaps) -> list[str]:
     return [stop for stop in dict.fromkeys(stops) if stop]
 
 
-def _notes(jinja: _Jinja, template: str, gaps: Gaps) -> list[str]:
+def _notes(jinja: _Jinja, template: str, gaps: Gaps) -> Iterator[str]:
     """What the training template does beyond turns, and a TEMPLATE cannot."""
-    notes = []
     asked = conversation(USER)
     answered = [*asked, {"role": ASSISTANT, "content": "An answer."}]
     prompt, trained = jinja(asked, ask=True), jinja(answered, ask=False)
     opening = trained.removeprefix(prompt).partition("An answer.")[0].strip()
     if not trained.startswith(prompt):
-        notes.append(
-            f"training text is not this prompt and the answer: the template asks with {prompt[-40:]!r}"
-        )
+        yield f"training text is not this prompt and the answer: the template asks with {prompt[-40:]!r}"
     elif opening:
-        notes.append(f"in training every answer began with {opening!r}: the model writes it itself")
+        yield f"in training every answer began with {opening!r}: the model writes it itself"
     for does, contents in (
         ("trims white space around messages", ["  spaced  "]),
         ("drops <think>…</think> from earlier answers", ["a", "<think>\nb\n</think>\n\nc", "d"]),
     ):
         said = [{"role": (USER, ASSISTANT)[i % 2], "content": text} for i, text in enumerate(contents)]
         if jinja(said, ask=True) != gotemplate.render(template, said):
-            notes.append(f"the training template {does}; Ollama passes it on")
+            yield f"the training template {does}; Ollama passes it on"
     if "strftime_now" in (jinja.tokenizer.chat_template or ""):
-        notes.append("the training template writes today's date; TEMPLATE keeps the date of this export")
+        yield "the training template writes today's date; TEMPLATE keeps the date of this export"
     if TOOL in gaps.after and f'"{TOOL}"' not in template:
-        notes.append(
-            "TEMPLATE leaves tool answers out: the training template writes several at once in a way of its own"
-        )
+        yield "TEMPLATE leaves tool answers out: the training template writes several at once in a way of its own"
     if jinja.knows_tools():
-        notes.append(
-            "TEMPLATE passes no tool descriptions and no tool calls on, as the training template does"
-        )
-    return notes
+        yield "TEMPLATE passes no tool descriptions and no tool calls on, as the training template does"
 
 
 class _Woven(Exception):

@@ -48,10 +48,8 @@ def _read(file: Path, name: str) -> torch.Tensor:
 
 def model_entries(model: Any) -> list[Entry]:
     """Every tensor of a model in memory."""
-    return [
-        Entry(name=name, shape=tuple(tensor.shape), load=lambda tensor=tensor: tensor)  # type: ignore[misc]
-        for name, tensor in model.state_dict().items()
-    ]
+    held = model.state_dict()
+    return [Entry(name=name, shape=tuple(held[name].shape), load=held[name].detach) for name in held]
 
 
 def tuned_model(config: Config, weights: Path, *, progress: bool) -> tuple[Any, torch.dtype]:

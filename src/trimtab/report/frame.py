@@ -67,10 +67,6 @@ def text(value: object) -> str:
     return html.escape(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(value)), quote=True)
 
 
-def paragraph(value: object) -> str:
-    return f"<p>{text(value)}</p>"
-
-
 def note(value: object) -> str:
     """A remark beside the figures, set small."""
     return f'<p class="note">{text(value)}</p>'
@@ -78,10 +74,10 @@ def note(value: object) -> str:
 
 def said(value: object) -> str:
     """What a model or a person said, in a box that does not grow without end."""
-    return f'<div class="said">{long_text(value)}</div>'
+    return f'<div class="said">{cut(value)}</div>'
 
 
-def long_text(value: object) -> str:
+def cut(value: object) -> str:
     """`text`, cut when it is very long; how much is gone stands behind it."""
     whole = str(value)
     if len(whole) <= LONGEST_TEXT:

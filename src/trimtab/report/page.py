@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trimtab.report.frame import page, paragraph, raw_facts, section, table, text
+from trimtab.report.frame import page, raw_facts, section, table, text
 
 if TYPE_CHECKING:
     from trimtab.diagnose.finding import Cause, Finding, Place
@@ -25,7 +25,11 @@ def rehearsal_page(result: Result) -> str:
         f"{verdict}: {result.target}",
         [
             f"<h1>Rehearsal of <code>{text(result.target)}</code></h1>",
-            section(f"{verdict}: {summary}", [*map(paragraph, told), _memory(result)], kind=verdict),
+            section(
+                f"{verdict}: {summary}",
+                [*(f"<p>{text(line)}</p>" for line in told), _memory(result)],
+                kind=verdict,
+            ),
             *(_finding(number, finding) for number, finding in enumerate(result.findings, 1)),
         ],
     )

@@ -11,20 +11,7 @@ from typing import Any
 
 from trimtab.monitor.wording import count_of, duration, size
 from trimtab.report.curves import Panel, draw, panels
-from trimtab.report.frame import (
-    facts,
-    folded,
-    long_text,
-    note,
-    page,
-    paragraph,
-    plain,
-    raw_table,
-    said,
-    section,
-    table,
-    text,
-)
+from trimtab.report.frame import cut, facts, folded, note, page, plain, raw_table, said, section, table, text
 from trimtab.report.run_facts import Event, Row, RunFacts, moment
 
 STEPS_SHOWN = 12
@@ -78,8 +65,8 @@ def _head(run: RunFacts) -> Iterable[str]:
             at = "" if event.step is None else f" (step {text(event.step)})"
             yield f"<p><strong>{text(event.said)}</strong>{at}</p>"
             # Stacks are long, and stand under Health.
-            yield "" if event.step is None else f"<pre>{long_text(event.more)}</pre>"
-    yield from (paragraph(f"{gone}.") for gone in run.missing)
+            yield "" if event.step is None else f"<pre>{cut(event.more)}</pre>"
+    yield from (f"<p>{text(gone)}.</p>" for gone in run.missing)
     told: dict[str, Any] = {"model": run.setting("model", "name"), "method": run.setting("method")}
     told |= {k.replace("_", " "): v for k, v in run.summary.items() if k not in _APART}
     if "train_seconds" in run.summary:
@@ -230,7 +217,7 @@ def _plan(run: RunFacts) -> Iterable[str]:
             if values.get(name) is not None or name in reasons
         ),
     )
-    yield from map(paragraph, plan.get("notes") or [])
+    yield from (f"<p>{text(line)}</p>" for line in plan.get("notes") or [])
     if plan.get("device_map"):
         yield "<h3>Layers by device</h3>"
         yield table(["device", "modules"], layers_by_device(plan["device_map"]))

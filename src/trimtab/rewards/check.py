@@ -16,6 +16,7 @@ from trimtab.errors import RequestError, TrimtabError
 from trimtab.rewards.builtin import Reward, text_of
 
 SHOWN = 400
+PROMISE = "return a list with one finite number for each completion"
 LARGEST = 1e18
 """Rewards are compared by their spread, in fp32; what that cannot hold would come out as NaN."""
 
@@ -117,13 +118,7 @@ class CheckedReward:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         return f" ({file}, line {frames[-1].lineno})" if frames else ""
 
-    def _wrong(
-        self,
-        told: str,
-        shown: Mapping[str, Any],
-        index: int,
-        change: str = "return a list with one finite number for each completion",
-    ) -> RewardError:
+    def _wrong(self, told: str, shown: Mapping[str, Any], index: int, change: str = PROMISE) -> RewardError:
         """The error, with the completion of that place and its row as the reward saw them."""
         lines = [
             f"  prompt:     {_short(plain_prompt(shown['prompts'][index]))}",

@@ -34,13 +34,8 @@ def built(name: str, title: str, columns: str, *metrics: str, **parts: Any) -> T
     What most have in common is not said: classes by the column `label`, measured by accuracy, a subset by its name.
     """
     common: dict[str, Any] = {"kind": "classification", "subset": name, "target": label}
-    return Task(
-        name=name,
-        title=title,
-        columns=tuple(columns.split()),
-        metrics=metrics or ("accuracy",),
-        **common | parts,
-    )
+    common |= {"columns": tuple(columns.split()), "metrics": metrics or ("accuracy",)}
+    return Task(name=name, title=title, **common | parts)
 
 
 def worded(

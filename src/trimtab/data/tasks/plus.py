@@ -68,6 +68,7 @@ def _squad_prompt(row: Fields) -> str:
 
 
 _plus = partial(worded, hub=HUB)
+_chosen = partial(built, hub=HUB, kind="choice", train_on="answer")
 
 PLUS = (
     built(
@@ -80,16 +81,13 @@ PLUS = (
         render=_boolq,
     ),
     _plus("cb", "CB", "premise hypothesis label", INFER, ("Yes", "No", "Maybe"), "accuracy", "f1_macro"),
-    built(
+    _chosen(
         "copa",
         "COPA",
         "premise choice1 choice2 question label",
-        hub=HUB,
-        kind="choice",
         template="<premise without its stop> because | so -> choice1, choice2",
         render=_copa_prompt,
         answers=_copa_options,
-        train_on="answer",
     ),
     _plus(
         "wic",
@@ -122,19 +120,16 @@ PLUS = (
         "em",
         grouped_by=_multirc_question,
     ),
-    built(
+    _chosen(
         "record",
         "ReCoRD",
         "passage query entities answers",
         "f1",
         "em",
-        hub=HUB,
-        kind="choice",
         template='<passage>\\n<query>\\nQuestion: what is the "@placeholder"\\nAnswer: -> one of the entities',
         render=_record_prompt,
         answers=lambda row: [" " + entity for entity in _entities(row)],
         target=_record_gold,
-        train_on="answer",
         accepted=lambda row: row.texts("answers"),
     ),
     built(
