@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from trimtab.config import Config, config_schema, config_warnings, dump_config, load_config
 from trimtab.config.checks import run_checks
+from trimtab.config.defaults import with_recipe_defaults
 from trimtab.config.keys import SECTIONS
 from trimtab.config.schema import DataSettings, LoraSettings, ModelSettings, SampleSettings, TrainingSettings
 
@@ -105,7 +106,7 @@ SCHEMA = Config.model_json_schema()
 @example({"samples": {"prompts": ["\x85", "a\u2028b", "\r\n", "\ufeff", "\x00"]}})
 @example({"training": {"resume": "true"}, "model": {"name": "1e-4"}})
 def test_a_dumped_config_loads_back_equal(tree: dict[str, Any]) -> None:
-    config = Config.model_validate(tree)
+    config, _ = with_recipe_defaults(Config.model_validate(tree))
     assume(not [finding for finding, _ in run_checks(config) if not finding.warning])
     again = reload(dump_config(config))
     assert again == config
