@@ -23,18 +23,16 @@ import torch
 
 from trimtab.bench.evaluate import evaluating
 from trimtab.bench.measure import PeakMeter
-from trimtab.bench.methods import FirstOrder, Method, Tuning, as_run, method
+from trimtab.bench.methods import FirstOrder, Method, Tuning, ZerothTuner, method, placed
 from trimtab.bench.results import reason_of
-from trimtab.config.schema import Config, ModelSettings
+from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model, load_model_config
 from trimtab.models.adapters import add_lora
-from trimtab.placement import PlacementPlan, own_stream, place, prepare_process
-from trimtab.recipes.planning import plan_run
+from trimtab.placement import PlacementPlan, place
 from trimtab.zeroth.batches import BatchStream, Collate
 from trimtab.zeroth.objective import Example, ScoreBatch, candidate_scores
 from trimtab.zeroth.optimizer import ZerothOrder
-from trimtab.zeroth.settings import ZerothSettings
 from trimtab.zeroth.sweep import on_real_gpu
 
 INFERENCE = "inference"
@@ -70,45 +68,35 @@ class Cell(Ways):
 def measure(cell: Cell) -> dict[str, Any]:
     """Load, step, read. In this process: `run_cell` gives it one of its own."""
     how = None if cell.method == INFERENCE else method(cell.method)
-    config = as_run(
+    with placed(
         how,
         model=cell.model,
         device=cell.device,
         precision=cell.precision,
         batch_size=cell.batch,
         max_length=cell.length + 1,
-    )
-    plan = plan_run(config).plan
-    prepare_process(plan)
-    with own_stream(plan):
-        return _measure(cell, how, config, plan)
-
-
-def _measure(cell: Cell, how: Method | None, config: Config, plan: PlacementPlan) -> dict[str, Any]:
-    touch_libraries(adapters=how is not None and how.lora)
-    meter = PeakMeter(plan)
-    try:
-        model = build_model(config.model, plan, random=cell.random)
-        if how is not None and how.lora:
-            model = add_lora(model, config.lora)
-        stream = _stream(model, cell)
-        runner = _Runner(model, how, stream, cell, plan)
-        meter.reset()
-        for _ in range(runner.warm_up):
-            runner.step()
-        runner.round()
-        runner.synchronize()
-        result = {
-            **_facts(model, plan, runner),
-            "peak_bytes": meter.read(),
-            "base_bytes": meter.base,
-            "measured": meter.how,
-        }
-    finally:
-        meter.close()
-    if cell.steps:
-        result |= _timed(runner)
-    return result
+    ) as (config, plan):
+        touch_libraries(adapters=how is not None and how.lora)
+        meter = PeakMeter(plan)
+        try:
+            model = build_model(config.model, plan, random=cell.random)
+            if how is not None and how.lora:
+                model = add_lora(model, config.lora)
+            runner = _Runner(model, how, _stream(model, cell), cell, plan)
+            meter.reset()
+            for _ in range(runner.warm_up):
+                runner.step()
+            runner.round()
+            runner.synchronize()
+            result = {
+                **_facts(model, plan, runner),
+                "peak_bytes": meter.read(),
+                "base_bytes": meter.base,
+                "measured": meter.how,
+            }
+        finally:
+            meter.close()
+        return result | (_timed(runner) if cell.steps else {})
 
 
 def build_model(settings: ModelSettings, plan: PlacementPlan, *, random: bool) -> Any:
@@ -170,35 +158,26 @@ class _Runner:
         self.first: FirstOrder | None = None
         if how is None:
             model.eval()
-        elif how.family == "first":
-            tuning = Tuning(
-                steps=cell.warm_up + cell.steps,
-                batch_size=cell.batch,
-                learning_rate=how.learning_rate,
-                eps=None,
-                seed=0,
-            )
-            self.first = FirstOrder(model, stream, tuning, plan)
         else:
-            assert how.rule
-            assert how.eps is not None
             if how.rule == "dizo":
                 # One round after the warm-up and one after as many timed steps: a round is due at equal intervals.
                 self.warm_up = max(cell.warm_up, cell.steps)
                 self.steps = self.warm_up if cell.steps else 0
-            self.optimizer = ZerothOrder(
-                model,
-                ZerothSettings(
-                    method=how.rule,
-                    learning_rate=how.learning_rate,
-                    eps=how.eps,
-                    interval=self.warm_up,
-                    projection_iterations=cell.iterations,
-                    compile=cell.compile,
-                ),
+            tuning = Tuning(
+                steps=self.warm_up + self.steps,
+                batch_size=cell.batch,
+                learning_rate=how.learning_rate,
+                eps=how.eps,
+                seed=0,
+                interval=self.warm_up,
             )
-            self.passes, lanes = self.optimizer.settings.passes, self.optimizer.lanes
-            self.groups = [min(lanes, self.passes - at) for at in range(0, self.passes, lanes)]
+            if how.family == "first":
+                self.first = FirstOrder(model, stream, tuning, plan)
+            else:
+                more = {"projection_iterations": cell.iterations, "compile": cell.compile}
+                self.optimizer = ZerothTuner(model, how, stream, tuning, **more).optimizer
+                self.passes, lanes = self.optimizer.settings.passes, self.optimizer.lanes
+                self.groups = [min(lanes, self.passes - at) for at in range(0, self.passes, lanes)]
         self._bare: Callable[[], None] | None = None
 
     def step(self) -> None:

@@ -12,21 +12,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from trimtab import __version__
 from trimtab.bench.evaluate import Layout
 from trimtab.bench.glue_cell import GlueCell, GlueRequest
-from trimtab.bench.methods import (
-    DEFAULT_INTERVAL,
-    LORA_RANK,
-    METHODS,
-    Method,
-    Tuning,
-    method,
-)
+from trimtab.bench.methods import DEFAULT_INTERVAL, LORA_RANK, METHODS, Method, Tuning, method
 from trimtab.bench.results import Results, reason_of
 from trimtab.bench.sources import ModelChoice, choose_model, data_reachable
 from trimtab.config.schema import ModelSettings
@@ -39,6 +32,7 @@ from trimtab.monitor.progress import Quiet
 from trimtab.placement import PlacementPlan, PlacementRequest, resolve
 
 Say = Callable[[str], None]
+Named = TypeVar("Named", Task, Method)
 
 
 @dataclass(frozen=True)
@@ -55,10 +49,8 @@ class Outcome:
 
 def run_glue(request: GlueRequest, out: Path, say: Say, progress: Quiet) -> Outcome:
     """Measure all that was asked for. What is wrong with the request itself is an error before anything is run."""
-    tasks = [TASKS[name] for name in _chosen("--datasets", request.tasks, TASKS, lambda n: task(n).name)]
-    methods = [
-        METHODS[name] for name in _chosen("--methods", request.methods, METHODS, lambda n: method(n).name)
-    ]
+    tasks = _chosen("--datasets", request.tasks, TASKS, task)
+    methods = _chosen("--methods", request.methods, METHODS, method)
     check_data(request.data, tasks[0])
     # What the machine cannot give is refused before anything is looked for.
     hardware = probe()
@@ -98,17 +90,17 @@ def check_data(data: str | None, one: Task) -> None:
 
 
 def _chosen(
-    option: str, names: tuple[str, ...], everything: Mapping[str, Any], proper: Callable[[str], str]
-) -> list[str]:
+    option: str, names: tuple[str, ...], everything: Mapping[str, Named], named: Callable[[str], Named]
+) -> list[Named]:
     if names == ("all",):
-        return list(everything)
+        return list(everything.values())
     if not names:
         raise RequestError.of(
             f"{option}: an empty list",
             "there is nothing to measure",
             f"name some of {', '.join(everything)}, or all",
         )
-    return list(dict.fromkeys(proper(name) for name in names))
+    return list({found.name: found for found in map(named, names)}.values())
 
 
 def _header(choice: ModelChoice, placed: PlacementPlan) -> dict[str, Any]:
@@ -128,21 +120,17 @@ def _header(choice: ModelChoice, placed: PlacementPlan) -> dict[str, Any]:
     }
 
 
+@dataclass
 class _Bench:
     """One benchmark under way."""
 
-    def __init__(
-        self,
-        request: GlueRequest,
-        choice: ModelChoice,
-        layout: Layout,
-        results: Results,
-        say: Say,
-        progress: Quiet,
-    ) -> None:
-        self.request, self.choice, self.layout, self.results = request, choice, layout, results
-        self.say, self.progress = say, progress
-        self.unchecked = False
+    request: GlueRequest
+    choice: ModelChoice
+    layout: Layout
+    results: Results
+    say: Say
+    progress: Quiet
+    unchecked: bool = False
 
     def check(self, one: Task, methods: list[Method]) -> None:
         """A finished cell that was made with other settings is told before anything is run."""
@@ -213,10 +201,11 @@ class _Bench:
     ) -> None:
         tuning = self._tuning(how, seed, len(questions["train"]))
         settings = self._settings(one, how, tuning, rows)
+        name = f"{one.name}, {how.name}, seed {seed}"
         if self.results.finished(one.name, how.name, seed, settings):
-            self.say(f"{one.name}, {how.name}, seed {seed}: there already, kept")
+            self.say(f"{name}: there already, kept")
             return
-        self.progress.note(f"{one.name}, {how.name}, seed {seed} ({place})")
+        self.progress.note(f"{name} ({place})")
         try:
             whole = GlueCell(one, how, tuning, self.choice.name, self.request, self.layout, self.progress)
             measured = whole.measure(questions)
@@ -224,11 +213,9 @@ class _Bench:
             # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
             self._failed(one, how, seed, settings, error)
         else:
-            cell = {"task": one.name, "method": how.name, "seed": seed, "status": "finished"}
-            self.results.add({**cell, "settings": settings, **measured})
-            self.results.save()
+            self._keep(one, how, seed, {"status": "finished", "settings": settings, **measured})
             figures = ", ".join(f"{name} {100 * value:.1f}" for name, value in measured["metrics"].items())
-            self.say(f"{one.name}, {how.name}, seed {seed}: {figures}")
+            self.say(f"{name}: {figures}")
         finally:
             gc.collect()
             if self.results.header["device"].startswith("cuda"):
@@ -238,26 +225,21 @@ class _Bench:
         self, one: Task, how: Method, seed: int, settings: Mapping[str, Any], error: BaseException
     ) -> None:
         self.progress.end()
+        name = f"{one.name}, {how.name}, seed {seed}"
         if self.results.has(one.name, how.name, seed):
             # Only rows that cannot be read bring a finished cell here. What was measured is never thrown away.
             self.unchecked = True
-            reason = " ".join(str(error).split())
-            self.say(f"{one.name}, {how.name}, seed {seed}: there already, kept, but not checked: {reason}")
+            self.say(f"{name}: there already, kept, but not checked: {' '.join(str(error).split())}")
             return
-        reason = reason_of(error)
-        cell: dict[str, Any] = {
-            "task": one.name,
-            "method": how.name,
-            "seed": seed,
-            "status": "failed",
-            "reason": reason,
-            "settings": dict(settings),
-        }
+        cell = {"status": "failed", "reason": reason_of(error), "settings": dict(settings)}
         if not isinstance(error, TrimtabError):
             cell["traceback"] = traceback.format_exception(error)
-        self.results.add(cell)
+        self._keep(one, how, seed, cell)
+        self.say(f"{name}: FAILED: {cell['reason']}")
+
+    def _keep(self, one: Task, how: Method, seed: int, cell: Mapping[str, Any]) -> None:
+        self.results.add({"task": one.name, "method": how.name, "seed": seed, **cell})
         self.results.save()
-        self.say(f"{one.name}, {how.name}, seed {seed}: FAILED: {reason}")
 
     def _tuning(self, how: Method, seed: int, rows: int) -> Tuning:
         request = self.request

@@ -6,6 +6,7 @@ Takes every figure by measurement and keeps none of its own: what to measure and
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +15,12 @@ from typing import Any
 import torch
 
 from trimtab.bench.evaluate import Layout, evaluate, laid_out
-from trimtab.bench.methods import Method, Tuning, as_run, batches, tuner
-from trimtab.config.schema import Config
+from trimtab.bench.methods import Method, Tuning, batches, placed, tuner
 from trimtab.data.tasks import Question, Task
 from trimtab.models import load_model
 from trimtab.models.adapters import add_lora
 from trimtab.monitor.progress import Figures, Quiet
-from trimtab.placement import PlacementPlan, own_stream, prepare_process
-from trimtab.recipes.planning import plan_run
+from trimtab.placement import PlacementPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,71 +63,61 @@ class GlueCell:
 
     def measure(self, questions: Mapping[str, list[Question]]) -> dict[str, Any]:
         """Load, tune, evaluate."""
-        config = as_run(
-            # A model as it is counts as steps without gradients.
-            self.method if self.method.family != "none" else None,
+        how = self.method
+        with placed(
+            how if how.family != "none" else None,  # a model as it is counts as steps without gradients
             model=self.model,
             device=self.request.device,
             precision=self.request.precision,
             batch_size=self.request.batch_size,
             max_length=self.layout.max_length,
-        )
-        plan = plan_run(config).plan
-        prepare_process(plan)
-        with own_stream(plan):
-            return self._measure(questions, config, plan)
+        ) as (config, plan):
+            peak = _Peak(plan)
+            torch.manual_seed(self.tuning.seed)
+            model: Any = load_model(config.model, plan)
+            if how.lora:
+                model = add_lora(model, config.lora)
+            peak.restart()  # what loading took for a moment is not tuning's
+            held = {split: part for split, part in questions.items() if split != "train"}
+            asked = [e for part in held.values() for e in laid_out(self.task, part, self.layout)]
+            result: dict[str, Any] = {
+                "forwards": 0,
+                "backwards": 0,
+                "train_seconds": 0.0,
+                "curve": [],
+                "facts": {},
+                "train_rows": 0,
+                "eval_rows": len(asked),
+                "truncated": self.layout.too_long(asked),
+                "precision": plan.precision,
+                "weights": plan.weight_precision,
+            }
+            started = time.perf_counter()
+            if how.family == "none":
+                result["metrics"] = self._evaluate(model, held, None)
+                peak.take()
+            else:
+                result |= self._tuned(model, questions["train"], held, plan, peak)
+            result["score"] = statistics.fmean(result["metrics"].values())
+            result["seconds"] = round(time.perf_counter() - started, 3)
+            result["peak_memory_bytes"] = peak.bytes
+            return result
 
-    def _measure(
-        self, questions: Mapping[str, list[Question]], config: Config, plan: PlacementPlan
-    ) -> dict[str, Any]:
-        peak = _Peak(plan)
-        torch.manual_seed(self.tuning.seed)
-        model: Any = load_model(config.model, plan)
-        if self.method.lora:
-            model = add_lora(model, config.lora)
-        peak.restart()  # what loading took for a moment is not tuning's
-        held = {split: part for split, part in questions.items() if split != "train"}
-        result: dict[str, Any] = {
-            "forwards": 0,
-            "backwards": 0,
-            "train_seconds": 0.0,
-            "curve": [],
-            "facts": {},
-            "train_rows": 0,
-            "eval_rows": sum(map(len, held.values())),
-            "truncated": self.layout.too_long(
-                [e for part in held.values() for e in laid_out(self.task, part, self.layout)]
-            ),
-            "precision": plan.precision,
-            "weights": plan.weight_precision,
-        }
-        started = time.perf_counter()
-        if self.method.family == "none":
-            result["metrics"] = self._evaluate(model, held, None)
-            peak.take()
-        else:
-            self._tune(model, questions["train"], held, plan, peak, result)
-        result["score"] = _mean(result["metrics"].values())
-        result["seconds"] = round(time.perf_counter() - started, 3)
-        result["peak_memory_bytes"] = peak.bytes
-        return result
-
-    def _tune(
+    def _tuned(
         self,
         model: Any,
         train: list[Question],
         held: Mapping[str, list[Question]],
         plan: PlacementPlan,
         peak: _Peak,
-        result: dict[str, Any],
-    ) -> None:
+    ) -> dict[str, Any]:
         """Steps with an evaluation now and then. The figure that counts is the last: no best point is picked."""
         tuning, how = self.tuning, self.method
         engine = tuner(model, how, batches(self.task, train, self.layout, tuning), tuning, plan)
         every = self.request.eval_every or max(1, math.ceil(tuning.steps / 4))
+        curve: list[dict[str, Any]] = []
         seconds, begun = 0.0, time.perf_counter()
-        figures = Figures(0, tuning.steps, 0.0)
-        self.progress.begin(figures)
+        self.progress.begin(Figures(0, tuning.steps, 0.0))
         for step in range(1, tuning.steps + 1):
             before = time.perf_counter()
             loss = engine.step()
@@ -152,13 +141,12 @@ class GlueCell:
             # Zeroth-order passes compute in the weights' own format, gradients under autocast; so does evaluation.
             metrics = self._evaluate(model, held, plan if how.family == "first" else None)
             peak.restart()
-            point: dict[str, Any] = {"step": step, "forwards": engine.forwards, "backwards": engine.backwards}
-            point |= {"seconds": round(seconds, 3), "loss": loss}
-            result["curve"].append({**point, "score": _mean(metrics.values()), "metrics": metrics})
-            result["metrics"] = metrics
+            spent = {"forwards": engine.forwards, "backwards": engine.backwards}
+            point = {"step": step, **spent, "seconds": round(seconds, 3), "loss": loss}
+            curve.append({**point, "score": statistics.fmean(metrics.values()), "metrics": metrics})
         self.progress.end()
-        result |= {"forwards": engine.forwards, "backwards": engine.backwards}
-        result |= {"train_seconds": round(seconds, 3), "train_rows": len(train), "facts": engine.facts()}
+        found = {"train_seconds": round(seconds, 3), "train_rows": len(train), "metrics": metrics}
+        return {**spent, **found, "curve": curve, "facts": engine.facts()}
 
     def _evaluate(
         self, model: Any, held: Mapping[str, list[Question]], plan: PlacementPlan | None
@@ -186,8 +174,3 @@ class _Peak:
         if self.devices:
             now = sum(torch.cuda.max_memory_allocated(device) for device in self.devices)
             self.bytes = max(self.bytes or 0, now - self.base)
-
-
-def _mean(values: Any) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)

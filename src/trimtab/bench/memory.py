@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.bench.cells import INFERENCE
-from trimtab.bench.results import notes, table
-from trimtab.bench.stand import Bar, Plots, Stand, StandRequest, open_stand, run_stand
+from trimtab.bench.stand import Bar, Plots, Stand, StandRequest, finished, open_stand, run_stand
 from trimtab.monitor.progress import Quiet
 from trimtab.monitor.wording import size
 
@@ -26,18 +25,12 @@ def run_memory(request: StandRequest, out: Path, progress: Quiet) -> tuple[Stand
 
 def ratio(stand: Stand, cell: dict[str, Any]) -> float | None:
     """A cell's peak by that of inference with the same model and batch; None where that was not measured."""
-    base = stand.find(cell["subject"], cell["batch"], cell["length"], INFERENCE)
+    same = {key: cell[key] for key in ("subject", "batch", "length")} | {"method": INFERENCE}
+    base = next((c for c in stand.cells if finished(c) and same.items() <= c.items()), None)
     return cell["peak_bytes"] / base["peak_bytes"] if base and base["peak_bytes"] > 0 else None
 
 
-def render(stand: Stand) -> tuple[str, dict[str, str]]:
-    return markdown(stand), plots(stand)
-
-
-def markdown(stand: Stand) -> str:
-    lines = ["# Peak memory by method", "", *heading(stand)]
-    done = [c for c in stand.cells if c["status"] == "finished"]
-
+def render(stand: Stand) -> tuple[str, Plots]:
     def figures(cell: dict[str, Any]) -> list[str]:
         times = ratio(stand, cell)
         return [
@@ -49,47 +42,16 @@ def markdown(stand: Stand) -> str:
             str(cell["copies_in_a_forward"]),
         ]
 
-    lines += table(
-        ["model", "batch", "method", "peak", "of inference", "weights", "anchors", "format", "copies"],
-        stand.rows(figures, 6),
-    )
-    lines += [
-        "",
-        *(f"Peak: {how}." for how in dict.fromkeys(c["measured"] for c in done)),
-        "Anchors are the start weights that DiZO keeps; format is that of the weights; copies is how many perturbed "
-        "copies of the batch share a forward.",
-        "",
-        *failed(stand),
-    ]
-    return "\n".join(lines)
-
-
-def heading(stand: Stand) -> list[str]:
-    """What every table says of itself."""
-    h = stand.header
-    lines = [f"> {note}" for note in notes(h)]
-    about = f"{h['date']}, {h['machine']}, device {h['device']}, torch {h['torch']}, Trimtab {h['trimtab']}."
-    return [*lines, *([""] if lines else []), about, "", f"`{h['command']}`", ""]
-
-
-def failed(stand: Stand) -> list[str]:
-    if not stand.failures:
-        return []
-    return [
-        "## Failed",
-        "",
-        *(
-            f"- {c['subject']}, {c['batch']} × {c['length']}, {c['method']}: {c['reason']}"
-            for c in stand.failures
-        ),
-        "",
-    ]
-
-
-def plots(stand: Stand) -> Plots:
     def bar(cell: dict[str, Any]) -> Bar:
         times = ratio(stand, cell)
         name = f"{cell['method']} ({times:.2f}×)" if times is not None else cell["method"]
         return name, cell["peak_bytes"] / 2**30
 
-    return stand.bars("memory", "Peak memory", "GiB", bar)
+    below = [
+        *(f"Peak: {how}." for how in dict.fromkeys(c["measured"] for c in stand.cells if finished(c))),
+        "Anchors are the start weights that DiZO keeps; format is that of the weights; copies is how many perturbed "
+        "copies of the batch share a forward.",
+    ]
+    columns = ["peak", "of inference", "weights", "anchors", "format", "copies"]
+    text = stand.page("Peak memory by method", columns, figures, below)
+    return text, stand.bars("memory", "Peak memory", "GiB", bar)

@@ -7,7 +7,8 @@ gradient with AdamW. Nothing here evaluates or keeps weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -18,7 +19,8 @@ from trimtab.bench.evaluate import Layout
 from trimtab.config.schema import Config, LoraSettings
 from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError, TrimtabError
-from trimtab.placement import PlacementPlan
+from trimtab.placement import PlacementPlan, own_stream, prepare_process
+from trimtab.recipes.planning import plan_run
 from trimtab.zeroth.batches import BatchStream
 from trimtab.zeroth.objective import Example, candidate_scores, example_losses
 from trimtab.zeroth.optimizer import ZerothOrder
@@ -73,10 +75,11 @@ def method(name: str) -> Method:
     )
 
 
-def as_run(
+@contextmanager
+def placed(
     how: Method | None, *, model: str, device: str, precision: str, batch_size: int, max_length: int
-) -> Config:
-    """A cell as a run of its own, for the planner. Without a method: passes of the model as it is."""
+) -> Iterator[tuple[Config, PlacementPlan]]:
+    """A cell as a run of its own, planned; the process is ready for it inside. Without a method: passes as they are."""
     config = Config.model_validate(
         {
             "recipe": "sft" if how is not None and how.family == "first" else "zeroth_order",
@@ -91,7 +94,10 @@ def as_run(
         }
     )
     config.lora = LoraSettings(r=LORA_RANK, alpha=LORA_ALPHA, targets=LORA_TARGETS)
-    return config
+    plan = plan_run(config).plan
+    prepare_process(plan)
+    with own_stream(plan):
+        yield config, plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +119,10 @@ def batches(task: Task, questions: Sequence[Question], layout: Layout, tuning: T
         raise RequestError.of(
             f"{task.name}: no training rows", "there is nothing to tune on", "give some, or take zero-shot"
         )
-    examples = [_train_example(task, layout.encode(q)) for q in questions]
+    examples = [layout.encode(question) for question in questions]
+    if task.train_on == "answer":
+        examples = [Example(e.prompt, [e.candidates[e.label]], 0) for e in examples]
     return BatchStream(examples, min(tuning.batch_size, len(examples)), 1, tuning.seed, layout.collate)
-
-
-def _train_example(task: Task, example: Example) -> Example:
-    if task.train_on == "candidates":
-        return example
-    return Example(example.prompt, [example.candidates[example.label]], 0)
 
 
 class FirstOrder:
@@ -174,7 +176,8 @@ class FirstOrder:
 class ZerothTuner:
     """MeZO, DiZO or FZOO from `trimtab.zeroth`, at a constant learning rate."""
 
-    def __init__(self, model: Any, how: Method, stream: BatchStream, tuning: Tuning) -> None:
+    def __init__(self, model: Any, how: Method, stream: BatchStream, tuning: Tuning, **more: Any) -> None:
+        """`more`: settings of the optimizer that a tuning run leaves as they are."""
         assert how.rule
         assert tuning.eps is not None
         interval = tuning.interval or DEFAULT_INTERVAL
@@ -194,6 +197,7 @@ class ZerothTuner:
                 eps=tuning.eps,
                 interval=interval,
                 seed=tuning.seed,
+                **more,
             ),
         )
 
@@ -203,9 +207,7 @@ class ZerothTuner:
 
     def step(self) -> float:
         result = self.optimizer.step(self.stream())
-        if self.optimizer.due():
-            self.optimizer.project(self.stream)
-            self.rounds += 1
+        self.rounds += self.optimizer.project(self.stream) is not None
         return result.loss
 
     def facts(self) -> dict[str, Any]:

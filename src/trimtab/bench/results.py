@@ -11,6 +11,7 @@ import json
 import math
 import os
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,14 +48,11 @@ class Results:
     def open(cls, path: Path, header: dict[str, Any]) -> Results:
         """Start in a folder, or go on in it. What another model made there is never mixed with this one's."""
         kept = path / "run.json"
-        if path.exists() and not path.is_dir():
-            raise RequestError.of(f"--out {path}: a file", "results are a folder", "name another folder")
-        if path.is_dir() and any(path.iterdir()) and not kept.is_file():
-            raise RequestError.of(
-                f"--out {path}: a folder with other things in it",
-                "results go into a folder of their own (or one that holds earlier results of the same model)",
-                "name another folder",
+        if not kept.is_file():
+            own = (
+                "results go into a folder of their own (or one that holds earlier results of the same model)"
             )
+            check_folder(path, "other things in it", own)
         results = cls(path, header)
         make_folder(path / "cells")
         if kept.is_file():
@@ -368,6 +366,23 @@ def _defined(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_defined(v) for v in value]
     return value
+
+
+def show(content: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Print the results: as JSON, or as their tables."""
+    if as_json:
+        json.dump(content, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+        print()
+    else:
+        print("\n" + text)
+
+
+def check_folder(path: Path, found: str, why: str) -> None:
+    """A place for results is new, or an empty folder."""
+    if path.exists() and not path.is_dir():
+        raise RequestError.of(f"--out {path}: a file", "results are a folder", "name another folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise RequestError.of(f"--out {path}: a folder with {found}", why, "name another folder")
 
 
 def make_folder(path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from trimtab.bench.cells import INFERENCE
 from trimtab.bench.glue import check_data, run_glue
 from trimtab.bench.glue_cell import GlueRequest
-from trimtab.bench.memory import failed, heading
 from trimtab.bench.methods import DEFAULT_INTERVAL
 from trimtab.bench.results import table
 from trimtab.bench.stand import Bar, Plots, Stand, StandRequest, open_stand, run_stand
@@ -125,11 +124,7 @@ def figures(cell: dict[str, Any], interval: int) -> dict[str, float]:
     }
 
 
-def render(stand: Stand) -> tuple[str, dict[str, str]]:
-    return markdown(stand), plots(stand)
-
-
-def markdown(stand: Stand) -> str:
+def render(stand: Stand) -> tuple[str, Plots]:
     interval = stand.header["interval"]
 
     def shown(cell: dict[str, Any]) -> list[str]:
@@ -145,25 +140,33 @@ def markdown(stand: Stand) -> str:
             size(cell["peak_bytes"]),
         ]
 
-    notes = [
+    def bar(cell: dict[str, Any]) -> Bar:
+        return cell["method"], figures(cell, interval)["ratio"]
+
+    below = [
+        "Medians. The floor is the step's forwards alone: the same batch, the weights as they are, run in the same "
+        f"way. With rounds: DiZO's projection, shared out over the {interval} steps between two rounds.",
+    ]
+    below += [
         f"{cell['subject']}, {cell['method']}: {cell['idle_steps']} of {len(cell['step_seconds'])} timed steps "
         "found a slope of exactly 0 and wrote nothing."
         for cell in stand.cells
         if cell.get("idle_steps")
     ]
-    columns = ["model", "batch", "method", "step ms", "range", "forwards", "floor ms", "step / floor"]
-    lines = ["# Step time by method", "", *heading(stand)]
-    lines += table([*columns, "with rounds ms", "forwards/s", "peak"], stand.rows(shown, 8))
-    lines += [
-        "",
-        "Medians. The floor is the step's forwards alone: the same batch, the weights as they are, run in the same "
-        f"way. With rounds: DiZO's projection, shared out over the {interval} steps between two rounds.",
-        *notes,
-        "",
-    ]
     if "to_target" in stand.more:
-        lines += _target_lines(stand)
-    return "\n".join([*lines, *failed(stand)])
+        below += _target_lines(stand)
+    columns = [
+        "step ms",
+        "range",
+        "forwards",
+        "floor ms",
+        "step / floor",
+        "with rounds ms",
+        "forwards/s",
+        "peak",
+    ]
+    text = stand.page("Step time by method", columns, shown, below)
+    return text, stand.bars("speed", "Step by its bare forwards", "×", bar, without=INFERENCE)
 
 
 def _target_lines(stand: Stand) -> list[str]:
@@ -178,21 +181,17 @@ def _target_lines(stand: Stand) -> list[str]:
         spent = [f"{run['forwards']:,}", f"{run['backwards']:,}", f"{run['seconds']:,.1f}"]
         rows.append([*start, *spent, best])
     columns = ["task", "method", "seed", "target", "forwards", "backwards", "seconds", "best"]
-    lines = [f"## To {100 * stand.header['target']:g} %", "", *table(columns, rows), ""]
-    lines += [
+    return [
+        "",
+        f"## To {100 * stand.header['target']:g} %",
+        "",
+        *table(columns, rows),
+        "",
         "Where the target was not reached, the figures are those of the whole run. Seconds are those of tuning, "
         "evaluations not counted. The curve is evaluated now and then, so the target may "
         "have been passed up to one interval of evaluation earlier; the curves are in runs/score.svg.",
-        "",
+        *(["", "Failed:", "", *reasons] if reasons else []),
     ]
-    return [*lines, *(["Failed:", "", *reasons, ""] if reasons else [])]
-
-
-def plots(stand: Stand) -> Plots:
-    def bar(cell: dict[str, Any]) -> Bar:
-        return cell["method"], figures(cell, stand.header["interval"])["ratio"]
-
-    return stand.bars("speed", "Step by its bare forwards", "×", bar, without=INFERENCE)
 
 
 def _ms(seconds: float) -> str:

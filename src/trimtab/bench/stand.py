@@ -6,13 +6,12 @@ an error before anything is run. It measures nothing itself.
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from trimtab import __version__
 from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE, Cell, Ways, measure, run_cell
 from trimtab.bench.methods import METHODS, method
-from trimtab.bench.results import make_folder, reason_of
+from trimtab.bench.results import check_folder, make_folder, notes, reason_of, show, table
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError
@@ -78,30 +77,41 @@ class Stand:
 
     @property
     def failures(self) -> list[dict[str, Any]]:
-        return [cell for cell in self.cells if cell["status"] != "finished"]
+        return [cell for cell in self.cells if not finished(cell)]
 
     def as_dict(self) -> dict[str, Any]:
         return {"run": self.header, "cells": self.cells, **self.more}
 
-    def find(self, subject: str, batch: int, length: int, name: str) -> dict[str, Any] | None:
-        """The finished cell, or None."""
-        for cell in self.cells:
-            which = (cell["subject"], cell["batch"], cell["length"], cell["method"])
-            if which == (subject, batch, length, name) and cell["status"] == "finished":
-                return cell
-        return None
-
-    def rows(self, figures: Callable[[dict[str, Any]], list[str]], count: int) -> list[list[str]]:
-        """Every cell as a row of a table: what it is, and `count` figures, or that it failed."""
-        return [
+    def page(
+        self,
+        title: str,
+        columns: Sequence[str],
+        figures: Callable[[dict[str, Any]], list[str]],
+        below: Sequence[str],
+    ) -> str:
+        """Markdown: what was measured where, every cell as a row with its figures or that it failed, and why."""
+        h = self.header
+        quoted = [f"> {note}" for note in notes(h)]
+        about = (
+            f"{h['date']}, {h['machine']}, device {h['device']}, torch {h['torch']}, Trimtab {h['trimtab']}."
+        )
+        lines = [f"# {title}", "", *quoted, *([""] if quoted else []), about, "", f"`{h['command']}`", ""]
+        lines += table(
+            ["model", "batch", "method", *columns],
             [
-                cell["subject"],
-                f"{cell['batch']} × {cell['length']}",
-                cell["method"],
-                *(figures(cell) if cell["status"] == "finished" else ["failed", *["–"] * (count - 1)]),
-            ]
-            for cell in self.cells
-        ]
+                [
+                    cell["subject"],
+                    f"{cell['batch']} × {cell['length']}",
+                    cell["method"],
+                    *(figures(cell) if finished(cell) else ["failed", *["–"] * (len(columns) - 1)]),
+                ]
+                for cell in self.cells
+            ],
+        )
+        lines += ["", *below, ""]
+        if self.failures:
+            lines += ["## Failed", "", *(f"- {where(cell)}: {cell['reason']}" for cell in self.failures), ""]
+        return "\n".join(lines)
 
     def bars(
         self, name: str, title: str, unit: str, bar: Callable[[dict[str, Any]], Bar], without: str = ""
@@ -111,7 +121,7 @@ class Stand:
         wanted = list(dict.fromkeys((c["subject"], c["batch"], c["length"]) for c in self.cells))
         for number, (subject, batch, length) in enumerate(wanted, 1):
             drawn = [
-                bar(cell) if cell["status"] == "finished" else (cell["method"], math.nan)
+                bar(cell) if finished(cell) else (cell["method"], math.nan)
                 for cell in self.cells
                 if (cell["subject"], cell["batch"], cell["length"]) == (subject, batch, length)
                 and cell["method"] != without
@@ -136,14 +146,7 @@ class Stand:
 
 def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[str], None]) -> Stand:
     """Check the request against the machine, and start a folder for its results."""
-    if out.exists() and not out.is_dir():
-        raise RequestError.of(f"--out {out}: a file", "results are a folder", "name another folder")
-    if out.is_dir() and any(out.iterdir()):
-        raise RequestError.of(
-            f"--out {out}: a folder with things in it",
-            "results go into a folder of their own",
-            "name another folder",
-        )
+    check_folder(out, "things in it", "results go into a folder of their own")
     hardware = probe()
     placed = resolve(
         PlacementRequest(device=request.device, precision=request.precision, processes=1), hardware
@@ -173,57 +176,59 @@ def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[
 
 def run_stand(stand: Stand, request: StandRequest, progress: Quiet) -> bool:
     """All cells, one after the other; False when it was interrupted."""
-    subjects_ = [Subject(**s) for s in stand.header["subjects"]]
     ways = {field.name: getattr(request, field.name) for field in fields(Ways)}
     asked = [
         (
-            subject,
-            Cell(model=subject.name, random=subject.random, method=name, batch=batch, length=length, **ways),
+            subject["shown"],
+            Cell(
+                model=subject["name"],
+                random=subject["random"],
+                method=name,
+                batch=batch,
+                length=length,
+                **ways,
+            ),
         )
-        for subject in subjects_
+        for subject in stand.header["subjects"]
         for batch in request.batch_sizes
         for length in request.lengths
         for name in stand.header["methods"]
     ]
     try:
-        for number, (subject, cell) in enumerate(asked, 1):
-            progress.note(f"{where(subject.shown, cell)} (cell {number} of {len(asked)})")
-            _one(stand, subject, cell, request.isolated, progress)
+        for number, (shown, cell) in enumerate(asked, 1):
+            kept: dict[str, Any] = {"subject": shown, **asdict(cell)}
+            progress.note(f"{where(kept)} (cell {number} of {len(asked)})")
+            started = time.perf_counter()
+            try:
+                found = run_cell(cell) if request.isolated else measure(cell)
+            except Exception as error:
+                # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
+                kept |= {"status": "failed", "reason": reason_of(error)}
+                progress.say(f"{where(kept)}: FAILED: {kept['reason']}")
+            else:
+                kept |= {"status": "finished", **found}
+            kept["seconds"] = round(time.perf_counter() - started, 3)
+            stand.cells.append(kept)
+            stand.save()
     except KeyboardInterrupt:
         stand.save()
         return False
     return True
 
 
-def where(shown: str, cell: Cell) -> str:
-    return f"{shown}, {cell.batch} × {cell.length}, {cell.method}"
+def finished(cell: Mapping[str, Any]) -> bool:
+    return bool(cell["status"] == "finished")
 
 
-def _one(stand: Stand, subject: Subject, cell: Cell, isolated: bool, progress: Quiet) -> None:
-    kept: dict[str, Any] = {"subject": subject.shown, **asdict(cell)}
-    started = time.perf_counter()
-    try:
-        found = run_cell(cell) if isolated else measure(cell)
-    except Exception as error:
-        # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
-        kept |= {"status": "failed", "reason": reason_of(error)}
-        progress.say(f"{where(subject.shown, cell)}: FAILED: {kept['reason']}")
-    else:
-        kept |= {"status": "finished", **found}
-    kept["seconds"] = round(time.perf_counter() - started, 3)
-    stand.cells.append(kept)
-    stand.save()
+def where(cell: Mapping[str, Any]) -> str:
+    return f"{cell['subject']}, {cell['batch']} × {cell['length']}, {cell['method']}"
 
 
 def finish(stand: Stand, whole: bool, say: Callable[[str], None], *, as_json: bool) -> bool:
     """Print the results and say where they are; whether all is there."""
     stand.header["whole"] = whole
     files = stand.save()
-    if as_json:
-        json.dump(stand.as_dict(), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-        print()
-    else:
-        print("\n" + stand.render(stand)[0])
+    show(stand.as_dict(), stand.render(stand)[0], as_json=as_json)
     say(f"kept in {stand.path}: {', '.join(files)}")
     if not whole:
         say("interrupted; what was measured is kept")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from trimtab.bench.glue import Outcome
     from trimtab.bench.glue_cell import GlueRequest
     from trimtab.bench.stand import StandRequest
     from trimtab.monitor.progress import Quiet
@@ -92,11 +89,6 @@ Asked = dict[str, Any]
 bench = typer.Typer(name="bench", help="Measure methods, memory and speed.", no_args_is_help=True)
 
 
-@bench.callback()
-def _bench() -> None:
-    """Measure methods, memory and speed."""
-
-
 @bench.command()
 def glue(
     device: Device = "auto",
@@ -122,29 +114,17 @@ def glue(
 ) -> None:
     """Tune and evaluate a model on GLUE+ tasks, by every method asked for."""
     asked: Asked = locals()
-    import sys
-
     from trimtab.bench.glue import run_glue
+    from trimtab.bench.results import show
 
-    request = replace(
-        _tuned(asked, datasets, steps),
-        methods=_listed(methods),
-        model=model,
-        scale=scale,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
-        max_length=max_length,
-    )
+    more = ("model", "scale", "device", "precision", "batch_size", "max_length")
+    request = _tuned(asked, datasets, steps, methods=_listed(methods), **{name: asked[name] for name in more})
     _quiet_libraries()
     folder, progress = _begin("glue", out)
     outcome = run_glue(request, folder, progress.say, progress)
-    if as_json:
-        json.dump(outcome.results.as_dict(), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-        print()
-    else:
-        print("\n" + outcome.results.markdown())
-    progress.say(f"kept in {folder}: results.md, results.json, cells/{_plots(outcome)}")
+    results = outcome.results
+    show(results.as_dict(), results.markdown(), as_json=as_json)
+    progress.say(f"kept in {folder}: {', '.join(['results.md, results.json, cells/', *results.plots()])}")
     if outcome.interrupted:
         progress.say(f"interrupted; what is done is kept. Go on with the same command and --out {folder}")
     if outcome.failed:
@@ -208,14 +188,8 @@ def speed(
     from trimtab.bench.speed import run_speed
     from trimtab.bench.stand import finish
 
-    request = replace(
-        _measured(asked),
-        warm_up=warm_up,
-        steps=steps,
-        iterations=10,
-        compile=compile_layers,
-    )
-    runs = replace(_tuned(asked, task, tuning_steps), batch_size=request.batch_sizes[0])
+    request = _measured(asked, warm_up=warm_up, steps=steps, iterations=10, compile=compile_layers)
+    runs = _tuned(asked, task, tuning_steps, batch_size=request.batch_sizes[0])
     _quiet_libraries()
     folder, progress = _begin("speed", out)
     found = run_speed(request, folder, progress, interval=interval, target=target, runs=runs)
@@ -223,23 +197,24 @@ def speed(
         raise typer.Exit(1)
 
 
-def _measured(asked: Asked) -> StandRequest:
+def _measured(asked: Asked, **more: Any) -> StandRequest:
     """What the test stand is asked for."""
     from trimtab.bench.stand import StandRequest
 
     return StandRequest(
         methods=_listed(asked["methods"]),
-        batch_sizes=_counts("--batch-size", asked["batch_size"]),
-        lengths=_counts("--length", asked["length"]),
+        batch_sizes=_numbers("--batch-size", asked["batch_size"]),
+        lengths=_numbers("--length", asked["length"]),
         device=asked["device"],
         precision=asked["precision"],
         model=_listed(asked["model"] or ""),
         scale=_listed(asked["scale"] or ""),
         shapes=_listed(asked["shapes"] or ""),
+        **more,
     )
 
 
-def _tuned(asked: Asked, tasks: str, steps: int | None) -> GlueRequest:
+def _tuned(asked: Asked, tasks: str, steps: int | None, **more: Any) -> GlueRequest:
     """How models are tuned on tasks."""
     from trimtab.bench.glue_cell import GlueRequest
     from trimtab.errors import RequestError
@@ -249,14 +224,21 @@ def _tuned(asked: Asked, tasks: str, steps: int | None) -> GlueRequest:
         raise RequestError.of(
             "--epochs 0", "nothing would be tuned", "give more; --methods zero-shot alone needs no --epochs"
         )
-    _check_numbers(epochs, lr, eps)
+    for name, value in (("epochs", epochs), ("lr", lr), ("eps", eps)):
+        if value is not None and not math.isfinite(value):
+            raise RequestError.of(f"--{name} {value}", "it is no finite number", "give one, as 1e-3")
+    if eps is not None and eps <= 0:
+        raise RequestError.of(
+            f"--eps {eps}", "losses are compared at a distance from the weights", "give more than 0"
+        )
     same = ("data", "train_rows", "eval_rows", "epochs", "eps", "interval", "eval_every")
     return GlueRequest(
         tasks=_listed(tasks),
-        seeds=_seeds(asked["seeds"]),
+        seeds=_numbers("--seeds", asked["seeds"], seeds=True),
         steps=steps,
         learning_rate=lr,
         **{name: asked[name] for name in same},
+        **more,
     )
 
 
@@ -270,48 +252,22 @@ def _begin(kind: str, out: Path | None) -> tuple[Path, Quiet]:
     return folder, progress
 
 
-def _check_numbers(epochs: float, lr: float | None, eps: float | None) -> None:
-    from trimtab.errors import RequestError
-
-    for name, value in (("epochs", epochs), ("lr", lr), ("eps", eps)):
-        if value is not None and not math.isfinite(value):
-            raise RequestError.of(f"--{name} {value}", "it is no finite number", "give one, as 1e-3")
-    if eps is not None and eps <= 0:
-        raise RequestError.of(
-            f"--eps {eps}", "losses are compared at a distance from the weights", "give more than 0"
-        )
-
-
-def _counts(option: str, text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str, *, seeds: bool = False) -> tuple[int, ...]:
     from trimtab.errors import RequestError
 
     parts = _listed(text)
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise RequestError.of(
-            f"{option} {text}", "it takes whole numbers above 0, separated by commas", f"write {option} 8,16"
-        )
+    if not parts or not all(
+        part.isdecimal() and (int(part) < 2**64 if seeds else int(part) > 0) for part in parts
+    ):
+        why, example = "it takes whole numbers above 0, separated by commas", "8,16"
+        if seeds:
+            why, example = "seeds are whole numbers of 64 bits, separated by commas", "0,1,2"
+        raise RequestError.of(f"{option} {text}", why, f"write {option} {example}")
     return tuple(dict.fromkeys(map(int, parts)))
 
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    from trimtab.errors import RequestError
-
-    parts = _listed(text)
-    if not parts or not all(part.isdecimal() and int(part) < 2**64 for part in parts):
-        raise RequestError.of(
-            f"--seeds {text}",
-            "seeds are whole numbers of 64 bits, separated by commas",
-            "write --seeds 0,1,2",
-        )
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
-def _plots(outcome: Outcome) -> str:
-    return "".join(f", {name}" for name in outcome.results.plots())
 
 
 def _quiet_libraries() -> None:
