@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,7 +136,7 @@ def _read_csv(text: str, shown: str, delimiter: str | None) -> list[Row]:
     try:
         lines = io.StringIO(text, newline="")
         quoting: Any = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
-        return _csv_rows(csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True), shown)
+        return list(_csv_rows(csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True), shown))
     finally:
         csv.field_size_limit(before)
 
@@ -149,8 +150,7 @@ def _plain_quotes(text: str) -> bool:
     return any(not _QUOTED.fullmatch(field) for field in opened) and len(widths) == 1 and widths != {1}
 
 
-def _csv_rows(reader: Any, shown: str) -> list[Row]:
-    rows: list[Row] = []
+def _csv_rows(reader: Any, shown: str) -> Iterator[Row]:
     columns: list[str] = []
     while True:
         line = reader.line_num + 1
@@ -163,7 +163,7 @@ def _csv_rows(reader: Any, shown: str) -> list[Row]:
                 "repair the line; a quote inside a quoted field is written twice",
             ) from None
         if fields is None:
-            return rows
+            return
         if not fields:
             continue
         if not columns:
@@ -182,7 +182,7 @@ def _csv_rows(reader: Any, shown: str) -> list[Row]:
                 "put double quotes around fields that hold the delimiter",
             )
         padded = fields + [None] * (len(columns) - len(fields))
-        rows.append(Row(dict(zip(columns, padded, strict=True)), shown, line, "line"))
+        yield Row(dict(zip(columns, padded, strict=True)), shown, line, "line")
 
 
 def _read_parquet(path: Path, shown: str) -> list[Row]:

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trimtab.cache import cache_root
 from trimtab.config.problems import has_key, has_login
 from trimtab.errors import RequestError
 from trimtab.files import whole_file
@@ -68,12 +69,7 @@ class _Place:
 
 
 def fetch(
-    address: str,
-    *,
-    endpoint_url: str | None,
-    cache: Path,
-    choose: Callable[[list[str]], list[str]],
-    setting: str = "data.source",
+    address: str, endpoint_url: str | None, choose: Callable[[list[str]], list[str]], setting: str
 ) -> list[RemoteFile]:
     """Download `s3://bucket/key`, or what `choose` picks of the keys under `s3://bucket/prefix`.
 
@@ -90,7 +86,7 @@ def fetch(
     entries = _list(fs, path, place)
     if list(entries) != [path]:
         entries = {name: entries[name] for name in choose(list(entries))}
-    return [_download(fs, name, info, cache, place) for name, info in entries.items()]
+    return [_download(fs, name, info, place) for name, info in entries.items()]
 
 
 def _refuse_embedded_credentials(address: str, endpoint: str | None, setting: str) -> None:
@@ -184,13 +180,13 @@ def _keys(fs: Any, bucket: str, prefix: str = "", *, place: _Place, most: int) -
     return [item["Key"] for item in page.get("Contents", [])]
 
 
-def _download(fs: Any, name: str, info: dict[str, Any], cache: Path, place: _Place) -> RemoteFile:
+def _download(fs: Any, name: str, info: dict[str, Any], place: _Place) -> RemoteFile:
     """Bring one object into the cache; written beside its place and renamed, so it is whole or not there."""
     address = f"s3://{name}"
     # A store without etags still changes the time or the size when it changes the bytes.
     version = str(info.get("ETag") or f"{info.get('LastModified')}-{info.get('size')}")
     key = hashlib.sha256(f"{place.endpoint or ''}\n{name}\n{version}".encode()).hexdigest()[:32]
-    path = cache / key / re.sub(r"[^\w.-]", "_", name.rpartition("/")[2])
+    path = cache_root() / "data" / "s3" / key / re.sub(r"[^\w.-]", "_", name.rpartition("/")[2])
     if path.is_file():
         return RemoteFile(address, path, from_cache=True)
     with whole_file(path) as scratch:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from trimtab.cache import cache_root
 from trimtab.config.schema import DataSettings
 from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
@@ -92,13 +91,11 @@ def _load_local(path: Path, settings: DataSettings, setting: str) -> Loaded:
 
 def _load_s3(source: str, settings: DataSettings, setting: str) -> Loaded:
     notes: list[str] = []
-    files = s3.fetch(
-        source,
-        endpoint_url=settings.endpoint_url,
-        cache=cache_root() / "data" / "s3",
-        choose=lambda names: _choose(names, settings.split, f"{setting}={source}", notes),
-        setting=setting,
-    )
+
+    def choose(names: list[str]) -> list[str]:
+        return _choose(names, settings.split, f"{setting}={source}", notes)
+
+    files = s3.fetch(source, settings.endpoint_url, choose, setting)
     rows = [row for file in files for row in read_file(file.path, file.address)]
     kept = sum(file.from_cache for file in files)
     cache = "from the cache (etag unchanged)" if kept else "downloaded"

@@ -73,8 +73,7 @@ class ChatTemplate:
     def fit(self, example: Example, tally: Tally) -> tuple[list[Message], list[dict[str, Any]]]:
         """The messages and tools of an example in the words that this template has."""
         for message in example.messages:
-            found = self._control.search(message["content"])
-            if found:
+            if found := self._control.search(message["content"]):
                 raise BadRow(
                     f"a text holds the control token {found[0]}, which the chat template writes itself"
                 )

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from trimtab.data.template import PROBE_TOOL
 from trimtab.errors import RequestError
 from trimtab.export import gotemplate
@@ -21,6 +23,7 @@ from trimtab.export.gguf_vocab import adds_bos
 
 Message = dict[str, str]
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
+_REFUSALS = (TemplateError, TypeError, KeyError)
 OPENINGS = ([USER], [SYSTEM, USER])
 
 
@@ -105,21 +108,17 @@ class _Jinja:
 
     def knows_tools(self) -> bool:
         """Whether the template writes descriptions of tools that it is given."""
-        import jinja2
-
         try:
             text = self.tokenizer.apply_chat_template(conversation(USER), tools=[PROBE_TOOL], tokenize=False)
-        except (jinja2.TemplateError, TypeError, KeyError):
+        except _REFUSALS:
             return True  # it does something with them, if only refuse them
         return "probe_tool" in text
 
     def refusal(self, messages: Sequence[Message]) -> str | None:
         """Why the template does not take such a conversation (templates refuse roles by raising); None if it does."""
-        import jinja2
-
         try:
             self(messages, ask=False)
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except _REFUSALS as error:
             return str(error) or type(error).__name__
         return None
 

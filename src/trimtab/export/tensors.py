@@ -5,6 +5,7 @@ It never decides names or metadata: `gguf_model.py` and `gguf_adapter.py` do.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,20 +111,18 @@ def write_gguf(
     from rich.console import Console
     from rich.progress import track
 
-    kinds = [stored_format(entry.shape, dtype) for entry in entries]
-    for entry, kind in zip(entries, kinds, strict=True):
+    planned = [(entry, stored_format(entry.shape, dtype)) for entry in entries]
+    for entry, kind in planned:
         block, size = gguf.GGML_QUANT_SIZES[kind]
-        count = int(np.prod(entry.shape))
-        writer.add_tensor_info(
-            entry.name, entry.shape, np.dtype(np.float32), count // block * size, raw_dtype=kind
-        )
+        count = math.prod(entry.shape) // block * size
+        writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), count, raw_dtype=kind)
     with whole_file(target) as scratch:
         try:
             writer.write_header_to_file(path=scratch)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             for entry, kind in track(
-                list(zip(entries, kinds, strict=True)),
+                planned,
                 description=f"writing {target.name}",
                 console=Console(stderr=True),
                 transient=True,
@@ -135,4 +134,4 @@ def write_gguf(
         finally:
             writer.close()
     fell_back = gguf.GGMLQuantizationType.F16 if dtype == "q8_0" else None
-    return [entry.name for entry, kind in zip(entries, kinds, strict=True) if kind == fell_back]
+    return [entry.name for entry, kind in planned if kind == fell_back]

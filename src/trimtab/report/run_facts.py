@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -104,10 +104,9 @@ class RunFacts:
     @property
     def status(self) -> Status:
         """As the run itself has written it; without a summary only a failure is certain."""
-        known: tuple[Status, ...] = ("finished", "interrupted", "failed")
-        for said in known:
-            if self.summary.get("status") == said and not self.resumed_since:
-                return said
+        said: Status | None = self.summary.get("status")
+        if said in ("finished", "interrupted", "failed") and not self.resumed_since:
+            return said
         return "failed" if self.of_phase("nonfinite") else "unfinished"
 
     @property
@@ -173,16 +172,14 @@ class RunFacts:
             message = str(error.get("message") or "")
             yield Event(kind, f"{rank}{self._error_line}", self._reached or 0, message)
         for name, stacks in self.stacks.items():
-            yield Event(
-                "fault", f"{name}: nothing finished for so long that every stack was kept", None, stacks
-            )
+            told = f"{name}: nothing finished for so long that every stack was kept"
+            yield Event("fault", told, None, stacks)
         for name, steps in self._not_finite().items():
             told = f"{name} was not finite in {count_of(len(steps), 'row')}, first here"
             yield Event("warning", told, steps[0])
         if self.summary.get("skipped_steps"):
-            yield Event(
-                "warning", f"{count_of(self.summary['skipped_steps'], 'step')} skipped: no finite loss"
-            )
+            skipped = count_of(self.summary["skipped_steps"], "step")
+            yield Event("warning", f"{skipped} skipped: no finite loss")
         if self.cut_short:
             yield Event(
                 "warning", "the last line of metrics.jsonl is cut short, as by a kill; it is left out"
@@ -208,27 +205,26 @@ class RunFacts:
 def read_run(path: Path) -> RunFacts:
     """Everything in the folder that a page tells of."""
     run = RunFacts(path)
+    miss = run.missing.append
     config = path / "config.yaml"
     if config.is_file():
         raw = config.read_bytes().decode("utf-8", errors="replace")
         if "\N{REPLACEMENT CHARACTER}" in raw:
-            run.missing.append(
-                "config.yaml is not all UTF-8; what cannot be read shows as \N{REPLACEMENT CHARACTER}"
-            )
+            miss("config.yaml is not all UTF-8; what cannot be read shows as \N{REPLACEMENT CHARACTER}")
         run.config_text = _without_named_secrets(without_secrets(raw))
         try:
             tree = yaml.safe_load(run.config_text)
         except yaml.YAMLError:
-            run.missing.append("config.yaml is not valid YAML; it is shown as it is")
+            miss("config.yaml is not valid YAML; it is shown as it is")
         else:
             run.config = tree if isinstance(tree, dict) else {}
     else:
-        run.missing.append("config.yaml is missing: the settings are not known")
-    run.plan = _read(path / "plan.json", run.missing, "where things were placed, and why, is not known")
-    run.data = _read(path / "data.json", run.missing, "what was read and dropped is not known")
-    run.summary = _read(path / "summary.json", run.missing, "the run has not written its outcome")
+        miss("config.yaml is missing: the settings are not known")
+    run.plan = _read(path / "plan.json", miss, "where things were placed, and why, is not known")
+    run.data = _read(path / "data.json", miss, "what was read and dropped is not known")
+    run.summary = _read(path / "summary.json", miss, "the run has not written its outcome")
     if (path / "baseline.json").is_file():
-        run.baseline = _read(path / "baseline.json", run.missing, "")
+        run.baseline = _read(path / "baseline.json", miss, "")
     metrics = path / "metrics.jsonl"
     if metrics.is_file():
         run.rows = [r if r["phase"] in ("train", "eval") else hidden(r) for r in read_metrics(metrics)]
@@ -236,11 +232,11 @@ def read_run(path: Path) -> RunFacts:
         run.cut_short = bool(lines) and not lines[-1].endswith(b"\n")
         gone = len(lines) - run.cut_short - len(run.rows)
         if gone:
-            run.missing.append(
+            miss(
                 f"{count_of(gone, 'line')} of metrics.jsonl cannot be read: what was logged there is left out"
             )
     else:
-        run.missing.append("metrics.jsonl is missing: there are no curves")
+        miss("metrics.jsonl is missing: there are no curves")
     for file in sorted(path.glob("stacks*.txt")):
         run.stacks[file.name] = file.read_text(encoding="utf-8", errors="replace")[-_STACKS_SHOWN:]
     return run
@@ -279,15 +275,15 @@ def _without_named_secrets(text: str) -> str:
     return "\n".join(_SETTING.sub(shown, line) for line in text.splitlines()) + "\n"
 
 
-def _read(file: Path, missing: list[str], without: str) -> dict[str, Any]:
+def _read(file: Path, miss: Callable[[str], None], without: str) -> dict[str, Any]:
     if not file.is_file():
-        missing.append(f"{file.name} is missing: {without}")
+        miss(f"{file.name} is missing: {without}")
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_AS_TEXT.__getitem__)
         if not isinstance(content, dict):
             raise ValueError("no JSON object")
     except ValueError as error:
-        missing.append(f"{file.name} cannot be read ({error})")
+        miss(f"{file.name} cannot be read ({error})")
         return {}
     return dict(hidden(content))

@@ -62,24 +62,18 @@ def _imported(name: str) -> Reward:
     visible = os.environ.get(VISIBLE)
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        itself = f"{module_name}.".startswith(f"{error.name}.")
-        file = f"{module_name.replace('.', '/')}.py"
-        missing = f"put {file} into the folder that you start from ({here}), or install its package"
-        raise RequestError.of(
-            f"grpo.reward={name}: the module could not be imported",
-            str(error),
-            missing if itself else f"install {error.name}, which {module_name} imports",
-        ) from error
     except (Exception, SystemExit) as error:  # an exit would end the program as if all were well
         last = traceback.extract_tb(error.__traceback__)[-1]
         # A SyntaxError has the place in its own text, and is raised by the machinery of imports.
         where = "" if last.filename.startswith("<frozen") else f" ({last.filename}, line {last.lineno})"
-        raise RequestError.of(
-            f"grpo.reward={name}: the module could not be imported",
-            f"{type(error).__name__}: {error}{where}",
-            "repair the module, or name another as module:function",
-        ) from error
+        why = f"{type(error).__name__}: {error}{where}"
+        change = "repair the module, or name another as module:function"
+        if isinstance(error, ModuleNotFoundError):
+            why, change = str(error), f"install {error.name}, which {module_name} imports"
+            if f"{module_name}.".startswith(f"{error.name}."):
+                file = f"{module_name.replace('.', '/')}.py"
+                change = f"put {file} into the folder that you start from ({here}), or install its package"
+        raise RequestError.of(f"grpo.reward={name}: the module could not be imported", why, change) from error
     if os.environ.get(VISIBLE) != visible:
         raise RequestError.of(
             f"grpo.reward={name}: importing {module_name} sets {VISIBLE}",

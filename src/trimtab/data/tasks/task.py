@@ -91,8 +91,7 @@ class Task:
             return row
         fields = self._fields(row)
         values, where = fields.values, fields.where
-        given = None if fields.complete else own_answer(values, where)
-        if given is not None:
+        if not fields.complete and (given := own_answer(values, where)) is not None:
             return Question(given[0], [given[1]], 0, where)
         prompt = None if fields.complete else own_prompt(values, where, "prompt")
         options = None if prompt is None else own_options(values, where, *CANDIDATES)
