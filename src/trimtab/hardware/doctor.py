@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,27 +44,9 @@ from trimtab.hardware.packages import (
 )
 from trimtab.hardware.probe import Cpu, Hardware, probe, probe_cpu
 
-_SHOWN = (
-    "ACCELERATE_",
-    "AWS_",
-    "CUDA_",
-    "GLOO_",
-    "HF_",
-    "HIP_",
-    "MKL_NUM",
-    "NCCL_",
-    "OMP_",
-    "OMPI_COMM_WORLD_",
-    "PMI_",
-    "PYTORCH_",
-    "SLURM_LOCALID",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_STEP_ID",
-    "SLURM_STEP_NUM",
-    "TORCH",
-    "TRANSFORMERS_",
-    "TRIMTAB_",
+_SHOWN = re.compile(
+    r"(ACCELERATE|AWS|CUDA|GLOO|HF|HIP|NCCL|OMP|OMPI_COMM_WORLD|PMI|PYTORCH|TRANSFORMERS|TRIMTAB)_"
+    r"|MKL_NUM|SLURM_(LOCALID|NTASKS|PROCID|STEP_ID|STEP_NUM)|TORCH"
 )
 # Internal host names say nothing about a fault, and something about their owner.
 _HOSTS = frozenset({"MASTER_ADDR"})
@@ -141,29 +124,30 @@ class Report:
 def examine(env: Mapping[str, str] | None = None) -> Report:
     """Look at everything."""
     env = os.environ if env is None else env
-    packages, findings = _packages()
+    packages, package_findings = _packages()
     launcher, launcher_finding = _launcher(env)
     hardware, torch_error, torch_warnings = _hardware(launcher)
     driver = find_driver()
     cache = cache_root()
-    torch_finding = _torch(hardware, torch_error)
-    findings = [f for f in findings if f.topic != "torch" or f.level == "bite"]
-    findings.insert(0, Finding("ok", "trimtab", __version__))
-    findings += [torch_finding] if torch_finding else []
-    findings += [
+    findings = (
+        Finding("ok", "trimtab", __version__),
+        *(f for f in package_findings if f.topic != "torch" or f.level == "bite"),
+        *_torch(hardware, torch_error),
         check_cpu(hardware.cpu),
         *check_gpus(env, hardware, driver, torch_warnings),
         launcher_finding,
-    ]
-    findings += [check_disk(cache), find_ollama(), find_builtin_model()]
-    findings += check_environment(env, hardware, driver, _network_interfaces())
+        check_disk(cache),
+        find_ollama(),
+        find_builtin_model(),
+        *check_environment(env, hardware, driver, _network_interfaces()),
+    )
     return Report(
         packages=tuple(packages),
         hardware=hardware,
         driver=driver,
         torch_error=torch_error,
         cache=cache,
-        findings=tuple(findings),
+        findings=findings,
         environment=_shown_environment(env),
     )
 
@@ -236,15 +220,13 @@ def _cpu_or_unknown() -> Cpu:
         )
 
 
-def _torch(hardware: Hardware, error: str) -> Finding | None:
+def _torch(hardware: Hardware, error: str) -> Iterator[Finding]:
     version = installed_version("torch")
-    if error:
-        if version is None:
-            # Its absence is already a finding among the packages.
-            return None
-        return Finding("bite", "torch", f"{version} {error}", "reinstall torch, in a build for this machine")
-    build = f"built for CUDA {hardware.cuda_build}" if hardware.cuda_build else "built without CUDA"
-    return Finding("ok", "torch", f"{hardware.torch_version}, {build}")
+    if not error:
+        build = f"built for CUDA {hardware.cuda_build}" if hardware.cuda_build else "built without CUDA"
+        yield Finding("ok", "torch", f"{hardware.torch_version}, {build}")
+    elif version is not None:  # its absence is already a finding among the packages
+        yield Finding("bite", "torch", f"{version} {error}", "reinstall torch, in a build for this machine")
 
 
 def _network_interfaces() -> list[str]:
@@ -256,7 +238,7 @@ def _network_interfaces() -> list[str]:
 
 
 def _shown_environment(env: Mapping[str, str]) -> dict[str, str]:
-    names = sorted(name for name in env if name in RANK_VARIABLES or name.startswith(_SHOWN))
+    names = sorted(name for name in env if name in RANK_VARIABLES or _SHOWN.match(name))
     return {name: HIDDEN if name in _HOSTS else shown_value(name, env[name]) for name in names}
 
 

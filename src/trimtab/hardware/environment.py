@@ -89,22 +89,15 @@ def _switched_on(
             yield Finding(level, name, f"{_value(env, name)}: {effect}", change.format(name))
 
 
-def _hides_gpus(env: Mapping[str, str]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES leaves nothing to see: empty, or its first entry is no device."""
-    value = env.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return False
-    first = value.split(",")[0].strip()
-    return not first or first.startswith("-") or first.lower() in ("none", "nodevfiles")
-
-
 def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaDriver) -> Iterator[Finding]:
     name = "CUDA_VISIBLE_DEVICES"
     if name not in env or not hardware.torch_version:
         return
     value, seen = _value(env, name), len(hardware.gpus)
-    named = len([part for part in env[name].split(",") if part.strip()])
-    if _hides_gpus(env):
+    entries = [part.strip() for part in env[name].split(",")]
+    named = sum(map(bool, entries))
+    # It leaves nothing to see when it is empty, or its first entry is no device.
+    if not entries[0] or entries[0].startswith("-") or entries[0].lower() in ("none", "nodevfiles"):
         if hardware.cuda_build is not None and driver.present:
             yield Finding("bite", name, f"{value!r} hides every GPU of this machine", f"unset {name}")
         else:
@@ -131,27 +124,20 @@ def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaD
 def _threads(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
     cores = hardware.cpu.cores
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        value = env.get(name, "").strip()
-        if value != "1" or cores < MANY_CORES:
-            continue
-        alone = not hardware.accelerators and not hardware.launcher.multi_process
-        yield Finding(
-            "bite" if alone else "note",
-            name,
-            f"1: the CPU's work uses one of {cores} cores",
-            f"unset {name}, or set it to {cores}",
-        )
-
-
-def accelerate_file(env: Mapping[str, str]) -> Path:
-    """Where `accelerate launch` looks for its defaults."""
-    cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache")
-    home = Path(env.get("HF_HOME") or cache / "huggingface")
-    return home.expanduser() / "accelerate" / "default_config.yaml"
+        if env.get(name, "").strip() == "1" and cores >= MANY_CORES:
+            yield Finding(
+                "note" if hardware.accelerators or hardware.launcher.multi_process else "bite",
+                name,
+                f"1: the CPU's work uses one of {cores} cores",
+                f"unset {name}, or set it to {cores}",
+            )
 
 
 def _accelerate_file(env: Mapping[str, str]) -> Iterator[Finding]:
-    file = accelerate_file(env)
+    """Where `accelerate launch` looks for its defaults."""
+    cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache")
+    home = Path(env.get("HF_HOME") or cache / "huggingface")
+    file = home.expanduser() / "accelerate" / "default_config.yaml"
     if not file.is_file():
         return
     wanted = ("distributed_type", "num_processes", "mixed_precision", "use_cpu")

@@ -19,13 +19,10 @@ Numbers = tuple[int, int, int, int]
 
 # How each MPI says rank, size, local rank and local size: Open MPI, MVAPICH2, MPICH and Intel MPI.
 _MPI_VARIABLES = (
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    *(
+        tuple(f"{maker}_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        for maker in ("OMPI", "MV2")
     ),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
@@ -143,25 +140,21 @@ def _from_slurm(env: Mapping[str, str], world: int) -> Launcher:
         _number(env, "SLURM_LOCALID", 0),
         _tasks_on_node(env, tasks, node),
     )
-    host = env.get("MASTER_ADDR") or (first if nodes > 1 else "127.0.0.1")
-    return _completed("slurm", numbers, host, env.get("MASTER_PORT") or str(20000 + offset % 12000))
+    host = first if nodes > 1 else "127.0.0.1"
+    return _completed("slurm", env, numbers, host, 20000 + offset % 12000)
 
 
-def _from_mpi(env: Mapping[str, str], names: tuple[str, str, str, str]) -> Launcher:
+def _from_mpi(env: Mapping[str, str], names: tuple[str, ...]) -> Launcher:
     rank, world, local, local_world = (_number(env, name) for name in names)
     if world > local_world and not env.get("MASTER_ADDR"):
         raise _no_master("mpirun", world)
-    return _completed(
-        "mpi",
-        (rank, world, local, local_world),
-        env.get("MASTER_ADDR") or "127.0.0.1",
-        env.get("MASTER_PORT") or "29500",
-    )
+    return _completed("mpi", env, (rank, world, local, local_world), "127.0.0.1", 29500)
 
 
-def _completed(name: str, numbers: Numbers, host: str, port: str) -> Launcher:
-    """Of a launcher that sets none of torch's own variables."""
-    values = (*(str(number) for number in numbers), host, port)
+def _completed(name: str, env: Mapping[str, str], numbers: Numbers, host: str, port: int) -> Launcher:
+    """Of a launcher that sets none of torch's own variables; where to meet is the user's to say."""
+    meeting = env.get("MASTER_ADDR") or host, env.get("MASTER_PORT") or str(port)
+    values = (*map(str, numbers), *meeting)
     return _launcher(name, numbers, dict(zip(RANK_VARIABLES, values, strict=True)))
 
 

@@ -68,15 +68,16 @@ def known_packages(distribution: str = "trimtab") -> list[Package]:
     bounds = {requirement.name: str(requirement.specifier) for requirement in reversed(requirements)}
     required = {r.name: str(r.specifier) for r in requirements if _applies(r)}
     bounds |= required
-
-    def package(name: str, purpose: str = "") -> Package:
-        needs = bounds.get(name, "")
-        return Package(
-            name=name, version=installed_version(name), needs=needs, required=not purpose, purpose=purpose
+    wanted = (*((name, "") for name in sorted(required, key=str.lower)), *OPTIONAL.items())
+    return [
+        Package(
+            name=name,
+            version=installed_version(name),
+            needs=bounds.get(name, ""),
+            required=not why,
+            purpose=why,
         )
-
-    return [package(name) for name in sorted(required, key=str.lower)] + [
-        package(name, why) for name, why in OPTIONAL.items()
+        for name, why in wanted
     ]
 
 

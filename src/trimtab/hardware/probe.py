@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -88,10 +89,9 @@ def probe(launcher: Launcher | None = None, cpu: Cpu | None = None) -> Hardware:
             return Hardware(cpu=cpu, launcher=launcher, torch_version=version, cuda_build=None)
     import torch
 
-    accelerators = tuple(_cuda_devices(torch)) + tuple(_mps_device(torch))
     return Hardware(
         cpu=cpu,
-        accelerators=accelerators,
+        accelerators=(*_cuda_devices(torch), *_mps_device(torch)),
         launcher=launcher,
         torch_version=str(torch.__version__),
         cuda_build=torch.version.cuda or getattr(torch.version, "hip", None),
@@ -115,25 +115,18 @@ def _torch_build() -> tuple[str | None, str | None, bool]:
     return value("__version__"), value("cuda"), any(value(v) for v in ("hip", "rocm", "xpu"))
 
 
-def _cuda_devices(torch: Any) -> list[Accelerator]:
-    if not torch.cuda.is_available():
-        return []
-    found = []
-    for index in range(torch.cuda.device_count()):
+def _cuda_devices(torch: Any) -> Iterator[Accelerator]:
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
-        major, minor = properties.major, properties.minor
-        found.append(
-            Accelerator(
-                name=f"cuda:{index}",
-                model=properties.name,
-                total_bytes=properties.total_memory,
-                free_bytes=_free_bytes(torch, index, properties),
-                # Turing and older emulate bf16; is_bf16_supported() counts that emulation as support.
-                bf16=major >= 8 or getattr(torch.version, "hip", None) is not None,
-                capability=f"{major}.{minor}",
-            )
+        yield Accelerator(
+            name=f"cuda:{index}",
+            model=properties.name,
+            total_bytes=properties.total_memory,
+            free_bytes=_free_bytes(torch, index, properties),
+            # Turing and older emulate bf16; is_bf16_supported() counts that emulation as support.
+            bf16=properties.major >= 8 or getattr(torch.version, "hip", None) is not None,
+            capability=f"{properties.major}.{properties.minor}",
         )
-    return found
 
 
 def _free_bytes(torch: Any, index: int, properties: Any) -> int:
@@ -145,23 +138,20 @@ def _free_bytes(torch: Any, index: int, properties: Any) -> int:
     return int(torch.cuda.mem_get_info(index)[0])
 
 
-def _mps_device(torch: Any) -> list[Accelerator]:
+def _mps_device(torch: Any) -> Iterator[Accelerator]:
     if not torch.backends.mps.is_available():
-        return []
+        return
     total = int(torch.mps.recommended_max_memory())
     used = int(torch.mps.driver_allocated_memory())
     # Metal has bf16 from macOS 14 on.
     release = platform.mac_ver()[0].split(".")[0]
-    bf16 = release.isdigit() and int(release) >= 14
-    return [
-        Accelerator(
-            name="mps",
-            model=f"Apple {platform.machine()}",
-            total_bytes=total,
-            free_bytes=total - used,
-            bf16=bf16,
-        )
-    ]
+    yield Accelerator(
+        name="mps",
+        model=f"Apple {platform.machine()}",
+        total_bytes=total,
+        free_bytes=total - used,
+        bf16=release.isdigit() and int(release) >= 14,
+    )
 
 
 def probe_cpu() -> Cpu:
