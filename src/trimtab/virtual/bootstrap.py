@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trimtab.virtual.state import Machine
@@ -18,15 +18,15 @@ VARIABLE = "TRIMTAB_VIRTUAL"
 SITE = Path(__file__).parent / "site"
 
 
-def describe(machine: Machine, setup: str | None = None) -> dict[str, Any]:
-    """The machine in words that survive a process boundary.
+def environment(machine: Machine, setup: str | None = None) -> dict[str, str]:
+    """Variables to add to a child's environment: the machine in words that survive a process boundary.
 
     `setup` ("package.module:function") is called with the child's machine; a rehearsal attaches its observer there.
     """
     from trimtab.virtual.state import VirtualDevice
 
     first = machine.devices[0] if machine.devices else VirtualDevice(0, "none", 1, (9, 0))
-    return {
+    described = {
         "count": len(machine.devices),
         "memory": first.total_bytes,
         "name": first.name,
@@ -35,12 +35,5 @@ def describe(machine: Machine, setup: str | None = None) -> dict[str, Any]:
         "visible_at_install": machine.visible_at_install,
         "setup": setup,
     }
-
-
-def environment(machine: Machine, setup: str | None = None) -> dict[str, str]:
-    """Variables to add to a child's environment."""
     path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p) != SITE]
-    return {
-        VARIABLE: json.dumps(describe(machine, setup)),
-        "PYTHONPATH": os.pathsep.join([str(SITE), *path]),
-    }
+    return {VARIABLE: json.dumps(described), "PYTHONPATH": os.pathsep.join([str(SITE), *path])}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trimtab.virtual.state import Machine, machine
+from trimtab.virtual.state import Machine, Patch, machine
 
 _Native: type[torch._C.Generator] = torch._C.Generator
 # C++ hands a generator to the dispatcher in a fresh Python object; the address of the generator itself is the same.
@@ -113,18 +113,12 @@ def virtual_of(generator: torch._C.Generator) -> VirtualGenerator | None:
     return _known.get(_address(generator))
 
 
-def complaint(generator: torch._C.Generator, wanted: str) -> str | None:
-    """What hardware would say to an operation on that type of device given this generator; None if nothing."""
-    found = (virtual_of(generator) or generator).device.type
-    return None if found == wanted else f"Expected a '{wanted}' device type for generator but found '{found}'"
-
-
 def source_of(generator: torch._C.Generator) -> torch._C.Generator:
     """The CPU generator to draw from when the operation runs on payloads."""
     virtual = virtual_of(generator)
     return virtual.source if virtual is not None else generator
 
 
-def patches(machine: Machine) -> list[tuple[object, str, object]]:
+def patches(machine: Machine) -> list[Patch]:
     defaults = tuple(VirtualGenerator(d.index, torch.default_generator) for d in machine.devices)
     return [(torch, "Generator", Generator), (torch.cuda, "default_generators", defaults)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.tensor import VirtualTensor
 from trimtab.virtual.wording import LEGACY
 
@@ -40,7 +40,7 @@ def _name(kind: Any) -> str:
     return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
 
 
-def patches(machine: Machine) -> list[tuple[object, str, object]]:
+def patches(machine: Machine) -> list[Patch]:
     native = torch.set_default_tensor_type
 
     def set_default_tensor_type(t: Any) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trimtab.virtual import faults, origin, sharded, state
-from trimtab.virtual.state import Machine
+from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.tensor import VIRTUAL
 
 _NAMES = {
@@ -102,18 +102,23 @@ def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
         "numel": None if unequal else sum(tensor.numel() for tensor in tensors),
         "dtype": None if unequal or not tensors else str(tensors[0].dtype).removeprefix("torch."),
         "born": origin.born_of(tensors[0]) if tensors else None,
-        "gpu": str(tensors[0].device) if tensors and group.group_name in _gpu_only else None,
+        "gpu": str(tensors[0].device) if tensors and _gpu_only(group) else None,
         "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,
     }
 
 
-_gpu_only: dict[str, str] = {}
-"""Groups that were asked for with a GPU backend alone: name of the group -> name of the backend."""
+_asked: dict[str, str] = {}
+"""What groups that have gloo were asked for with, by their names; each machine has its own (see `patches`)."""
+
+
+def _gpu_only(group: Any) -> bool:
+    """Whether it was asked for with a GPU backend alone."""
+    return ":" not in _asked.get(group.group_name, ":")
 
 
 def _check(name: str, named: dict[str, Any]) -> None:
     """NCCL has no kernels for tensors in host memory."""
-    if "barrier" in name or _group(named).group_name not in _gpu_only:
+    if "barrier" in name or not _gpu_only(_group(named)):
         return
     operands = [(key, tensor) for key, value in named.items() for tensor in _tensors(value)]
     plain = [(key, tensor) for key, tensor in operands if tensor.__class__ not in VIRTUAL]
@@ -128,22 +133,21 @@ def _mapped(backend: Any) -> tuple[Any, str | None]:
     return ("gloo", text or None) if not text or "nccl" in text else (backend, None)
 
 
-def patches(in_force: Machine) -> list[tuple[object, str, object]]:
+def patches(in_force: Machine) -> list[Patch]:
     """What to replace while virtual GPUs are in force."""
     if not dist.is_available():
         return []
     c10d = dist.distributed_c10d
-    named: dict[str, str] = {}
 
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
         real_backend, asked = _mapped(backend)
         kwargs.pop("device_id", None)
         if asked is not None:
             kwargs.pop("pg_options", None)
-        named.clear()
-        _gpu_only.clear()
+        _asked.clear()
         native_init(real_backend, *args, **kwargs)
-        _remember(c10d._get_default_group(), asked, named)
+        if asked is not None:
+            _asked[c10d._get_default_group().group_name] = asked
         sharded.answer_for_shards()
 
     def new_group(
@@ -157,18 +161,19 @@ def patches(in_force: Machine) -> list[tuple[object, str, object]]:
         real_backend, asked = _mapped(backend) if backend is not None else (None, None)
         kwargs.pop("device_id", None)
         group = native_new(ranks, timeout, real_backend, None if asked else pg_options, *args, **kwargs)
-        if isinstance(group, dist.ProcessGroup):
-            inherited = named.get(c10d._get_default_group().group_name) if backend is None else asked
-            _remember(group, inherited, named)
+        if backend is None:
+            asked = _asked.get(c10d._get_default_group().group_name)
+        if asked is not None and isinstance(group, dist.ProcessGroup):
+            _asked[group.group_name] = asked
         return group
 
     def get_backend(group: Any = None) -> Any:
         answer = native_backend(group)
-        asked = named.get((group or c10d._get_default_group()).group_name)
-        return dist.Backend("nccl") if asked is not None and "nccl" in asked else answer
+        asked = _asked.get((group or c10d._get_default_group()).group_name, "")
+        return dist.Backend("nccl") if "nccl" in asked else answer
 
     def object_device(group: Any = None) -> str:
-        return "cuda" if (group or c10d._get_default_group()).group_name in _gpu_only else "cpu"
+        return "cuda" if _gpu_only(group or c10d._get_default_group()) else "cpu"
 
     native_init, native_new = c10d.init_process_group, c10d.new_group
     native_backend = c10d.get_backend
@@ -180,19 +185,13 @@ def patches(in_force: Machine) -> list[tuple[object, str, object]]:
     ]
     # torch.distributed re-exports these names, and parts of it (device meshes) have taken them by name.
     owners = [module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed")]
-    made = [
-        (owner, name, new)
-        for name, new in replacements
-        for owner in owners
-        if vars(owner).get(name) is vars(c10d)[name]
+    return [
+        *(
+            (owner, name, new)
+            for name, new in replacements
+            for owner in owners
+            if vars(owner).get(name) is vars(c10d)[name]
+        ),
+        (c10d, "_get_object_coll_device", object_device),
+        (sys.modules[__name__], "_asked", dict(_asked)),
     ]
-    made.append((c10d, "_get_object_coll_device", object_device))
-    return made  # type: ignore[return-value]
-
-
-def _remember(group: Any, asked: str | None, named: dict[str, str]) -> None:
-    if asked is None:
-        return
-    named[group.group_name] = asked
-    if ":" not in asked:
-        _gpu_only[group.group_name] = asked

@@ -65,28 +65,6 @@ _HOSTED = {
 }
 
 
-def rule_for(func: Any, name: str) -> Rule:
-    """The rule of an operation, chosen once from its name and tags."""
-    base = name.removeprefix("aten::")
-    if base in _CROSSING:
-        return crossing
-    if base in _INDEXING:
-        return indexing
-    if base.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
-        return foreach
-    if base in ("convolution", "convolution_overrideable", "convolution_backward"):
-        return convolution
-    if base in ("masked_fill", "masked_fill_"):
-        return masked
-    if base == "where":
-        return choice
-    if base == "bernoulli_":
-        return probabilities
-    if base in _ITERATOR or (torch.Tag.pointwise in func.tags and base not in _EXACT):
-        return iterator
-    return checked
-
-
 def operands(plan: Plan, args: Args, kwargs: Kwargs) -> Named:
     """The tensors of a call with the names that the schema gives them; the members of a list share its name."""
     found: Named = []
@@ -273,6 +251,29 @@ def foreach(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot
 
 def generator(plan: Plan, named: dict[str, Any], slot: VirtualDevice | None) -> None:
     """A random generator belongs to a device."""
-    message = generators.complaint(named["generator"], "cuda" if slot is not None else "cpu")
-    if message is not None:
+    wanted, given = "cuda" if slot is not None else "cpu", named["generator"]
+    found = (generators.virtual_of(given) or given).device.type
+    if found != wanted:
+        message = f"Expected a '{wanted}' device type for generator but found '{found}'"
         mismatch(message, plan, [], "generator-device", RuntimeError)
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_CROSSING, crossing),
+    **dict.fromkeys(_INDEXING, indexing),
+    **dict.fromkeys(_ITERATOR, iterator),
+    **dict.fromkeys(words("convolution convolution_overrideable convolution_backward"), convolution),
+    **dict.fromkeys(words("masked_fill masked_fill_"), masked),
+    "where": choice,
+    "bernoulli_": probabilities,
+}
+
+
+def rule_for(func: Any, name: str) -> Rule:
+    """The rule of an operation, chosen once from its name and tags."""
+    base = name.removeprefix("aten::")
+    if base in _RULES:
+        return _RULES[base]
+    if base.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        return foreach
+    return iterator if torch.Tag.pointwise in func.tags and base not in _EXACT else checked

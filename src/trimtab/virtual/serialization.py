@@ -81,7 +81,7 @@ def _storage_to(original: Any) -> Any:
     return to
 
 
-def patches(machine: state.Machine) -> list[tuple[object, str, object]]:
+def patches(machine: state.Machine) -> list[state.Patch]:
     """What has to be replaced while a machine is in force."""
     return [
         (torch._utils, "_get_obj_state", without_origin(torch._utils._get_obj_state)),

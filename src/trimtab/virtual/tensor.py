@@ -124,8 +124,7 @@ class VirtualTensor(torch.Tensor):
     def _typed_storage(self) -> torch.TypedStorage:
         return torch.TypedStorage(wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True)
 
-    def storage(self) -> torch.TypedStorage:
-        return self._typed_storage()
+    storage = _typed_storage
 
     def is_shared(self) -> bool:
         return True
@@ -382,13 +381,6 @@ def become(tensor: Tensor, new: Tensor) -> None:
         tensor._post_accumulate_grad_hooks = after_hooks
     if grad is not None and grad.device == tensor.device:
         tensor.grad = grad
-    elif grad is not None:
-        _stale_grad(tensor, grad)
-
-
-def _stale_grad(tensor: Tensor, grad: Tensor) -> None:
-    """Bring a gradient along; hardware would leave it behind, and every program moves it in the next line."""
-    if grad.shape != tensor.shape:
-        return
-    moved = grad.detach().to(tensor.device)
-    tensor.grad = moved.to(tensor.dtype) if moved.dtype != tensor.dtype else moved
+    elif grad is not None and grad.shape == tensor.shape:
+        # Hardware would leave a gradient behind, and every program moves it in the next line: bring it along.
+        tensor.grad = grad.detach().to(tensor.device, tensor.dtype)
