@@ -100,11 +100,8 @@ def _history(value: Any, name: str, tally: Tally) -> list[Message]:
         return []
     if not isinstance(rounds, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in rounds):
         raise BadRow(f"`{name}` is not a list of [question, answer] pairs")
-    messages = []
-    for question, answer in rounds:
-        messages.append({"role": "user", "content": needed(question, name, tally)})
-        messages.append({"role": "assistant", "content": needed(answer, name, tally)})
-    return messages
+    said = (turn for pair in rounds for turn in zip(("user", "assistant"), pair, strict=True))
+    return [{"role": role, "content": needed(text, name, tally)} for role, text in said]
 
 
 def _side(value: Any, name: str, role: str, tally: Tally) -> list[Message]:

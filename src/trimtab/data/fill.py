@@ -28,12 +28,8 @@ def check_braces(setting: str, template: str) -> None:
 
 def fill(template: str, row: Row) -> str:
     """The template with the row's values in the place of names."""
-    parts = []
-    for text, name, _, _ in Formatter().parse(template):
-        parts.append(text)
-        if name is not None:
-            parts.append(str(column(row, name)))
-    return "".join(parts)
+    parts = Formatter().parse(template)
+    return "".join(text + ("" if name is None else str(column(row, name))) for text, name, _, _ in parts)
 
 
 def column(row: Row, name: str) -> Any:

@@ -40,10 +40,9 @@ def prepare_data(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, see
     renderer = Renderer(tokenizer, settings.train_on)
     rows, about = _prepare_source(settings.source, "data.source", settings, renderer)
     notes: list[str] = []
-    if tokenizer.model_max_length < settings.max_length:
-        notes.append(
-            f"data.max_length={settings.max_length} is over the model's own limit of {tokenizer.model_max_length}"
-        )
+    longest = tokenizer.model_max_length
+    if longest < settings.max_length:
+        notes.append(f"data.max_length={settings.max_length} is over the model's own limit of {longest}")
 
     about_eval: SourceReport | None = None
     eval_rows: list[Encoded] = []
@@ -143,9 +142,8 @@ def _cut(
             tally.drop(f"no answer token left at data.max_length={longest}", where)
     notes = []
     if cut > lost:
-        notes.append(
-            f"{_rows(cut - lost)} cut at data.max_length={longest}; the end of the answer is not trained on"
-        )
+        told = f"{_rows(cut - lost)} cut at data.max_length={longest}"
+        notes.append(f"{told}; the end of the answer is not trained on")
     if lost:
         verb = "loses" if lost == 1 else "lose"
         notes.append(f"{_rows(lost)} {verb} every answer token at data.max_length={longest}; raise it")
@@ -200,6 +198,5 @@ def _rows(number: int) -> str:
 
 
 def _dataset(rows: Sequence[Encoded]) -> datasets.Dataset:
-    return datasets.Dataset.from_dict(
-        {"input_ids": [row.input_ids for row in rows], "labels": [row.labels for row in rows]}
-    )
+    columns = {name: [getattr(row, name) for row in rows] for name in ("input_ids", "labels")}
+    return datasets.Dataset.from_dict(columns)

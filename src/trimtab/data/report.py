@@ -94,11 +94,8 @@ class SourceReport:
             lines.append(f"  columns not used: {', '.join(self.unused_columns)}")
         lines.append(f"  rows: {self.rows_read:,} read, {self.rows_kept:,} kept")
         lines += _dropped(self.dropped, self.first_dropped)
-        for change, number in self.changed.items():
-            lines.append(f"    {number:,} × {change}")
-        lines.append(self.lengths.line("row"))
-        lines += [f"  note: {note}" for note in self.notes]
-        return lines
+        lines += [f"    {number:,} × {change}" for change, number in self.changed.items()]
+        return [*lines, self.lengths.line("row"), *(f"  note: {note}" for note in self.notes)]
 
 
 @dataclass
@@ -125,10 +122,8 @@ class DataReport:
         if self.eval is not None:
             lines += self.eval.lines("evaluation data")
         lines.append(_split(self.rows_train, self.rows_eval, self.split))
-        lines.append(
-            f"loss on {self.trained_tokens:,} of {self.tokens:,} training tokens ({self.trained_share:.0%})"
-        )
-        return lines + [f"note: {note}" for note in self.notes]
+        tokens = f"{self.trained_tokens:,} of {self.tokens:,} training tokens ({self.trained_share:.0%})"
+        return [*lines, f"loss on {tokens}", *(f"note: {note}" for note in self.notes)]
 
     def as_dict(self) -> dict[str, Any]:
         """The report, for JSON."""

@@ -171,9 +171,8 @@ def write_model(
     notes = _window_notes(config)
     fell_back = write_gguf(target, writer, tensors, dtype, progress=progress)
     if fell_back:
-        notes.append(
-            f"{len(fell_back)} tensors are f16, not q8_0: their rows are no multiple of 32 ({fell_back[0]}, …)"
-        )
+        told = f"{len(fell_back)} tensors are f16, not q8_0"
+        notes.append(f"{told}: their rows are no multiple of 32 ({fell_back[0]}, …)")
     return notes
 
 

@@ -173,10 +173,8 @@ def _answers(run: RunFacts) -> str:
     if not samples:
         prompts = run.setting("samples", "prompts") or []
         answers = run.baseline.get("answers") or []
-        samples = [
-            {"prompt": prompt, "before": before, "after": None}
-            for prompt, before in zip(prompts, answers, strict=False)
-        ]
+        pairs = zip(prompts, answers, strict=False)
+        samples = [{"prompt": prompt, "before": before} for prompt, before in pairs]
     head = ["prompt", "before", "after"]
     cells = ([sample.get(key) for key in head] for sample in samples)
     return raw_table(head, ([said("missing" if cell is None else cell) for cell in row] for row in cells))

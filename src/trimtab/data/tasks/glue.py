@@ -24,16 +24,12 @@ def fixed(*options: str) -> Callable[[Fields], Sequence[str]]:
     return lambda row: options
 
 
-def label(row: Fields) -> int:
-    return row.label()
-
-
 def built(name: str, title: str, columns: str, *metrics: str, **parts: Any) -> Task:
     """A task from what is its own. The columns stand in one text, spaces between.
 
     What most have in common is not said: classes by the column `label`, measured by accuracy, a subset by its name.
     """
-    common: dict[str, Any] = {"kind": "classification", "subset": name, "target": label}
+    common: dict[str, Any] = {"kind": "classification", "subset": name, "target": Fields.label}
     common |= {"columns": tuple(columns.split()), "metrics": metrics or ("accuracy",)}
     return Task(name=name, title=title, **common | parts)
 

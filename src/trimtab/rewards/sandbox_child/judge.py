@@ -73,9 +73,8 @@ class Judge(Side):
             return importlib.import_module(rest[0])
         if tag == "numpy":
             numpy, value = importlib.import_module("numpy"), self.decode(rest[1])
-            return (
-                numpy.array(value, rest[0]) if isinstance(value, list) else numpy.dtype(rest[0]).type(value)
-            )
+            kind = numpy.dtype(rest[0])
+            return numpy.array(value, kind) if isinstance(value, list) else kind.type(value)
         number = rest[0]
         if number not in self.proxies:
             made: Any = Proxy(self, number)
