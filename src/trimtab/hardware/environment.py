@@ -85,7 +85,8 @@ def _switched_on(
     env: Mapping[str, str], effects: Mapping[str, str], level: Level, change: str = "unset {}"
 ) -> Iterator[Finding]:
     for name, effect in effects.items():
-        if _on(env, name) and not (name.endswith("_STEPS") and env[name].strip() == "1"):
+        value = env.get(name, "").strip().lower()
+        if value not in _OFF and not (name.endswith("_STEPS") and value == "1"):
             yield Finding(level, name, f"{_value(env, name)}: {effect}", change.format(name))
 
 
@@ -183,10 +184,6 @@ def _interfaces(env: Mapping[str, str], there: tuple[str, ...]) -> Iterator[Find
                 f"{_value(env, name)}: no such network interface here ({', '.join(there)})",
                 f"unset {name}, or set it to one of these",
             )
-
-
-def _on(env: Mapping[str, str], name: str) -> bool:
-    return env.get(name, "").strip().lower() not in _OFF
 
 
 def _value(env: Mapping[str, str], name: str) -> str:

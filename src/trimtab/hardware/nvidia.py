@@ -40,6 +40,5 @@ def find_driver(kernel_file: Path = Path("/proc/driver/nvidia/version")) -> Nvid
     except OSError as error:
         return NvidiaDriver(version=version, error=f"nvidia-smi cannot be started: {error}")
     gpus = tuple(re.findall(r"^GPU \d+: (.+?) \(UUID", answer.stdout, re.MULTILINE))
-    if answer.returncode != 0:
-        return NvidiaDriver(version=version, gpus=gpus, error=(answer.stdout + answer.stderr).strip())
-    return NvidiaDriver(version=version, gpus=gpus)
+    complaint = (answer.stdout + answer.stderr).strip() if answer.returncode else ""
+    return NvidiaDriver(version=version, gpus=gpus, error=complaint)

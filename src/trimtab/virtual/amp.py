@@ -113,10 +113,6 @@ def _lower(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
     return torch.get_autocast_dtype("cuda")
 
 
-def _single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
-    return torch.float32
-
-
 def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
     tensors = filter(_eligible, tree_leaves((args, kwargs)))
     return torch.float32 if any(t.dtype is torch.float32 for t in tensors) else _lower(args, kwargs)
@@ -163,7 +159,9 @@ def _kernel_for(name: str, op: Any) -> Callable[..., Any]:
         return _dtype_kernel(op)
     if name == "binary_cross_entropy":
         return _banned
-    return _cast_kernel(op, _lower if name in _LOWER else _widest if name in _WIDEST else _single)
+    return _cast_kernel(
+        op, _lower if name in _LOWER else _widest if name in _WIDEST else lambda *_: torch.float32
+    )
 
 
 def enter() -> Callable[[], None]:

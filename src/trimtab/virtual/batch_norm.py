@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype is torch.float64 else tensor.float()
-
-
 def _rows(tensor: Tensor) -> Tensor:
     """All that belongs to one channel in one column."""
-    return _wide(tensor).transpose(0, 1).flatten(1).t()
+    wide = tensor if tensor.dtype is torch.float64 else tensor.float()
+    return wide.transpose(0, 1).flatten(1).t()
 
 
 def _like(rows: Tensor, tensor: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class Layer:
                     value for value in vars(torch).values() if isinstance(value, torch.dtype)
                 }
             },
-            "_broadcast": _copies,
+            "_broadcast": lambda tensor, indices: [tensor.to(torch.device("cuda", i)) for i in indices],
             "_broadcast_out": _broadcast_out,
             "_broadcast_coalesced": _broadcast_coalesced,
             "_scatter": _scatter,
@@ -184,10 +184,6 @@ def _no_nested(native: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _copies(tensor: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor]:
-    return [tensor.to(torch.device("cuda", i)) for i in indices]
-
-
 def _broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for target in out:
         target.copy_(tensor)
@@ -210,10 +206,6 @@ def _scatter(
 def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
     target = "cuda" if destination is None else "cpu" if destination == -1 else f"cuda:{destination}"
     return torch.cat([t.to(target) for t in tensors], dim)
-
-
-def _call_now(callable: Callable[[], Any], **_: Any) -> None:
-    callable()
 
 
 def _eager_compile(machine: Machine) -> Callable[..., Any]:
@@ -280,8 +272,7 @@ def patches(machine: Machine) -> list[Patch]:
         (cuda, "_initialized", machine.initialised),
         # Calls that wait for initialisation would reseed in the middle of a run; here they need not wait.
         (cuda, "_queued_calls", []),
-        (cuda, "_lazy_call", _call_now),
-        (cuda.random, "_lazy_call", _call_now),
+        *((module, "_lazy_call", lambda callable, **_: callable()) for module in (cuda, cuda.random)),
         (torch, "compile", _eager_compile(machine)),
         (torch.autograd.profiler.profile, "__init__", _host_profiler()),
         (cuda, "CUDAGraph", _NoGraph),

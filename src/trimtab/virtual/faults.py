@@ -13,8 +13,6 @@ import torch
 from trimtab.virtual import origin, state
 from trimtab.virtual.observer import Fault, Operand
 
-__all__ = ["DeviceMismatch", "Fault", "Operand", "operand", "report"]
-
 
 class DeviceMismatch(RuntimeError):
     """Raised where CUDA would raise because operands are on devices that do not mix."""

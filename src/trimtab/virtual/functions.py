@@ -282,10 +282,8 @@ def _attention(
     if choice == int(torch.nn.attention.SDPBackend.FLASH_ATTENTION.value):
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
         return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
-    result: Tensor = torch._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return result
+    math = torch._scaled_dot_product_attention_math
+    return math(query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
 
 
 HANDLERS.update(

@@ -97,9 +97,9 @@ def _tell(kind: str, message: str, plan: Plan, args: Args, raises: type[Exceptio
 
 def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
     """A traced constant reaches us as a number where the operation wants a tensor: the arguments as they were."""
-    wanted = [str(argument.type) == "Tensor" for argument in func._schema.arguments]
     numbers = [
-        want and value.__class__ in (int, float, bool) for want, value in zip(wanted, payloads, strict=False)
+        str(argument.type) == "Tensor" and value.__class__ in (int, float, bool)
+        for argument, value in zip(func._schema.arguments, payloads, strict=False)
     ]
     if not any(numbers) or "Expected a value of type 'Tensor'" not in str(error):
         raise error

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from trimtab.virtual import state
-from trimtab.virtual.state import replace
 from trimtab.virtual.tensor import VIRTUAL
 
 SHARDED: set[type] = set()
@@ -36,13 +35,13 @@ def answer_for_shards() -> None:
         return
     undo = state._stack[0].undo
     for name in ("device", "is_cuda", "is_cpu", "is_meta"):
-        replace(undo, DTensor, name, property(_of_shard(name)))
-    replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
+        state.replace(undo, DTensor, name, property(_of_shard(name)))
+    state.replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
     # Nothing runs asynchronously here, so a result is waited for at once.
-    replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
+    state.replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
     for module in (_random, _dispatch):
-        replace(undo, module, "is_rng_supported_mesh", lambda mesh: False)
-    replace(undo, _op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)
+        state.replace(undo, module, "is_rng_supported_mesh", lambda mesh: False)
+    state.replace(undo, _op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)
     SHARDED.add(DTensor)
     undo.callback(SHARDED.clear)
 

@@ -95,10 +95,7 @@ class Stream(_Finished):
         select(self._before.pop())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
-            other.stream_id,
-            other.device_index,
-        )
+        return isinstance(other, Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)
 
     def __hash__(self) -> int:
         return hash((self.stream_id, self.device_index))
