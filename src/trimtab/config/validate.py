@@ -74,9 +74,10 @@ class Setting:
             return f"written as {self.given.name}"
         return f"from {self.given.name} = {show(self.given.value, self.given.name)}"
 
-    def problem(self, reason: str, change: str) -> Problem:
+    def problem(self, reason: str, change: str = "") -> Problem:
+        """What is wrong with it; without a `change` of its own, to write what the setting takes."""
         value = show(self.value, "" if self.key in settings() else self.key)
-        return Problem(self.key, value, reason, change, self.given.origin, self.note)
+        return Problem(self.key, value, reason, change or _way_out(self.key), self.given.origin, self.note)
 
 
 def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]) -> Built | None:
@@ -151,9 +152,9 @@ def _before_pydantic(setting: Setting) -> Problem | None:
     if not takes & {"integer", "number"}:
         return None
     if isinstance(value, bool):
-        return setting.problem("must be a number, not true or false", _way_out(setting.key))
+        return setting.problem("must be a number, not true or false")
     if isinstance(value, float) and not math.isfinite(value):
-        return setting.problem("must be a finite number", _way_out(setting.key))
+        return setting.problem("must be a finite number")
     return None
 
 
@@ -179,17 +180,15 @@ def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails
     if words and isinstance(value, str):
         near = get_close_matches(value, words, n=1, cutoff=0.7)
         meant = _KNOWN_WRONG.get(value.lower()) or (near[0] if near else None)
-        change = f"did you mean {meant}?" if meant in words else _way_out(key)
+        change = f"did you mean {meant}?" if meant in words else ""
         return setting.problem(f"must be {describe(key)}", change)
     if kind in _BOUNDS:
         bound, text = _BOUNDS[kind]
-        return setting.problem(f"must be {text} {plain_number(context[bound])}", _way_out(key))
+        return setting.problem(f"must be {text} {plain_number(context[bound])}")
     if kind == "int_from_float":
-        return setting.problem("must be a whole number", _way_out(key))
+        return setting.problem("must be a whole number")
     if isinstance(value, list) and "array" in kinds(key):
-        return setting.problem(
-            "must be a list of texts, each in quotes where it looks like a number", _way_out(key)
-        )
+        return setting.problem("must be a list of texts, each in quotes where it looks like a number")
     if "object" in kinds(key) and (setting.key == inside != key or isinstance(value, dict)):
         if maps_to_numbers(key):
             return setting.problem(f"{key} maps names to numbers", "write e.g. {a: 1.0, b: 0.2}")
@@ -197,7 +196,7 @@ def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails
             f"{key} maps texts to texts", "write a name, in quotes where it looks like a number"
         )
     wanted = " or ".join(KIND_WORDS[form["type"]] for form in forms(key))
-    return setting.problem(f"must be {wanted}, not {_WORD_FOR.get(type(value), 'null')}", _way_out(key))
+    return setting.problem(f"must be {wanted}, not {_WORD_FOR.get(type(value), 'null')}")
 
 
 def _way_out(key: str) -> str:

@@ -58,9 +58,9 @@ class Pattern:
 
 
 def read_table(table: str) -> tuple[Pattern, ...]:
-    """Entries as plain text: a title, and indented under it what each label says, wrapped as it comes.
+    """Entries as plain text: a title, and under it `text`, perhaps `only` (`only_if`), `why` (the cause) and `fix`.
 
-    Lines of one text are joined by a blank; after a `|`, where an expression goes on, by nothing.
+    Each may go on over several lines. They are joined by a blank, or after a `|`, where an expression goes on, by none.
     """
     found = []
     for entry in re.split(r"\n(?=\S)", table.strip()):

@@ -104,21 +104,10 @@ def _unused_layers(owner: ast.ClassDef) -> Iterator[tuple[str, int]]:
     }
     made = [n for m in methods if m.name == "__init__" for n in ast.walk(m) if isinstance(n, ast.Assign)]
     for inner in made:
-        for target, value in _pairs(inner):
+        for target, value in source.pairs(inner):
             layer = isinstance(value, ast.Call) and source.called_name(value)[:1].isupper()
-            if layer and target not in used:
-                yield target, inner.lineno
-
-
-def _pairs(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
-    for target in node.targets:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            sides = list(zip(target.elts, node.value.elts, strict=False))
-        else:
-            sides = [(target, node.value)]
-        for left, right in sides:
-            if isinstance(left, ast.Attribute):
-                yield left.attr, right
+            if layer and isinstance(target, ast.Attribute) and target.attr not in used:
+                yield target.attr, inner.lineno
 
 
 def _unfrozen(file: str, owner: ast.ClassDef, attribute: str) -> int | None:

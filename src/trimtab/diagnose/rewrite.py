@@ -53,9 +53,7 @@ def assigned(file: str, line: int) -> str | None:
 def last_move_argument(scene: Scene, stray: Suspect) -> str | None:
     """The device that the program itself asked for when it made or moved a suspect, as written."""
     lines = [(o.file, o.line) for o in (stray.moved, stray.born) if o is not None]
-    for sight in scene.sights(stray):
-        if (made := source.last_assignment(sight.file, sight.line, sight.root)) is not None:
-            lines.append((sight.file, made.lineno))
+    lines += [(sight.file, sight.made.lineno) for sight in scene.sights(stray) if sight.made is not None]
     for file, line in lines:
         if chosen := assigned(file, line):
             return chosen

@@ -76,10 +76,10 @@ def _loads_where_it_was(call: ast.Call) -> bool:
 def loaded(scene: Scene, stray: Suspect) -> Verdict | None:
     """A checkpoint that comes back on the device it was saved from."""
     for sight in scene.sights(stray):
-        made = source.last_assignment(sight.file, sight.line, sight.root)
-        value = getattr(made, "value", None)
-        for call in ast.walk(value) if made is not None and value is not None else ():
-            if isinstance(call, ast.Call) and _loads_where_it_was(call) and made is not None:
+        if (made := sight.made) is None:
+            continue
+        for call in ast.walk(getattr(made, "value", None) or ast.Pass()):
+            if isinstance(call, ast.Call) and _loads_where_it_was(call):
                 why = f"the checkpoint comes back on the device it was saved from ({stray.device})"
                 fix = f"torch.load(..., map_location={target(scene, stray)})"
                 return Verdict(source.cause(sight.file, made.lineno, why), fix, "map-location")
@@ -90,7 +90,8 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
     """A tensor in a plain attribute, or a layer in a plain list: module.to() does not reach it."""
     plain = [a for a in stray.attributes if not a.registered]
     for attribute in [a for a in stray.attributes if a.registered]:
-        plain += _plain_holder(attribute.module, scene)
+        # What holds the outermost module holds it unregistered.
+        plain += holders.holders_of(holders.outermost(attribute.module, scene.modules), scene.modules)
     for attribute in plain:
         named = holders.source_of(attribute.module)
         born = stray.born.line if stray.born is not None and named and stray.born.file == named[0] else 0
@@ -106,20 +107,6 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
             fix = f"make it where its partner is: {rewritten}"
         return Verdict(source.cause(file, line, why), fix, "unmoved-state")
     return None
-
-
-def _plain_holder(module: object, scene: Scene, depth: int = 6) -> list[holders.Attribute]:
-    """The plain container in which a module, or a parent of it, is kept; empty when all are registered."""
-    current = module
-    for _ in range(depth):
-        held = holders.holders_of(current, scene.modules)  # type: ignore[arg-type]
-        registered = [h for h in held if h.registered]
-        if held and not registered:
-            return held
-        if not registered:
-            return []
-        current = registered[0].module
-    return []
 
 
 def _registration(attribute: holders.Attribute, class_name: str, layers: bool) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def made_before_move(scene: Scene, stray: Suspect) -> Verdict | None:
 def mover(scene: Scene, stray: Suspect) -> Verdict | None:
     """The batch went through a function or comprehension that moves tensors, and it passed this one by."""
     for sight in scene.sights(stray):
-        made = source.last_assignment(sight.file, sight.line, sight.root)
+        made = sight.made
         value = source.value_for(made, sight.root) if made is not None else None
         if made is None or value is None or sight.name == sight.root or stray.is_parameter:
             continue
@@ -122,12 +122,9 @@ def device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
 def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that gave the variable its value, followed back to the line that made the tensor."""
     for sight in scene.sights(stray):
-        if sight.name.startswith("self."):
+        if sight.name.startswith("self.") or sight.made is None:
             continue
-        made = source.last_assignment(sight.file, sight.line, sight.root)
-        if made is None:
-            continue
-        made = _followed(scene, sight, made, stray.device)
+        made = _followed(sight, sight.made, stray.device)
         born = stray.born
         if born is not None and born.line != made.lineno and _made_elsewhere(made, born):
             return birth(scene, stray)
@@ -144,7 +141,7 @@ def _made_elsewhere(made: ast.stmt, born: Origin) -> bool:
     return any(has_factory(call) for call in source.call_on(born.file, born.line))
 
 
-def _followed(scene: Scene, sight: Sight, made: ast.stmt, device: str) -> ast.stmt:
+def _followed(sight: Sight, made: ast.stmt, device: str) -> ast.stmt:
     """Back over lines that only reshape or cast a tensor to the one that made it."""
     for _ in range(5):
         value = getattr(made, "value", None)

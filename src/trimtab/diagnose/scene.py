@@ -5,6 +5,7 @@ Works while the failing operation is on the stack; afterwards the frames are gon
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,6 +79,11 @@ class Sight:
     def root(self) -> str:
         """The variable in it: `batch` for `batch['labels']`."""
         return self.name.split("[")[0].split(".")[0]
+
+    @cached_property
+    def made(self) -> ast.stmt | None:
+        """The statement that last bound this variable."""
+        return source.last_assignment(self.file, self.line, self.root)
 
 
 class Scene:

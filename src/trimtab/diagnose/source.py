@@ -105,12 +105,17 @@ def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
 def value_for(made: ast.stmt, name: str) -> ast.expr | None:
     """What an assignment gives to a name: its own part of `a, b = x, y`, else the whole value."""
     value: ast.expr | None = getattr(made, "value", None)
-    for target in made.targets if isinstance(made, ast.Assign) else ():
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            for left, right in zip(target.elts, value.elts, strict=False):
-                if isinstance(left, ast.Name) and left.id == name:
-                    return right
-    return value
+    given = pairs(made) if isinstance(made, ast.Assign) else ()
+    return next((right for left, right in given if isinstance(left, ast.Name) and left.id == name), value)
+
+
+def pairs(made: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What an assignment sets, each with what it is given: its own part of `a, b = x, y`, else the whole value."""
+    for target in made.targets:
+        if isinstance(target, ast.Tuple) and isinstance(made.value, ast.Tuple):
+            yield from zip(target.elts, made.value.elts, strict=False)
+        else:
+            yield target, made.value
 
 
 def parameters(file: str, line: int) -> list[str]:

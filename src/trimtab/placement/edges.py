@@ -8,19 +8,19 @@ meet masks and advantages of another. It moves outputs; it catches no error and 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trimtab.placement.apply import move
 from trimtab.placement.profile import bare_model
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 
 def return_outputs(model: nn.Module) -> None:
     """Make `model` answer on the device of its input. Call it last: after TRL's trainer has replaced the forward."""
+    import torch
+
     inner: Any = bare_model(model)
     forward = inner.forward
 
@@ -28,18 +28,9 @@ def return_outputs(model: nn.Module) -> None:
     @functools.wraps(forward)
     def at_the_edge(*args: Any, **kwargs: Any) -> Any:
         outputs = forward(*args, **kwargs)
-        device = input_device(kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args, *kwargs.values())
+        # The first tensor among the inputs, those of the text before all others.
+        given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args, *kwargs.values())
+        device = next((value.device for value in given if isinstance(value, torch.Tensor)), None)
         return outputs if device is None else move(outputs, device)
 
     inner.forward = at_the_edge
-
-
-def input_device(*inputs: Any) -> torch.device | None:
-    """The device of the first tensor among the inputs, those of the text before all others."""
-    return next(_devices(inputs), None)
-
-
-def _devices(inputs: Iterable[Any]) -> Any:
-    import torch
-
-    return (value.device for value in inputs if isinstance(value, torch.Tensor))

@@ -18,12 +18,12 @@ class PlacementFault(TrimtabError):
     """Something is not where the plan says, or will not train."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One thing that was looked at. `ok` is None for what could not be looked at yet."""
 
     name: str
-    ok: bool
+    ok: bool | None
     detail: str
 
 
@@ -72,7 +72,7 @@ def finite_check(broken: list[str]) -> Check:
 
 
 def _check(name: str, faulty: list[str], good: str, fault: str) -> Check:
-    return Check(name=name, ok=not faulty, detail=fault if faulty else good)
+    return Check(name, not faulty, fault if faulty else good)
 
 
 def is_finite(gradient: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.facts import longest_prompt
 from trimtab.config.schema import Config, GrpoSettings
-from trimtab.placement import PlacementPlan, Workload
-from trimtab.recipes.preflight import Checked, Preflight
+from trimtab.placement import Check, PlacementPlan, Workload
+from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 from trimtab.recipes.run_folder import RunFolder
 
@@ -62,7 +62,7 @@ def _preflight(config: Config, plan: PlacementPlan) -> Preflight:
     from trimtab.recipes.grpo_check import preflight
 
     report = preflight(config, plan)
-    report.checks.append(Checked("generation", None, "needs the weights: `trimtab train` tries it first"))
+    report.checks.append(Check("generation", None, "needs the weights: `trimtab train` tries it first"))
     return report
 
 
@@ -73,7 +73,7 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
     for line in report.data.report.lines() if report.data is not None else []:
         say(line)
     if report.failed:
-        report.checks.append(Checked("generation", None, "not tried: the checks above failed"))
+        report.checks.append(Check("generation", None, "not tried: the checks above failed"))
         for line in report.lines():
             say(line)
         report.stop_on_failure()
@@ -88,7 +88,7 @@ def _prove(job: Job) -> None:
     report: Preflight = job.prepared.own
     if job.plan.strategy == "sharded":
         why = "not tried: no process holds the whole of a sharded model"
-        report.checks.append(Checked("generation", None, why))
+        report.checks.append(Check("generation", None, why))
     else:
         report.checks.append(dry_generation(job.model, job.plan, report, job.config))
     for line in report.lines():

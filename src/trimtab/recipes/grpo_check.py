@@ -20,8 +20,8 @@ from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import load_model_config, load_tokenizer
 from trimtab.models.sample import continued
 from trimtab.monitor.wording import count_of
-from trimtab.placement import PlacementPlan
-from trimtab.recipes.preflight import Checked, Preflight
+from trimtab.placement import Check, PlacementPlan
+from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.vllm_server import server_fault
 from trimtab.rewards import Rewards, load_rewards
 from trimtab.rewards.builtin import final_answer
@@ -33,22 +33,22 @@ DRY_TOKENS = 8
 
 def preflight(config: Config, plan: PlacementPlan) -> Preflight:
     """All checks that need no weights."""
-    checks: list[Checked] = []
+    checks: list[Check] = []
     tokenizer = load_tokenizer(config.model)
     data: PromptData | None = None
     rewards: Rewards | None = None
     try:
         data = prepare_prompts(config, tokenizer)
-        checks.append(Checked("data", True, f"{count_of(len(data.train), 'prompt')}, {data.report.asked}"))
+        checks.append(Check("data", True, f"{count_of(len(data.train), 'prompt')}, {data.report.asked}"))
     except RequestError as error:
-        checks.append(Checked("data", False, _indented(error)))
+        checks.append(Check("data", False, _indented(error)))
     checks.append(_batch(config, plan, data))
     checks.append(_lengths(config, data))
     checks += _memory(plan)
     try:
         rewards = load_rewards(config)
     except RequestError as error:
-        checks.append(Checked("rewards", False, _indented(error)))
+        checks.append(Check("rewards", False, _indented(error)))
     if rewards is not None and data is not None:
         checks += _rewards(rewards, data)
     if "code" in (rewards.columns if rewards is not None else {}):
@@ -58,13 +58,13 @@ def preflight(config: Config, plan: PlacementPlan) -> Preflight:
             if cut
             else "completions can reach the network and your files: no user namespaces here"
         )
-        checks.append(Checked("sandbox", True if cut else None, told))
+        checks.append(Check("sandbox", True if cut else None, told))
     if config.grpo.use_vllm:
         checks.append(_vllm(config, plan))
     return Preflight(checks, tokenizer, data, rewards)
 
 
-def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: Config) -> Checked:
+def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: Config) -> Check:
     """A few tokens for the first prompt, on the plan's devices, scored by every reward."""
     assert report.data is not None
     assert report.rewards is not None
@@ -75,8 +75,8 @@ def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: C
     try:
         scores = score(report.rewards, row, [completion], [new])
     except TrimtabError as error:
-        return Checked("generation", False, _indented(error))
-    return Checked("generation", True, f"{len(new)} tokens on {plan.device}: {completion!r}, {scores}")
+        return Check("generation", False, _indented(error))
+    return Check("generation", True, f"{len(new)} tokens on {plan.device}: {completion!r}, {scores}")
 
 
 def score(
@@ -101,7 +101,7 @@ def _ignore(*_: Any) -> None:
     return None
 
 
-def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Checked:
+def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Check:
     training, number = config.training, config.grpo.num_generations
     total = training.batch_size * training.gradient_accumulation_steps * plan.processes
     sum_shown = (
@@ -109,7 +109,7 @@ def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Chec
         f"{plan.processes} process{'es' * (plan.processes > 1)} = {total} completions a step"
     )
     if total % number:
-        return Checked(
+        return Check(
             "batch",
             False,
             f"{sum_shown}, which grpo.num_generations {number} does not divide: the completions of a prompt are "
@@ -118,7 +118,7 @@ def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Chec
         )
     prompts = total // number
     if data is not None and prompts > len(data.train):
-        return Checked(
+        return Check(
             "batch",
             False,
             f"{sum_shown} = {count_of(prompts, 'prompt')}, and there are {len(data.train)}: not one step would be "
@@ -127,13 +127,13 @@ def _batch(config: Config, plan: PlacementPlan, data: PromptData | None) -> Chec
     held = data.eval if data is not None else None
     size = (training.eval_batch_size or training.batch_size) * plan.processes
     if held is not None and size % number:
-        return Checked(
+        return Check(
             "batch",
             False,
             f"evaluation takes {size} completions at a time, which grpo.num_generations {number} does not divide; "
             f"set training.eval_batch_size to a multiple of {number}",
         )
-    return Checked("batch", True, f"{sum_shown} = {count_of(prompts, 'prompt')} × {number} generations")
+    return Check("batch", True, f"{sum_shown} = {count_of(prompts, 'prompt')} × {number} generations")
 
 
 def model_context(config: Config) -> int | None:
@@ -142,23 +142,23 @@ def model_context(config: Config) -> int | None:
     return getattr(text, "max_position_embeddings", None)
 
 
-def _lengths(config: Config, data: PromptData | None) -> Checked:
+def _lengths(config: Config, data: PromptData | None) -> Check:
     context = model_context(config)
     sizes = data.report.tokens if data is not None else None
     longest = sizes.max if sizes is not None else longest_prompt(config)
     completion = config.grpo.max_completion_length
     told = f"prompts up to {longest} + completions up to {completion} = {longest + completion} tokens"
     if context is not None and longest + completion > context:
-        return Checked(
+        return Check(
             "lengths",
             False,
             f"{told}, and the model's context is {context}; lower grpo.max_completion_length or "
             "grpo.max_prompt_length",
         )
-    return Checked("lengths", True, f"{told}, in a context of {context or 'unknown length'}")
+    return Check("lengths", True, f"{told}, in a context of {context or 'unknown length'}")
 
 
-def _memory(plan: PlacementPlan) -> list[Checked]:
+def _memory(plan: PlacementPlan) -> list[Check]:
     checks = []
     for device, share in plan.memory.items():
         told = f"{device}: about {share.needed / GIB:.2f} GiB of {share.capacity / GIB:.1f} GiB (estimate)"
@@ -167,28 +167,28 @@ def _memory(plan: PlacementPlan) -> list[Checked]:
         if share.cache:
             told += f", {share.cache / GIB:.2f} GiB of it for the cache while generating"
         # The CPU can borrow from the disk, so a lack there is told and not refused; so the plan has it.
-        checks.append(Checked("memory", True if share.fits else None if plan.kind == "cpu" else False, told))
+        checks.append(Check("memory", True if share.fits else None if plan.kind == "cpu" else False, told))
     return checks
 
 
-def _rewards(rewards: Rewards, data: PromptData) -> list[Checked]:
+def _rewards(rewards: Rewards, data: PromptData) -> list[Check]:
     row = data.train[0]
     missing = rewards.missing([name for name in row if name != "prompt"])
     if missing:
         change = (
             "set grpo.answer_column or grpo.tests_column, or give the function such a parameter a default"
         )
-        return [Checked("rewards", False, f"{line}; {change}") for line in missing]
+        return [Check("rewards", False, f"{line}; {change}") for line in missing]
     gaps = _gaps(rewards, data)
     if gaps:
-        return [Checked("rewards", False, line) for line in gaps]
+        return [Check("rewards", False, line) for line in gaps]
     # Two completions of one row, so that a reward which gives one number for all is found out.
     texts = [_likely(row), ""]
     try:
         scores = score(rewards, row, texts, [[0] * 8, []])
     except TrimtabError as error:
-        return [Checked("rewards", False, _indented(error))]
-    return [Checked("rewards", True, f"on {texts[0][-40:]!r} and an empty completion: {scores}")]
+        return [Check("rewards", False, _indented(error))]
+    return [Check("rewards", True, f"on {texts[0][-40:]!r} and an empty completion: {scores}")]
 
 
 def _gaps(rewards: Rewards, data: PromptData) -> list[str]:
@@ -215,28 +215,28 @@ def _likely(row: dict[str, Any]) -> str:
     return "a completion"
 
 
-def _vllm(config: Config, plan: PlacementPlan) -> Checked:
+def _vllm(config: Config, plan: PlacementPlan) -> Check:
     grpo = config.grpo
     colocate = grpo.vllm_mode == "colocate"
     if plan.kind != "cuda":
         told = f"vLLM generates on CUDA, and the run is on {plan.device}; set grpo.use_vllm=false"
-        return Checked("vllm", False, told)
+        return Check("vllm", False, told)
     if find_spec("vllm") is None:
         told = "not installed: `pip install 'trimtab[vllm]'`, or set grpo.use_vllm=false"
-        return Checked("vllm", False, told)
+        return Check("vllm", False, told)
     if grpo.loss_type == "vespo":
         told = "TRL's vespo corrects for vLLM by token, and its default is by sequence; set another grpo.loss_type"
-        return Checked("vllm", False, f"{told}, or grpo.use_vllm=false")
+        return Check("vllm", False, f"{told}, or grpo.use_vllm=false")
     if not colocate:
         fault = server_fault(grpo.vllm_server_base_url)
-        return Checked(
+        return Check(
             "vllm", fault is None, fault or f"generates on {grpo.vllm_server_base_url}, which answers"
         )
     if plan.strategy == "split":
         told = "shares the GPUs with a model that the plan splits over all of them; set grpo.vllm_mode=server"
-        return Checked("vllm", False, f"{told} with a GPU of its own, or grpo.use_vllm=false")
+        return Check("vllm", False, f"{told} with a GPU of its own, or grpo.use_vllm=false")
     taken = f"takes {grpo.vllm_memory:.0%} of each GPU (grpo.vllm_memory)"
-    return Checked("vllm", True, f"{taken}, which the plan counts")
+    return Check("vllm", True, f"{taken}, which the plan counts")
 
 
 def _indented(error: Exception) -> str:

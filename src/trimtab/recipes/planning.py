@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trimtab.config.schema import Config
@@ -30,20 +30,12 @@ class Planned:
     plan: PlacementPlan
 
 
-def placement_request(config: Config) -> PlacementRequest:
-    return PlacementRequest(
-        device=config.device,
-        precision=config.precision,
-        model_parallel=config.model_parallel,
-        sharding=config.sharding,
-        processes=config.processes,
-    )
-
-
 def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     """Resolve the plan. What the machine cannot give is refused before anything slow is imported."""
     hardware = hardware or probe()
-    request = placement_request(config)
+    request = PlacementRequest(
+        **{field.name: getattr(config, field.name) for field in fields(PlacementRequest)}
+    )
     check_request(request, hardware)
 
     from trimtab.models import load_skeleton

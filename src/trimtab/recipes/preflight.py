@@ -6,28 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.errors import RequestError
-
-
-@dataclass(frozen=True)
-class Checked:
-    """One thing that was looked at. `ok` is None for what could not be looked at yet."""
-
-    name: str
-    ok: bool | None
-    detail: str
+from trimtab.placement import Check
 
 
 @dataclass
 class Preflight:
     """The report, with what was loaded for it. A cross ends the run before it has cost anything."""
 
-    checks: list[Checked] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     processor: Any = None
     data: Any = None
     rewards: Any = None
 
     @property
-    def failed(self) -> list[Checked]:
+    def failed(self) -> list[Check]:
         return [check for check in self.checks if check.ok is False]
 
     def lines(self) -> list[str]:

@@ -6,9 +6,8 @@ Works on the CPU. It never changes the run; what it rebuilds goes into a folder 
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from trimtab.errors import RequestError
 from trimtab.models import load_tokenizer
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.run_folder import SUMMARY, RunFolder
 from trimtab.recipes.zeroth_order import TRAJECTORY
 from trimtab.zeroth.trajectory import Trajectory, read_trajectory, replay
 
@@ -45,13 +45,13 @@ def replay_run(
     out: Path | None = None,
     steps: int | None = None,
     check: bool = False,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Replayed:
     """Rebuild the weights of a run folder or of a trajectory file, and compare them with the kept ones on request."""
     file = source / TRAJECTORY if source.is_dir() else source
     trajectory = read_trajectory(file)
     base = _base(trajectory, file)
-    kept = file.parent / ("adapter" if base.method == "lora" else "model")
+    run = RunFolder(file.parent)
+    kept = run.kept_folder(base)
     if check and not any(kept.glob("*.safetensors")):
         raise RequestError.of(
             f"{kept}: no weights to compare with",
@@ -62,14 +62,14 @@ def replay_run(
         _make_folder(out)
     if model is not None:
         base.model.name = model
-    trajectory = _cut(trajectory, steps if steps is not None else _kept_step(file.parent), file)
+    trajectory = _cut(trajectory, steps if steps is not None else _kept_step(run), file)
 
     precision = trajectory.header["about"]["base"]["weight_precision"]
     plan = PlacementPlan(
         device="cpu", precision=precision, scaler=False, weight_precision=precision, strategy="single"
     )
     tuned = load_tuned(base, plan)
-    made = replay(tuned, trajectory, progress)
+    made = replay(tuned, trajectory)
     with tempfile.TemporaryDirectory() as scratch:
         folder = out if out is not None else Path(scratch)
         tuned.config.use_cache = True
@@ -119,11 +119,9 @@ def _base(trajectory: Trajectory, file: Path) -> Config:
     )
 
 
-def _kept_step(run: Path) -> int | None:
+def _kept_step(run: RunFolder) -> int | None:
     """The step whose weights the run kept: its best one, where it did not keep its last."""
-    summary = run / "summary.json"
-    step = json.loads(summary.read_text(encoding="utf-8")).get("kept_step") if summary.is_file() else None
-    return None if step is None else int(step)
+    return run.read_json(SUMMARY).get("kept_step") if (run.path / SUMMARY).is_file() else None
 
 
 def _cut(trajectory: Trajectory, steps: int | None, file: Path) -> Trajectory:
