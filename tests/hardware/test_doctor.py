@@ -14,7 +14,7 @@ import pytest
 from trimtab.hardware import Accelerator, Cpu, Hardware, Launcher, accelerators
 from trimtab.hardware.doctor import Report, examine
 from trimtab.hardware.environment import check_environment
-from trimtab.hardware.findings import Finding, scrub, shown_value
+from trimtab.hardware.findings import Remark, scrub, shown_value
 from trimtab.hardware.machine import BUILTIN_PACKAGE, check_cpu, check_disk, check_gpus
 from trimtab.hardware.nvidia import NvidiaDriver, find_driver
 from trimtab.hardware.packages import (
@@ -268,7 +268,7 @@ def test_a_required_package_that_is_not_there(tmp_path: Path, monkeypatch: pytes
     packages = [package for package in known_packages("demo-project") if package.required]
     assert [package.name for package in packages] == ["surely-not-installed"]
     (finding,) = check_packages(packages)
-    assert finding == Finding(
+    assert finding == Remark(
         "bite", "surely-not-installed", "not installed; needs >=3", "pip install 'surely-not-installed>=3'"
     )
 
@@ -399,7 +399,7 @@ def test_accelerates_default_file(tmp_path: Path) -> None:
 # The machine
 
 
-def gpu_findings(hardware: Hardware, driver: NvidiaDriver, *said: str, **env: str) -> list[Finding]:
+def gpu_findings(hardware: Hardware, driver: NvidiaDriver, *said: str, **env: str) -> list[Remark]:
     return [f for f in check_gpus(env, hardware, driver, list(said)) if not f.topic.startswith("cuda:")]
 
 

@@ -22,7 +22,7 @@ from trimtab import __version__
 from trimtab.cache import cache_root
 from trimtab.errors import RequestError
 from trimtab.hardware.environment import check_environment
-from trimtab.hardware.findings import HIDDEN, MARKS, Finding, scrub, shown_value
+from trimtab.hardware.findings import HIDDEN, MARKS, Remark, scrub, shown_value
 from trimtab.hardware.launcher import RANK_VARIABLES, Launcher, detect_launcher
 from trimtab.hardware.machine import (
     BUILTIN_PACKAGE,
@@ -61,7 +61,7 @@ class Report:
     driver: NvidiaDriver
     torch_error: str
     cache: Path
-    findings: tuple[Finding, ...]
+    findings: tuple[Remark, ...]
     environment: Mapping[str, str]
 
     @property
@@ -130,7 +130,7 @@ def examine(env: Mapping[str, str] | None = None) -> Report:
     driver = find_driver()
     cache = cache_root()
     findings = (
-        Finding("ok", "trimtab", __version__),
+        Remark("ok", "trimtab", __version__),
         *(f for f in package_findings if f.topic != "torch" or f.level == "bite"),
         *_torch(hardware, torch_error),
         check_cpu(hardware.cpu),
@@ -152,7 +152,7 @@ def examine(env: Mapping[str, str] | None = None) -> Report:
     )
 
 
-def _packages() -> tuple[list[Package], list[Finding]]:
+def _packages() -> tuple[list[Package], list[Remark]]:
     try:
         packages = known_packages()
         return packages, [check_python(), *check_packages(packages), *check_neighbours()]
@@ -160,27 +160,27 @@ def _packages() -> tuple[list[Package], list[Finding]]:
         found, change = f"no metadata of {error.name}: versions were not compared", "pip install -e ."
     except ImportError as error:
         found, change = f"{error}: versions were not compared", f"pip install {error.name or 'packaging'}"
-    return [], [Finding("bite", "packages", found, change)]
+    return [], [Remark("bite", "packages", found, change)]
 
 
-def _launcher(env: Mapping[str, str]) -> tuple[Launcher, Finding]:
+def _launcher(env: Mapping[str, str]) -> tuple[Launcher, Remark]:
     try:
         launcher = detect_launcher(env)
     except RequestError as error:
         what, *rest = str(error).split("\n  ")
         change = next((line.removeprefix("change: ") for line in rest if line.startswith("change: ")), "")
-        return Launcher(name="none"), Finding("bite", "launcher", what, change)
+        return Launcher(name="none"), Remark("bite", "launcher", what, change)
     if launcher.stale:
-        return launcher, Finding(
+        return launcher, Remark(
             "bite",
             "launcher",
             f"{', '.join(launcher.stale)} set, but no launcher (torchrun, srun, mpirun) started this process: stale",
             f"unset {' '.join(launcher.stale)}",
         )
     if launcher.name == "none":
-        return launcher, Finding("absent", "launcher", "none; no rank variables are set")
+        return launcher, Remark("absent", "launcher", "none; no rank variables are set")
     where = f"rank {launcher.rank} of {launcher.world_size}, local rank {launcher.local_rank}"
-    return launcher, Finding("ok", "launcher", f"{launcher.name}: {where}")
+    return launcher, Remark("ok", "launcher", f"{launcher.name}: {where}")
 
 
 def _hardware(launcher: Launcher) -> tuple[Hardware, str, list[str]]:
@@ -220,13 +220,13 @@ def _cpu_or_unknown() -> Cpu:
         )
 
 
-def _torch(hardware: Hardware, error: str) -> Iterator[Finding]:
+def _torch(hardware: Hardware, error: str) -> Iterator[Remark]:
     version = installed_version("torch")
     if not error:
         build = f"built for CUDA {hardware.cuda_build}" if hardware.cuda_build else "built without CUDA"
-        yield Finding("ok", "torch", f"{hardware.torch_version}, {build}")
+        yield Remark("ok", "torch", f"{hardware.torch_version}, {build}")
     elif version is not None:  # its absence is already a finding among the packages
-        yield Finding("bite", "torch", f"{version} {error}", "reinstall torch, in a build for this machine")
+        yield Remark("bite", "torch", f"{version} {error}", "reinstall torch, in a build for this machine")
 
 
 def _network_interfaces() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from trimtab.hardware.findings import Finding, Level, shown_value
+from trimtab.hardware.findings import Remark, Level, shown_value
 from trimtab.hardware.nvidia import NvidiaDriver
 from trimtab.hardware.probe import Hardware
 
@@ -58,7 +58,7 @@ def check_environment(
     hardware: Hardware,
     driver: NvidiaDriver,
     interfaces: Iterable[str] = (),
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     """Everything set in `env` that would bite on this machine or is worth knowing."""
     yield from _visible_devices(env, hardware, driver)
     yield from _switched_on(env, _OFFLINE, "note", "unset {} to fetch models and data")
@@ -70,7 +70,7 @@ def check_environment(
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         if name in env:
             change = f"set PYTORCH_ALLOC_CONF={_value(env, name)}"
-            yield Finding("note", name, "the old name of PYTORCH_ALLOC_CONF", change)
+            yield Remark("note", name, "the old name of PYTORCH_ALLOC_CONF", change)
     yield from _switched_on(env, _SLOWER_ON_GPU, "bite" if hardware.gpus else "note")
     yield from _nccl(env, hardware)
     yield from _interfaces(env, tuple(interfaces))
@@ -78,19 +78,19 @@ def check_environment(
         yield from _switched_on(env, _MPS, "note", "unset {} to see which ones they are")
     for name, why in _WITHOUT_EFFECT.items():
         if name in env:
-            yield Finding("note", name, f"has no effect: {why}", f"unset {name}")
+            yield Remark("note", name, f"has no effect: {why}", f"unset {name}")
 
 
 def _switched_on(
     env: Mapping[str, str], effects: Mapping[str, str], level: Level, change: str = "unset {}"
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     for name, effect in effects.items():
         value = env.get(name, "").strip().lower()
         if value not in _OFF and not (name.endswith("_STEPS") and value == "1"):
-            yield Finding(level, name, f"{_value(env, name)}: {effect}", change.format(name))
+            yield Remark(level, name, f"{_value(env, name)}: {effect}", change.format(name))
 
 
-def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaDriver) -> Iterator[Finding]:
+def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaDriver) -> Iterator[Remark]:
     name = "CUDA_VISIBLE_DEVICES"
     if name not in env or not hardware.torch_version:
         return
@@ -100,18 +100,18 @@ def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaD
     # It leaves nothing to see when it is empty, or its first entry is no device.
     if not entries[0] or entries[0].startswith("-") or entries[0].lower() in ("none", "nodevfiles"):
         if hardware.cuda_build is not None and driver.present:
-            yield Finding("bite", name, f"{value!r} hides every GPU of this machine", f"unset {name}")
+            yield Remark("bite", name, f"{value!r} hides every GPU of this machine", f"unset {name}")
         else:
-            yield Finding("note", name, f"{value!r}: no GPU is visible, and none would be without it")
+            yield Remark("note", name, f"{value!r}: no GPU is visible, and none would be without it")
     elif hardware.cuda_build is None:
-        yield Finding(
+        yield Remark(
             "bite",
             name,
             f"{value} asks for a GPU, but this torch is built without CUDA: it would train on the CPU",
             f"install a CUDA build of torch, or unset {name}",
         )
     elif seen < named:
-        yield Finding(
+        yield Remark(
             "bite",
             name,
             f"{value} names {named} GPU{'s' * (named > 1)}, and torch sees {seen}: what follows an entry that does "
@@ -119,14 +119,14 @@ def _visible_devices(env: Mapping[str, str], hardware: Hardware, driver: NvidiaD
             f"set {name} to GPUs that are there (`nvidia-smi -L` counts them from 0)",
         )
     else:
-        yield Finding("ok", name, f"{value}: {seen} visible")
+        yield Remark("ok", name, f"{value}: {seen} visible")
 
 
-def _threads(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
+def _threads(env: Mapping[str, str], hardware: Hardware) -> Iterator[Remark]:
     cores = hardware.cpu.cores
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if env.get(name, "").strip() == "1" and cores >= MANY_CORES:
-            yield Finding(
+            yield Remark(
                 "note" if hardware.accelerators or hardware.launcher.multi_process else "bite",
                 name,
                 f"1: the CPU's work uses one of {cores} cores",
@@ -134,7 +134,7 @@ def _threads(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
             )
 
 
-def _accelerate_file(env: Mapping[str, str]) -> Iterator[Finding]:
+def _accelerate_file(env: Mapping[str, str]) -> Iterator[Remark]:
     """Where `accelerate launch` looks for its defaults."""
     cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(env.get("HF_HOME") or cache / "huggingface")
@@ -144,7 +144,7 @@ def _accelerate_file(env: Mapping[str, str]) -> Iterator[Finding]:
     wanted = ("distributed_type", "num_processes", "mixed_precision", "use_cpu")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     said = [line.strip() for line in lines if line.partition(":")[0] in wanted]
-    yield Finding(
+    yield Remark(
         "note",
         "accelerate config",
         f"{file} changes every `accelerate launch` ({', '.join(said) or 'no known setting in it'})",
@@ -152,23 +152,23 @@ def _accelerate_file(env: Mapping[str, str]) -> Iterator[Finding]:
     )
 
 
-def _nccl(env: Mapping[str, str], hardware: Hardware) -> Iterator[Finding]:
+def _nccl(env: Mapping[str, str], hardware: Hardware) -> Iterator[Remark]:
     yield from _switched_on(env, _NCCL_NOTES, "note", "unset {} unless it is needed")
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if env.get(name, "").strip() == "0":
-            yield Finding(
+            yield Remark(
                 "bite" if len(hardware.gpus) > 1 or hardware.launcher.multi_process else "note",
                 name,
                 "0: when one process fails, the others wait for it for ever",
                 f"unset {name}",
             )
     if env.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
-        yield Finding(
+        yield Remark(
             "note", "NCCL_DEBUG", f"{_value(env, 'NCCL_DEBUG')}: NCCL writes a lot", "unset NCCL_DEBUG"
         )
 
 
-def _interfaces(env: Mapping[str, str], there: tuple[str, ...]) -> Iterator[Finding]:
+def _interfaces(env: Mapping[str, str], there: tuple[str, ...]) -> Iterator[Remark]:
     """Network interfaces by name: one that does not exist makes every process wait, then fail."""
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = env.get(name, "").strip()
@@ -178,7 +178,7 @@ def _interfaces(env: Mapping[str, str], there: tuple[str, ...]) -> Iterator[Find
         exact = name.startswith("GLOO") or value.startswith("=")
         asked = [part.strip() for part in value.lstrip("=").split(",") if part.strip()]
         if not any(i == part if exact else i.startswith(part) for part in asked for i in there):
-            yield Finding(
+            yield Remark(
                 "bite",
                 name,
                 f"{_value(env, name)}: no such network interface here ({', '.join(there)})",

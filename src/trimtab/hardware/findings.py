@@ -22,7 +22,7 @@ HIDDEN = "(set, not shown)"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """What was found about one thing, and what to do about it."""
 
     level: Level

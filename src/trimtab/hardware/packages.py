@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trimtab.hardware.findings import Finding
+from trimtab.hardware.findings import Remark
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -86,35 +86,35 @@ def _applies(requirement: Requirement) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
-def check_packages(packages: Iterable[Package]) -> Iterator[Finding]:
+def check_packages(packages: Iterable[Package]) -> Iterator[Remark]:
     """Each package: there, missing, or of a version that will not do."""
     for package in packages:
         wanted = f"pip install '{package.name}{package.needs}'"
         if package.version is None:
             if package.required:
-                yield Finding("bite", package.name, f"not installed; needs {package.needs or 'any'}", wanted)
+                yield Remark("bite", package.name, f"not installed; needs {package.needs or 'any'}", wanted)
             else:
-                yield Finding("absent", package.name, f"not installed ({package.purpose})")
+                yield Remark("absent", package.name, f"not installed ({package.purpose})")
         elif not _meets(package.version, package.needs):
-            yield Finding(
+            yield Remark(
                 "bite" if package.required else "note",
                 package.name,
                 f"{package.version} is too old or too new; needs {package.needs}",
                 wanted,
             )
         else:
-            yield Finding("ok", package.name, package.version)
+            yield Remark("ok", package.name, package.version)
 
 
-def check_python(distribution: str = "trimtab") -> Finding:
+def check_python(distribution: str = "trimtab") -> Remark:
     version = platform.python_version()
     needs = importlib.metadata.metadata(distribution)["Requires-Python"] or ""
     if not _meets(version, needs):
-        return Finding("bite", "python", f"{version}; needs {needs}", "use a Python of that version")
-    return Finding("ok", "python", f"{version} on {platform.system()} {platform.machine()}")
+        return Remark("bite", "python", f"{version}; needs {needs}", "use a Python of that version")
+    return Remark("ok", "python", f"{version} on {platform.system()} {platform.machine()}")
 
 
-def check_neighbours() -> Iterator[Finding]:
+def check_neighbours() -> Iterator[Remark]:
     """Packages that are installed, and ask for another version of a neighbour than the one that is there."""
     for name in _PINNING:
         version = installed_version(name)
@@ -123,12 +123,12 @@ def check_neighbours() -> Iterator[Finding]:
         try:
             requirements = _requirements(name)
         except ValueError as error:  # packaging's InvalidRequirement
-            yield Finding("note", name, f"{version}: what it asks for cannot be read ({error})")
+            yield Remark("note", name, f"{version}: what it asks for cannot be read ({error})")
             continue
         for requirement in requirements:
             there = installed_version(requirement.name) if _applies(requirement) else None
             if there is not None and not _meets(there, str(requirement.specifier)):
-                yield Finding(
+                yield Remark(
                     "bite",
                     name,
                     f"{version} asks for {requirement.name}{requirement.specifier}, and {there} is installed",
@@ -138,12 +138,12 @@ def check_neighbours() -> Iterator[Finding]:
             yield from _check_build(name, version)
 
 
-def _check_build(name: str, version: str) -> Iterator[Finding]:
+def _check_build(name: str, version: str) -> Iterator[Remark]:
     """`torchvision 0.28.0+cpu` beside `torch 2.13.0+cu130`: the versions agree, the compiled code does not."""
     torch = installed_version("torch") or ""
     build, torch_build = version.partition("+")[2], torch.partition("+")[2]
     if build and torch_build and build != torch_build:
-        yield Finding(
+        yield Remark(
             "bite",
             name,
             f"{version} is built for {build}, and torch {torch} for {torch_build}",
