@@ -9,7 +9,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,14 @@ def write_json_whole(path: Path, content: Any) -> None:
     write_whole(path, text + "\n")
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: Any, of_nonfinite: Callable[[float], Any] = str) -> Any:
     """The value as JSON can hold it; array scalars become numbers, non-finite numbers become strings."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return of_nonfinite(value)
     if isinstance(value, Mapping):
-        return {str(key): plain_value(entry) for key, entry in value.items()}
+        return {str(key): plain_value(entry, of_nonfinite) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_value(entry) for entry in value]
+        return [plain_value(entry, of_nonfinite) for entry in value]
     return value

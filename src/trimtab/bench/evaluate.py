@@ -50,10 +50,6 @@ class Layout:
             self.tokenizer, question.prompt, question.options, question.gold, question.where
         )
 
-    def too_long(self, examples: Sequence[Example]) -> int:
-        """How many prompts lose their left end."""
-        return sum(example.length > self.max_length for example in examples)
-
 
 def evaluate(
     model: Any,

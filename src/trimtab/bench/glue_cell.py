@@ -88,7 +88,7 @@ class GlueCell:
                 "facts": {},
                 "train_rows": 0,
                 "eval_rows": len(asked),
-                "truncated": self.layout.too_long(asked),
+                "truncated": sum(e.length > self.layout.max_length for e in asked),
                 "precision": plan.precision,
                 "weights": plan.weight_precision,
             }

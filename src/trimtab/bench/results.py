@@ -14,13 +14,17 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trimtab.bench import svg
 from trimtab.errors import RequestError, TrimtabError
-from trimtab.files import write_json_whole, write_whole
+from trimtab.files import plain_value, write_json_whole, write_whole
 from trimtab.monitor.wording import size
+
+_defined = partial(plain_value, of_nonfinite=lambda value: None)
+"""A figure that is not defined is null."""
 
 NOT_WHOLE = "not whole: the benchmark was interrupted, or is still going"
 
@@ -105,10 +109,7 @@ class Results:
     def save(self) -> None:
         """Write the header, the JSON, the tables and the plots anew."""
         write_json_whole(self.path / "run.json", _defined(self.header))
-        write_json_whole(self.path / "results.json", self.as_dict())
-        write_whole(self.path / "results.md", self.markdown())
-        for name, text in self.plots().items():
-            write_whole(self.path / name, text)
+        write_results(self.path, self.as_dict(), self.markdown(), self.plots())
 
     def as_dict(self) -> dict[str, Any]:
         whole = {
@@ -125,10 +126,14 @@ class Results:
     def failures(self) -> list[dict[str, Any]]:
         return [cell for cell in self.cells.values() if cell["status"] != "finished"]
 
+    def _of(self, task: str, method: str, *, finished: bool = False) -> list[dict[str, Any]]:
+        """The cells of all seeds, or those that finished."""
+        found = [c for (t, m, _), c in self.cells.items() if (t, m) == (task, method)]
+        return [c for c in found if c["status"] == "finished"] if finished else found
+
     def summary(self, task: str, method: str) -> dict[str, Any]:
         """Mean and spread over the seeds that finished; how many failed stands beside them."""
-        all_cells = [c for (t, m, _), c in self.cells.items() if (t, m) == (task, method)]
-        done = [c for c in all_cells if c["status"] == "finished"]
+        all_cells, done = self._of(task, method), self._of(task, method, finished=True)
         names = list(dict.fromkeys(name for c in done for name in c["metrics"]))
         peaks = [c["peak_memory_bytes"] for c in done if c.get("peak_memory_bytes") is not None]
         return {
@@ -166,7 +171,9 @@ class Results:
         titles = self.header.get("titles", {})
         lines = ["# GLUE+ results", ""]
         lines += [f"> {note}" for note in notes(self.header)]
-        lines += ["", self._machine(), "", "## Score", "", self.caption(), ""]
+        h = self.header
+        machine = f"Trimtab {h['trimtab']}, torch {h['torch']}, device {h['device']} ({h['device_reason']})."
+        lines += ["", machine, "", "## Score", "", self.caption(), ""]
         lines += table(
             ["method", *(titles.get(t, t) for t in tasks)],
             [[m, *(self._score(t, m) if (t, m) in pairs else "not run" for t in tasks)] for m in methods],
@@ -207,9 +214,11 @@ class Results:
         for task in dict.fromkeys(t for t, _ in pairs):
             series = {m: self._curve(task, m) for t, m in pairs if t == task}
             levels = {m: self.summary(task, m)["score"]["mean"] for m in series if not series[m]}
+            sample = self.header["data"].get(task, {}).get("origin") == "sample"
+            mark = " — shipped sample" if sample else ""
             panels.append(
                 svg.line_panel(
-                    f"{task} — {self.header['model_shown'].split(' (')[0]}{self._sample_mark(task)}",
+                    f"{task} — {self.header['model_shown'].split(' (')[0]}{mark}",
                     {m: points for m, points in series.items() if points},
                     x_label="forward passes of a batch (a backward pass counts as two)",
                     y_label="score",
@@ -234,11 +243,7 @@ class Results:
 
     def _curve(self, task: str, method: str) -> list[svg.Point]:
         """Mean over seeds at each step that all finished seeds have."""
-        curves = [
-            c["curve"]
-            for (t, m, _), c in self.cells.items()
-            if (t, m) == (task, method) and c["status"] == "finished" and c["curve"]
-        ]
+        curves = [c["curve"] for c in self._of(task, method, finished=True) if c["curve"]]
         points = []
         by_step = [{p["step"]: p for p in curve} for curve in curves]
         for step in by_step[0] if by_step else ():
@@ -248,9 +253,6 @@ class Results:
                 passes = statistics.fmean(p["forwards"] + 2 * p["backwards"] for p in same)
                 points.append((passes, 100 * statistics.fmean(scores)))
         return points
-
-    def _sample_mark(self, task: str) -> str:
-        return " — shipped sample" if self.header["data"].get(task, {}).get("origin") == "sample" else ""
 
     def _score(self, task: str, method: str) -> str:
         summary = self.summary(task, method)
@@ -264,27 +266,18 @@ class Results:
         if not summary["seeds"]:
             return [task, method, "failed", *["–"] * 6]
         metrics = ", ".join(f"{_title(name)} {shown(value)}" for name, value in summary["metrics"].items())
-        rows = next(
-            c["eval_rows"]
-            for (t, m, _), c in self.cells.items()
-            if (t, m) == (task, method) and "eval_rows" in c
-        )
         peak = summary["peak_memory_bytes"]
         return [
             task,
             method,
             metrics,
-            str(rows),
+            str(self._of(task, method, finished=True)[0]["eval_rows"]),
             ", ".join(map(str, summary["seeds"])),
             f"{summary['forwards']['mean']:,.0f}",
             f"{summary['backwards']['mean']:,.0f}",
             f"{summary['train_seconds']['mean']:,.1f}",
             size(peak) if peak else "–",
         ]
-
-    def _machine(self) -> str:
-        h = self.header
-        return f"Trimtab {h['trimtab']}, torch {h['torch']}, device {h['device']} ({h['device_reason']})."
 
     def _settings(self, methods: Sequence[str]) -> list[str]:
         lines = []
@@ -357,15 +350,13 @@ def _file_name(task: str, method: str, seed: int) -> str:
     return f"{task}--{method}--{seed}.json"
 
 
-def _defined(value: Any) -> Any:
-    """The same with null for every number that is not finite: JSON has none of these."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {k: _defined(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_defined(v) for v in value]
-    return value
+def write_results(path: Path, content: Any, text: str, plots: Mapping[str, str]) -> list[str]:
+    """JSON, Markdown and plots of a benchmark, each whole or not at all; their names."""
+    write_json_whole(path / "results.json", content)
+    files = {"results.md": text, **plots}
+    for name, written in files.items():
+        write_whole(path / name, written)
+    return ["results.json", *files]
 
 
 def show(content: Mapping[str, Any], text: str, *, as_json: bool) -> None:

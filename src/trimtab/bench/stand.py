@@ -20,11 +20,10 @@ from trimtab import __version__
 from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE, Cell, Ways, measure, run_cell
 from trimtab.bench.methods import METHODS, method
-from trimtab.bench.results import check_folder, make_folder, notes, reason_of, show, table
+from trimtab.bench.results import check_folder, make_folder, notes, reason_of, show, table, write_results
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError
-from trimtab.files import write_json_whole, write_whole
 from trimtab.hardware import Hardware, probe
 from trimtab.models import load_model_config, model_source
 from trimtab.models.builtin import NAME as BUILT_IN
@@ -136,12 +135,7 @@ class Stand:
 
     def save(self) -> list[str]:
         """Write JSON, Markdown and plots anew; their names."""
-        text, plots = self.render(self)
-        write_json_whole(self.path / "results.json", self.as_dict())
-        files = {"results.md": text, **plots}
-        for name, content in files.items():
-            write_whole(self.path / name, content)
-        return ["results.json", *files]
+        return write_results(self.path, self.as_dict(), *self.render(self))
 
 
 def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[str], None]) -> Stand:

@@ -31,7 +31,7 @@ from trimtab.zeroth.lane_modules import (
     kind_of,
 )
 from trimtab.zeroth.lanes import evaluating
-from trimtab.zeroth.objective import ScoreBatch, example_losses, position_ids
+from trimtab.zeroth.objective import ScoreBatch, example_losses, places_in_table, position_ids
 from trimtab.zeroth.parameters import Tuned
 from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios, on_real_gpu
 
@@ -105,8 +105,11 @@ class CapturedPasses:
         self._stream: Any = None
         self._pool: Any = None
         _check_model(model, self.device)
-        for _, module in _owners(model, self._by_id):
-            kind_of(module)
+        for module in model.modules():
+            if any(id(p) in self._by_id for p in module._parameters.values()):
+                if module is model:
+                    raise NotCapturable("the model itself owns tuned tensors")
+                kind_of(module)
 
     def losses(self, change: Change | None, lanes: Sequence[int], batch: ScoreBatch) -> Tensor | None:
         """[lanes, examples], on the GPU; overwritten by the next replay. Without a change: the model as it is.
@@ -211,7 +214,10 @@ class CapturedPasses:
         with ExitStack() as undo:
             ready = self._small_copies(change, lanes, stand_in) if isinstance(change, Directions) else {}
             # The root is never swapped: it is a model.
-            for parent, name, module in list(_children(self.model)):
+            children = [
+                (parent, *child) for parent in self.model.modules() for child in parent.named_children()
+            ]
+            for parent, name, module in children:
                 made = None if change is None else self._lane_module(module, change, lanes, ready)
                 if made is not None:
                     made.eval()
@@ -319,20 +325,6 @@ def _check_model(model: nn.Module, device: torch.device) -> None:
         raise NotCapturable("its experts take as many rows as the router sends them")
 
 
-def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            yield parent, name, child
-
-
-def _owners(model: nn.Module, by_id: dict[int, Tuned]) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if any(id(p) in by_id for p in module._parameters.values()):
-            if module is model:
-                raise NotCapturable("the model itself owns tuned tensors")
-            yield name, module
-
-
 def _repeated_layers(model: nn.Module) -> list[nn.Module]:
     """The decoder's layers: the longest list of modules of one class. Compiled once, they share the code."""
     lists = [
@@ -354,11 +346,7 @@ def _packed(batch: ScoreBatch, shape: _Shape) -> Tensor:
     """The batch as one tensor of numbers, padded to its shape: one copy takes it to the GPU."""
     left = shape.length - batch.input_ids.shape[1]
     ids, mask = F.pad(batch.input_ids, (left, 0)), F.pad(batch.attention_mask, (left, 0))
-    count = batch.length.flatten()
-    order = torch.argsort(batch.candidate, stable=True)
-    first = count.cumsum(0) - count
-    candidate = batch.candidate[order]
-    place = torch.arange(order.numel()) - first[candidate]
+    order, candidate, place = places_in_table(batch)
     more = shape.scored - order.numel()
     scored = [
         F.pad(values, (0, more), value=fill)
@@ -370,8 +358,7 @@ def _packed(batch: ScoreBatch, shape: _Shape) -> Tensor:
             (place, 0),
         )
     ]
-    parts = [ids.flatten(), mask.flatten().long(), *scored, count, batch.label]
-    return torch.cat(parts)
+    return torch.cat([ids.flatten(), mask.flatten().long(), *scored, batch.length.flatten(), batch.label])
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -51,6 +51,12 @@ class _Pass:
     leading: frozenset[int] = frozenset()
     """Sizes that the first dimension may have: rows, or rows times positions."""
 
+    def note_shape(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        first = next(_tensors((args, kwargs)), None)
+        if first is not None and first.dim() > 0:
+            rows = first.shape[0]
+            self.leading = frozenset((rows, rows * first.shape[1]) if first.dim() > 1 else (rows,))
+
 
 class LaneModules:
     """The modules of a model that own its tuned tensors, and the passes through them."""
@@ -66,40 +72,34 @@ class LaneModules:
         """Inside, a forward of the model is a pass with these lanes of the change."""
         state = _Pass(change, tuple(lanes))
         with ExitStack() as undo:
-            hook = self.model.register_forward_pre_hook(_note_shape(state), with_kwargs=True)
+            hook = self.model.register_forward_pre_hook(state.note_shape, with_kwargs=True)
             undo.callback(hook.remove)
             for unit in self.units:
                 if not any(change.moves(t) for _, _, t in unit.slots):
                     continue
                 # Accelerate's hook sits in `forward` and calls the module's own through `_old_forward`.
                 name = "_old_forward" if "_old_forward" in unit.module.__dict__ else "forward"
-                had = name in unit.module.__dict__
                 own = getattr(unit.module, name)
-                undo.callback(_put_back, unit.module, name, own if had else None)
+                undo.callback(_put_back, unit.module, name, unit.module.__dict__.get(name))
                 unit.module.__dict__[name] = self._forward_of(unit, own, state)
             yield
 
     def _forward_of(self, unit: _Unit, own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         weight = unit.tuned("weight")
         table = isinstance(unit.module, nn.Embedding) and unit.module.max_norm is None
-        if table and weight is not None and isinstance(state.change, Directions):
+        linear = type(unit.module).forward is nn.Linear.forward
 
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                self.called.add(unit.name)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self.called.add(unit.name)
+            if linear:
+                return self._linear(unit, state, *args, **kwargs)
+            if table and weight is not None and isinstance(state.change, Directions):
                 with _LookUp(self, unit, weight, state) as look_up:
                     made = own(*args, **kwargs)
+                if look_up.done:
+                    return made
                 # A forward that reads its table in another way has read it as it is, not as the lanes have it.
-                return made if look_up.done else self._lane_by_lane(unit, own, state, args, kwargs)
-        elif type(unit.module).forward is nn.Linear.forward:
-
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                self.called.add(unit.name)
-                return self._linear(unit, state, *args, **kwargs)
-        else:
-
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                self.called.add(unit.name)
-                return self._lane_by_lane(unit, own, state, args, kwargs)
+            return self._lane_by_lane(unit, own, state, args, kwargs)
 
         return forward
 
@@ -145,8 +145,9 @@ class LaneModules:
         self, unit: _Unit, own: Callable[..., Any], state: _Pass, args: Any, kwargs: Any
     ) -> Any:
         """Any module: its own forward on each lane's share of the batch, with that lane's tensors in place."""
-        lanes = state.lanes
-        size = self._leading_of(unit, state, (args, kwargs))
+        lanes, size = state.lanes, -1
+        if len(lanes) > 1:
+            size = self._rows(unit, state, next(_tensors((args, kwargs)), None))
         moved = [(owner, name, t) for owner, name, t in unit.slots if state.change.moves(t)]
         elements = sum(t.parameter.numel() for _, _, t in moved)
         at_once = len(lanes) if elements * len(lanes) <= self._limit else 1
@@ -169,21 +170,14 @@ class LaneModules:
     def _shares(self, unit: _Unit, state: _Pass, input: Tensor) -> Sequence[Tensor]:
         if len(state.lanes) == 1:
             return [input]
-        self._check(unit, state, input)
+        self._rows(unit, state, input)
         return input.chunk(len(state.lanes))
 
-    def _leading_of(self, unit: _Unit, state: _Pass, inputs: Any) -> int:
-        if len(state.lanes) == 1:
-            return -1
-        first = next(_tensors(inputs), None)
-        self._check(unit, state, first)
-        assert first is not None
-        return first.shape[0]
-
-    def _check(self, unit: _Unit, state: _Pass, input: Tensor | None) -> None:
+    def _rows(self, unit: _Unit, state: _Pass, input: Tensor | None) -> int:
+        """How many rows of all lanes the input holds. What does not split into the lanes is an error."""
         shape = None if input is None else tuple(input.shape)
         if shape and shape[0] % len(state.lanes) == 0 and (not state.leading or shape[0] in state.leading):
-            return
+            return shape[0]
         rows = f" of {min(state.leading) // len(state.lanes)} rows" if state.leading else ""
         raise RequestError.of(
             f"{unit.name or type(unit.module).__name__}: an input of shape {shape} does not split into "
@@ -265,16 +259,6 @@ def _read_by(module: nn.Module) -> Iterator[nn.Module]:
         if type(child).forward is nn.Module.forward:  # a ParameterDict and such
             yield child
             yield from child.modules() if adapter_as_a_whole and name.startswith("lora_") else _read_by(child)
-
-
-def _note_shape(state: _Pass) -> Callable[[nn.Module, Any, Any], None]:
-    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-        first = next(_tensors((args, kwargs)), None)
-        if first is not None and first.dim() > 0:
-            rows = first.shape[0]
-            state.leading = frozenset((rows, rows * first.shape[1]) if first.dim() > 1 else (rows,))
-
-    return note
 
 
 def _put_back(module: nn.Module, name: str, own: Any) -> None:

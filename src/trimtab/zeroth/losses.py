@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trimtab.zeroth.peers import own_rank, share
+from trimtab.zeroth.peers import own_rank, together
 from trimtab.zeroth.sweep import fp32
 
 
@@ -24,10 +24,9 @@ def mean_losses(batches: Sequence[Any], losses_of: Callable[[Any], Tensor], lane
     if not batches:
         raise ValueError("a step needs at least one micro-batch")
     rank, world = own_rank()
-    tables = share(
-        "computing the losses of its micro-batches",
-        lambda: [losses_of(batch).float().tolist() for batch in batches[rank::world]],
-    )
+    tables: list[list[list[list[float]]]] = []  # [rank][micro-batch][lane][example]
+    with together("computing the losses of its micro-batches", tables):
+        tables.append([losses_of(batch).float().tolist() for batch in batches[rank::world]])
     totals, count = [0.0] * lanes, 0
     for i in range(len(batches)):
         part = tables[i % world][i // world]

@@ -134,8 +134,20 @@ def candidate_scores(model: nn.Module, batch: ScoreBatch, lanes: int = 1) -> Ten
     With more than one lane the rows are repeated, lane after lane, and it is the model's layers that tell them apart.
     """
     mask = batch.attention_mask.repeat(lanes, 1)
-    logits = kept_logits(model, batch.input_ids.repeat(lanes, 1), mask, batch.keep)
-    return scores_from_logits(logits, batch, lanes)
+    logits = kept_logits(model, batch.input_ids.repeat(lanes, 1), mask, batch.keep)  # [lanes * R, keep, V]
+    device, rows = logits.device, batch.input_ids.shape[0]
+    at = (torch.arange(lanes)[:, None] * rows + batch.row).to(device)  # [lanes, S]
+    position, token = batch.position.to(device), batch.token.to(device)
+    chosen = logits[at, position, token].float() - _logsumexp(logits)[at, position]
+    # Each token has a place of its own in a dense table: adding up by index would depend on the order on a GPU.
+    order, candidate, place = places_in_table(batch)
+    table = chosen.new_zeros(lanes, batch.length.numel(), batch.keep)
+    lane = torch.arange(lanes, device=device)[:, None]
+    into = (lane, candidate.to(device), place.to(device))
+    table = table.index_put(into, chosen[:, order.to(device)])
+    length = batch.length.to(device)
+    mean = table.sum(-1).view(lanes, *length.shape) / length.clamp(min=1)
+    return mean.masked_fill(length == 0, -torch.inf)
 
 
 def kept_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, keep: int) -> Tensor:
@@ -157,24 +169,12 @@ def kept_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, kee
     return logits[:, -keep:]
 
 
-def scores_from_logits(logits: Tensor, batch: ScoreBatch, lanes: int = 1) -> Tensor:
-    """`candidate_scores` from the kept logits, [lanes * R, keep, V]."""
-    device, rows = logits.device, batch.input_ids.shape[0]
-    at = (torch.arange(lanes)[:, None] * rows + batch.row).to(device)  # [lanes, S]
-    position, token = batch.position.to(device), batch.token.to(device)
-    chosen = logits[at, position, token].float() - _logsumexp(logits)[at, position]
-    # Each token has a place of its own in a dense table: adding up by index would depend on the order on a GPU.
+def places_in_table(batch: ScoreBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """The scored tokens ordered by candidate, and each one's row (its candidate) and column in a dense table."""
     order = torch.argsort(batch.candidate, stable=True)
-    count = batch.length.flatten()
+    candidate, count = batch.candidate[order], batch.length.flatten()
     first = count.cumsum(0) - count
-    place = torch.arange(order.numel()) - first[batch.candidate[order]]
-    table = chosen.new_zeros(lanes, count.numel(), batch.keep)
-    lane = torch.arange(lanes, device=device)[:, None]
-    into = (lane, batch.candidate[order].to(device), place.to(device))
-    table = table.index_put(into, chosen[:, order.to(device)])
-    length = batch.length.to(device)
-    mean = table.sum(-1).view(lanes, *length.shape) / length.clamp(min=1)
-    return mean.masked_fill(length == 0, -torch.inf)
+    return order, candidate, torch.arange(order.numel()) - first[candidate]
 
 
 def example_losses(scores: Tensor, label: Tensor) -> Tensor:

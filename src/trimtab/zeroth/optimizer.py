@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.errors import RequestError, TrimtabError
+from trimtab.zeroth.dizo import Round
 from trimtab.zeroth.lanes import LaneModules, evaluating, lanes_by_default
 from trimtab.zeroth.losses import mean_losses
 from trimtab.zeroth.parameters import Tuned, projected_parameters, tuned_parameters
 from trimtab.zeroth.peers import on_several_ranks, own_rank
 from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
-from trimtab.zeroth.steps import Round, apply_round, step_lanes, step_shrink, step_slopes, step_update
+from trimtab.zeroth.steps import apply_round, step_lanes, step_shrink, step_slopes, step_update
 from trimtab.zeroth.sweep import Change, Directions, Ratios, Sweep, fp32, on_real_gpu
 from trimtab.zeroth.trajectory import TrajectoryWriter, make_header
 
@@ -215,7 +216,7 @@ class ZerothOrder:
         self.skipped, self._rounds = int(state["skipped"]), int(state["rounds"])
 
     def _rate(self, given: float | None) -> float:
-        s = self.settings
+        s, expected = self.settings, fp32(scheduled_rate(self.settings, self.step_number))
         if s.schedule == "given" and given is None:
             raise RequestError.of(
                 "step() was given no learning rate",
@@ -223,8 +224,7 @@ class ZerothOrder:
                 "pass learning_rate, or choose another schedule",
             )
         if given is None:
-            return fp32(scheduled_rate(s, self.step_number))
-        expected = fp32(scheduled_rate(s, self.step_number))
+            return expected
         if s.schedule != "given" and self._trajectory is not None and fp32(given) != expected:
             raise RequestError.of(
                 f"step {self.step_number} was given the learning rate {given}, its schedule says {expected}",

@@ -6,7 +6,7 @@ names that rank. Nothing goes on after a failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -49,14 +49,6 @@ def gather(own: T) -> list[T]:
             "  change: see the first error in the output of the other ranks"
         ) from error
     return every
-
-
-def share(doing: str, work: Callable[[], T]) -> list[T]:
-    """What each rank's own work gives, rank after rank; as `together`."""
-    made: list[T] = []
-    with together(doing, made):
-        made.append(work())
-    return made
 
 
 @contextmanager

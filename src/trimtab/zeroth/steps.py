@@ -17,8 +17,6 @@ from trimtab.zeroth.parameters import Tuned
 from trimtab.zeroth.settings import ZerothSettings
 from trimtab.zeroth.sweep import Directions, Sweep, fp32
 
-__all__ = ["Round", "apply_round", "step_lanes", "step_shrink", "step_slopes", "step_update"]
-
 
 def step_lanes(settings: ZerothSettings, step: int) -> Directions:
     """The lanes whose losses a step compares: weights + eps * z and weights - eps * z.

@@ -116,9 +116,7 @@ class Sweep:
         start = 0 if rows is None else rows.start * weight[:1].numel()
         made = self._room(weight, len(lanes), keep)
         outs = [out.view(-1) for out in made]
-        flat, maker = weight.reshape(-1), self._maker(weight.device)
-        for at in range(0, flat.numel(), maker.chunk):
-            part = flat[at : at + maker.chunk]
+        for at, part in self._chunks(weight):
             targets = [out[at : at + part.numel()] for out in outs]
             if isinstance(change, Directions):
                 self._perturb(tuned, change, lanes, part, targets, start + at)

@@ -21,14 +21,10 @@ from typing import Any
 from torch import nn
 
 from trimtab.errors import RequestError
-from trimtab.zeroth.parameters import (
-    Tuned,
-    fingerprint,
-    tuned_parameters,
-    weights_mark,
-)
+from trimtab.zeroth.dizo import Round
+from trimtab.zeroth.parameters import Tuned, fingerprint, tuned_parameters, weights_mark
 from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
-from trimtab.zeroth.steps import Round, apply_round, step_shrink, step_update
+from trimtab.zeroth.steps import apply_round, step_shrink, step_update
 from trimtab.zeroth.sweep import Sweep, fp32
 
 FORMAT = "trimtab-trajectory"
@@ -91,9 +87,6 @@ class TrajectoryWriter:
 
     def round(self, pairs: Sequence[tuple[float, float]]) -> None:
         self._write(_pack([loss for pair in pairs for loss in pair]))
-
-    def close(self) -> None:
-        self._file.close()
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)
