@@ -23,7 +23,7 @@ from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
 from trimtab.rehearse.run import rehearse
 from trimtab.rehearse.session import Settings, gather
-from trimtab.virtual import bootstrap
+from trimtab.virtual import context
 from trimtab.virtual.context import install
 
 
@@ -38,7 +38,7 @@ class Forked:
             os.environ.clear()
             os.environ.update(environment)
             process.prepare()
-            bootstrap.install_from_environment()
+            context.install_from_environment()
             status = child.main(list(arguments))
             atexit._run_exitfuncs()
             sys.stdout.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from trimtab.hardware.findings import Remark, Level, shown_value
+from trimtab.hardware.findings import Level, Remark, shown_value
 from trimtab.hardware.nvidia import NvidiaDriver
 from trimtab.hardware.probe import Hardware
 
