@@ -26,12 +26,6 @@ class RequestError(TrimtabError):
         return cls(f"{found}\n  why: {why}\n  change: {change}")
 
 
-class UnknownOutcome(TrimtabError):
-    """Could not tell whether the thing asked about holds: exit code 3."""
-
-    exit_code = 3
-
-
 def some_of(names: Sequence[str], most: int = 5) -> str:
     """The first of many names, and how many more there are, as a message shows them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from trimtab.config.schema import DataSettings, ModelSettings
-from trimtab.data import PreparedData, prepare_data
+from trimtab.data.prepare import PreparedData, prepare_data
 from trimtab.errors import RequestError
 
 Write = Callable[..., str]

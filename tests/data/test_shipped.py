@@ -152,7 +152,7 @@ def test_a_set_with_held_out_rows_of_its_own_is_evaluated_on_them(tiny_model: Pa
     from transformers import AutoTokenizer
 
     from trimtab.config.schema import DataSettings
-    from trimtab.data import prepare_data
+    from trimtab.data.prepare import prepare_data
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 

@@ -18,7 +18,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 from trimtab.config.schema import MonitorSettings
-from trimtab.monitor import MonitorCallback, NonFiniteError
+from trimtab.monitor.callback import MonitorCallback
+from trimtab.monitor.health import NonFiniteError
 from trimtab.monitor.metrics import read_metrics
 
 

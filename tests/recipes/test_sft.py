@@ -205,7 +205,7 @@ def test_what_was_trained_is_kept_before_samples_are_answered(settings: list[str
 
 
 def test_nan_stops_the_run_loudly(settings: list[str], tiny_model: Path, tmp_path: Path) -> None:
-    from trimtab.monitor import NonFiniteError
+    from trimtab.monitor.health import NonFiniteError
 
     broken = tmp_path / "broken-model"
     broken.mkdir()

@@ -54,8 +54,9 @@ class Engine(Protocol):
 class LoopDriver:
     """The loop around an engine."""
 
-    def __init__(self, job: Job, engine: Any) -> None:
-        self._job, self.engine = job, engine
+    def __init__(self, job: Job, engine: Engine) -> None:
+        self._job = job
+        self.engine: Any = engine
         self.progress = Progress()
         if job.checkpoint is not None:
             state, self.progress = load_checkpoint(job.checkpoint, job.model)

@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
 
 def _workload(config: Config, on_cpu: bool) -> Workload:
-    training = config.training
     return Workload(
-        batch_size=training.batch_size,
+        batch_size=config.training.batch_size,
         max_length=config.data.max_length,
-        gradient_checkpointing=training.gradient_checkpointing,
+        gradient_checkpointing=config.training.gradient_checkpointing,
     )
 
 
@@ -35,7 +34,7 @@ def _need(config: Config) -> Need:
 
 
 def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
-    from trimtab.data import prepare_data
+    from trimtab.data.prepare import prepare_data
     from trimtab.models import load_tokenizer
 
     tokenizer = load_tokenizer(config.model)

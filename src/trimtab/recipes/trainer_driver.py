@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from trimtab.config import Config, keeps_best
-from trimtab.monitor import MonitorCallback
+from trimtab.monitor.callback import MonitorCallback
 from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job

@@ -62,7 +62,7 @@ class Sandbox:
     """An interpreter that was started once and forks for each job. Threads may share one."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits, self._turn = limits, threading.Lock()
+        self._turn = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="trimtab-tests-", ignore_cleanup_errors=True)
         self._control, theirs = socket.socketpair()
         with theirs:
