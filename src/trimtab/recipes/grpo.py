@@ -77,8 +77,7 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
         for line in report.lines():
             say(line)
         report.stop_on_failure()
-    data = report.data
-    return Prepared(report.processor, data.train, data.eval, data.report, own=report)
+    return Prepared(report.processor, report.data.train, report.data.eval, report.data.report, own=report)
 
 
 def _prove(job: Job) -> None:

@@ -21,9 +21,8 @@ def _workload(config: Config, on_cpu: bool) -> Workload:
 
 
 def _need(config: Config) -> Need:
-    training, data = config.training, config.data
     return Need(
-        {"training.batch_size": training.batch_size, "data.max_length": data.max_length},
+        {"training.batch_size": config.training.batch_size, "data.max_length": config.data.max_length},
         "weights, gradients, optimizer and activations",
         [
             "halve training.batch_size and double training.gradient_accumulation_steps",
