@@ -11,12 +11,13 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 
 from trimtab.config import load_config
-from trimtab.recipes import grpo
+from trimtab.recipes import grpo_trainer
 from trimtab.recipes.planning import plan_run
+from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
 
 
-class CPUsAsGPUs(grpo.PlacedGRPOTrainer):
+class CPUsAsGPUs(grpo_trainer.PlacedGRPOTrainer):
     """FSDP2 shards on the CPU as well; Accelerate only takes it up where it believes in several GPUs."""
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -48,6 +49,6 @@ config = load_config(None, settings)
 plan = dataclasses.replace(plan_run(config).plan, strategy=strategy)
 generate = transformers.GenerationMixin.generate
 if strategy == "sharded":
-    grpo.PlacedGRPOTrainer = CPUsAsGPUs  # type: ignore[misc]
+    grpo_trainer.PlacedGRPOTrainer = CPUsAsGPUs  # type: ignore[misc]
     transformers.GenerationMixin.generate = count_forwards
-grpo.run_recipe(config, plan, open_run_folder(config))
+run_recipe(config, plan, open_run_folder(config))
