@@ -58,6 +58,18 @@ def settings(tiny_model: Path, rows: Path, tmp_path: Path) -> list[str]:
 
 # A learning rate that ruins the model, so that its best step is an early one.
 RUINOUS = ("training.learning_rate=3.0", "zeroth.interval=50", "seed=3")
+LOSSES = (0.69, 0.68, 0.61, 0.72, 0.66, 0.75)
+
+
+@pytest.fixture
+def _best_at_step_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps as they are, with held-out losses that are given: where real ones are lowest is up to the last bits."""
+    from trimtab.recipes.zeroth_order import ZerothEngine
+
+    def measure(self: ZerothEngine, heard: Any) -> dict[str, float]:
+        return {"loss": LOSSES[self.optimizer.step_number], "accuracy": 0.5}
+
+    monkeypatch.setattr(ZerothEngine, "measure", measure)
 
 
 def tune(settings: list[str], *more: str) -> tuple[dict[str, Any], Path]:
@@ -187,6 +199,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert after_header[0] == after_header[1]
 
 
+@pytest.mark.usefixtures("_best_at_step_2")
 def test_a_run_stopped_at_its_best_step_keeps_that_step_when_resumed(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +254,7 @@ def test_a_replay_gives_the_kept_weights(settings: list[str], more: list[str], t
     assert replay_run(run, check=True, steps=3).differing
 
 
+@pytest.mark.usefixtures("_best_at_step_2")
 @pytest.mark.parametrize("save_steps", [1, 3])
 def test_the_best_weights_are_kept_and_replayed(settings: list[str], save_steps: int) -> None:
     """The kept step is the best of those that were saved, an early one, and the replay stops there."""
@@ -248,11 +262,12 @@ def test_the_best_weights_are_kept_and_replayed(settings: list[str], save_steps:
     evals = {line["step"]: line["eval_loss"] for line in metrics(run, "eval") if line["step"]}
     saved = {step: loss for step, loss in evals.items() if step % save_steps == 0 or step == 5}
     assert summary["kept_step"] == min(saved, key=saved.__getitem__)
-    assert min(evals, key=evals.__getitem__) < 3
+    assert summary["kept_step"] == (2 if save_steps == 1 else 3)
     assert summary["eval_loss"]["after"] == min(saved.values())
     assert replay_run(run, check=True).differing == ()
 
 
+@pytest.mark.usefixtures("_best_at_step_2")
 def test_old_checkpoints_go_and_the_best_stays(settings: list[str]) -> None:
     summary, run = tune(
         settings,
@@ -262,7 +277,8 @@ def test_old_checkpoints_go_and_the_best_stays(settings: list[str]) -> None:
         "seed=3",
     )
     left = {folder.name for folder in (run / "checkpoints").iterdir()}
-    assert left == {"checkpoint-5", f"checkpoint-{summary['kept_step']}"}
+    assert summary["kept_step"] == 2
+    assert left == {"checkpoint-5", "checkpoint-2"}
 
 
 def test_nan_stops_the_run_before_its_step_is_made(
