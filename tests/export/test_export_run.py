@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,30 @@ def test_a_full_model_is_copied(full_run: Path, tmp_path: Path) -> None:
     assert any(line.startswith(str(tmp_path / "out" / "model.safetensors")) for line in result.lines())
 
 
-def test_exporting_again_replaces_and_leaves_nothing_beside(lora_run: Path) -> None:
+def test_exporting_again_replaces_what_an_export_wrote_and_nothing_else(lora_run: Path) -> None:
     export_run(lora_run, "merged")
-    (lora_run / "export" / "merged" / "stale.txt").write_text("x")
     export_run(lora_run, "merged")
-    assert [path.name for path in (lora_run / "export").iterdir()] == ["merged"]
-    assert not (lora_run / "export" / "merged" / "stale.txt").exists()
+    made = lora_run / "export" / "merged"
+    assert [path.name for path in made.parent.iterdir()] == ["merged"]
+    (made / "notes.txt").write_text("mine")
+    with pytest.raises(RequestError, match="something else is there"):
+        export_run(lora_run, "merged")
+    assert (made / "notes.txt").read_text() == "mine"
+
+
+def test_a_model_and_a_modelfile_of_the_users_own_are_not_replaced(full_run: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(full_run / "model", own)
+    with pytest.raises(RequestError, match="something else is there"):
+        export_run(full_run, "merged", out=own)
+    assert (own / "config.json").read_bytes() == (full_run / "model" / "config.json").read_bytes()
+    (tmp_path / "Modelfile").write_text("FROM mine")
+    (tmp_path / "model-f16.gguf").write_text("mine")
+    for kind in ("ollama", "gguf"):
+        with pytest.raises(RequestError, match="no export is known to have written"):
+            export_run(full_run, kind, out=tmp_path)
+    assert (tmp_path / "Modelfile").read_text() == "FROM mine"
+    assert (tmp_path / "model-f16.gguf").read_text() == "mine"
 
 
 def test_a_folder_with_other_files_is_not_replaced(full_run: Path, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Folders that are whole or not there: work goes on under a temporary name and is renamed at the end.
+"""Folders that are whole or not there, and what may be replaced: only what an export wrote, by the list it left.
 
 Nothing here knows what is written.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.errors import RequestError
+from trimtab.files import write_json_whole
+
+MARK = ".trimtab-export.json"
 
 
 @contextmanager
@@ -23,6 +28,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     old: Path | None = None
     try:
         yield scratch
+        write_json_whole(scratch / MARK, {"entries": sorted(os.listdir(scratch))})
         scratch.chmod(0o755)
         for file in scratch.rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)
@@ -39,15 +45,40 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raise RequestError unless the folder is new, empty, or a model folder as an earlier export left it."""
-    if not folder.exists():
+    """Raise RequestError unless the folder is new, empty, or as an earlier export left it, with nothing put in."""
+    if not os.path.lexists(folder):
         return
-    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.json").is_file()):
+    if not folder.is_dir() or set(os.listdir(folder)) - {MARK, *_written(folder)}:
         raise RequestError.of(
             f"--out {folder}: something else is there",
             "an export of this kind replaces its folder as a whole, and nothing of yours is to be lost",
             "give a new or an empty folder",
         )
+
+
+def check_free(target: Path) -> None:
+    """Raise RequestError where a file is that no export is known to have written."""
+    if os.path.lexists(target) and target.name not in _written(target.parent):
+        raise RequestError.of(
+            f"{target}: a file that no export is known to have written",
+            "it would be replaced, and nothing of yours is to be lost",
+            "move it away, or give another --out",
+        )
+
+
+def claim_file(target: Path) -> None:
+    """The file is about to be written: from now on it is on its folder's list."""
+    check_free(target)
+    entries = {*_written(target.parent), target.name}
+    write_json_whole(target.parent / MARK, {"entries": sorted(entries)})
+
+
+def _written(folder: Path) -> list[str]:
+    """What exports have written into a folder, as its list says; nothing where it has none that can be read."""
+    try:
+        return [str(name) for name in json.loads((folder / MARK).read_text(encoding="utf-8"))["entries"]]
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, LookupError):
+        return []
 
 
 def readable_size(count: int) -> str:

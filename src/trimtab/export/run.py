@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.keys import recipe_sections
 from trimtab.errors import RequestError, TrimtabError
-from trimtab.export.files import check_replaceable, readable_size
+from trimtab.export.files import MARK, check_free, check_replaceable, claim_file, readable_size
 from trimtab.files import write_whole
 from trimtab.recipes.run_mark import claim
 
@@ -179,7 +179,7 @@ def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> Expo
         say(MERGING if run.lora else f"converting the tuned model to {dtype}")
         model, stored = weights.tuned_model(run.config, run.weights, progress=say is not _silent)
         weights.save_merged(folder, model, run_tokenizer(run), dtype=dtype, stored=stored)
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MARK)
     return ExportResult(kind="merged", folder=folder, files=files)
 
 
@@ -190,7 +190,9 @@ def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | Non
     from trimtab.export.tensors import check_format
 
     # Everything that can be refused is refused before weights are read.
+    target = folder / file
     check_format(dtype)
+    check_free(target)
     config = model_config(run)
     shape_of(config)
     vocab = read_vocab(run_tokenizer(run))
@@ -200,8 +202,8 @@ def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | Non
         entries = weights.model_entries(model)
     else:
         entries = weights.folder_entries(run.weights)
-    target = folder / file
     say(f"writing {target} ({dtype})")
+    claim_file(target)
     notes = write_model(
         target,
         config,
@@ -224,6 +226,7 @@ def _adapter(run: FinishedRun, folder: Path, dtype: str, name: str | None, say: 
             f"{run.folder}: method full has no adapter", "all weights were tuned", "leave --adapter-only out"
         )
     target = folder / f"adapter-{dtype}.gguf"
+    claim_file(target)
     say(f"writing {target}")
     notes = write_adapter(
         target,
@@ -264,8 +267,10 @@ def _ollama(
         )
     context = num_ctx or min(longest, ollama.DEFAULT_CONTEXT)
     text = ollama.modelfile("model.gguf", chat, num_ctx=context, license_name=license_of(run), **told)
-    made = _gguf(run, folder, "model.gguf", dtype, name, say)
     written = folder / "Modelfile"
+    check_free(written)
+    made = _gguf(run, folder, "model.gguf", dtype, name, say)
+    claim_file(written)
     write_whole(written, text)
     created = create and ollama.create(folder, name, say)
     return ExportResult(
