@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError
+from trimtab.models.outputs import nothing_of
 from trimtab.placement import bare_model, move
 
 if TYPE_CHECKING:
@@ -110,11 +111,6 @@ class TakesPart:
                 f"{type(model).__name__} did not embed the tokens of a batch without pictures by itself, so that its "
                 "tower cannot take part in it; give it input_ids, not inputs_embeds"
             )
-
-
-def nothing_of(features: Tensor) -> Tensor:
-    """The sum of none of them: nought also of infinities, which 0 × sum is not, and still a part of the graph."""
-    return features.reshape(-1)[:0].sum()
 
 
 def _has_pictures(name: str, value: Any) -> bool:
