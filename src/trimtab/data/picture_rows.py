@@ -52,7 +52,7 @@ def _as_image_folder(row: Row, data: DataSettings) -> Row:
     """`file_name` names the picture in the metadata files of folders, as `datasets` has it."""
     if "file_name" not in row.values or "image" in row.values or "image" in data.columns:
         return row
-    if any("file_name" == actual for actual in data.columns.values()):
+    if "file_name" in data.columns.values():
         return row
     values = {"image" if name == "file_name" else name: value for name, value in row.values.items()}
     return row._replace(values=values)
