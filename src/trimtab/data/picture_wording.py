@@ -20,9 +20,9 @@ ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't had
 how'd how'll how's i'd've i'm i've isn't it'd it'd've it'll let's ma'am mightn't mightn't've might've mustn't must've
 needn't not've o'clock oughtn't shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's
 someone'd someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're
-there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've when's
-where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
-y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
+when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
+wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
 
 
