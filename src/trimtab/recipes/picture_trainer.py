@@ -1,6 +1,6 @@
-"""The trainer of pictures: any model's loss is found in what it returns, and all its processes take part in each step.
+"""The trainer of pictures: the loss is found in whatever a model returns; the head works on the answers alone.
 
-Batches come from the collator whole; where the model can, its head is computed on the answers alone.
+Batches come from the collator whole. It knows nothing of devices: the plan and accelerate put things in their places.
 """
 
 from __future__ import annotations
@@ -14,19 +14,13 @@ from transformers import Trainer
 
 from trimtab.data.render import IGNORED
 from trimtab.models.outputs import loss_of
-from trimtab.models.take_part import TowerTakesPart
 from trimtab.placement import bare_model
 
 Batch = dict[str, Any]
 
 
 class PictureTrainer(Trainer):
-    """A Trainer that takes what a model returns as it comes, and rows without pictures beside rows with some."""
-
-    def __init__(self, *, tower: TowerTakesPart | None = None, **given: Any) -> None:
-        """`tower`: what runs it on a batch without pictures; None where there is one process alone."""
-        super().__init__(**given)
-        self._tower = tower
+    """A Trainer that takes what a model returns as it comes, counted over all processes and passes of a step."""
 
     def compute_loss(
         self,
@@ -42,8 +36,6 @@ class PictureTrainer(Trainer):
         if counted and self.args.average_tokens_across_devices:
             # Each process divides by the tokens of all; the gradients are averaged over the processes afterwards.
             loss = loss * self.accelerator.num_processes
-        if self._tower is not None and model.training:
-            loss = self._tower.added_to(loss, self.accelerator.unwrap_model(model), inputs)
         return (loss, outputs) if return_outputs else loss
 
 
