@@ -34,6 +34,8 @@ class Row(NamedTuple):
     file: str
     number: int
     unit: str = "row"
+    folder: Path | None = None
+    """Where paths in the row start from; None where the row does not come from a file of the user's."""
 
     @property
     def where(self) -> str:
@@ -42,7 +44,12 @@ class Row(NamedTuple):
 
 def read_file(path: Path, shown: str | None = None) -> list[Row]:
     """All rows of a file, by its suffix. `shown` is the name that errors use (an `s3://` address, say)."""
-    shown = shown or str(path)
+    if shown is None:
+        return [row._replace(folder=path.parent) for row in _read(path, str(path))]
+    return _read(path, shown)
+
+
+def _read(path: Path, shown: str) -> list[Row]:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _read_parquet(path, shown)
