@@ -12,6 +12,8 @@ from pydantic import Field
 
 from trimtab.config.grpo import GrpoSettings as GrpoSettings
 from trimtab.config.section import Section as Section
+from trimtab.config.vision import ShirgSettings as ShirgSettings
+from trimtab.config.vision import VisionSettings as VisionSettings
 from trimtab.config.zeroth_order import ZerothSettings as ZerothSettings
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
@@ -217,8 +219,9 @@ class ExportSettings(Section):
 class Config(Section):
     """One run, whole. Nothing outside this decides how a run goes, but for the machine it runs on."""
 
-    recipe: Literal["sft", "grpo", "zeroth_order"] = "sft"
-    """What kind of training this is: supervised fine-tuning, rewards on completions, or zeroth-order steps."""
+    recipe: Literal["sft", "grpo", "zeroth_order", "vision"] = "sft"
+    """What kind of training this is: supervised fine-tuning, rewards on completions, zeroth-order steps, or answers
+    about pictures."""
 
     model: ModelSettings = Field(default_factory=ModelSettings)
     data: DataSettings = Field(default_factory=DataSettings)
@@ -230,6 +233,8 @@ class Config(Section):
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     grpo: GrpoSettings = Field(default_factory=GrpoSettings)
     zeroth: ZerothSettings = Field(default_factory=ZerothSettings)
+    vision: VisionSettings = Field(default_factory=VisionSettings)
+    shirg: ShirgSettings = Field(default_factory=ShirgSettings)
 
     device: Device = "auto"
     """auto, cpu, cuda, cuda:N or mps. A device that is not there is an error, never a silent fall-back."""

@@ -43,6 +43,8 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
 
     recipe = recipe_of(config)
     model: Any = load_skeleton(config.model, recipe.family)
+    if recipe.fit is not None:
+        recipe.fit(config, model)
     architecture = type(model).__name__
     targets: tuple[str, ...] = ()
     if config.method == "lora":

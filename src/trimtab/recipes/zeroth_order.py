@@ -266,6 +266,6 @@ ZEROTH_ORDER = Recipe(
     prepare=_prepare,
     build=_build,
     outcome=_outcome,
-    samples=False,
+    look=None,
     captures=True,
 )
