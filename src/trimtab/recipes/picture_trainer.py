@@ -13,7 +13,7 @@ import torch
 from transformers import Trainer
 
 from trimtab.data.render import IGNORED
-from trimtab.models.outputs import loss_of
+from trimtab.models.outputs import loss_in_step, loss_of
 from trimtab.placement import bare_model
 
 Batch = dict[str, Any]
@@ -22,6 +22,11 @@ Batch = dict[str, Any]
 class PictureTrainer(Trainer):
     """A Trainer that takes what a model returns as it comes, counted over all processes and passes of a step."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Have the trainer count each step's tokens: some models (Qwen's) say that they do not count, and none is asked.
+        self.model_accepts_loss_kwargs = True
+
     def compute_loss(
         self,
         model: Any,
@@ -29,14 +34,21 @@ class PictureTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        items = {"num_items_in_batch": num_items_in_batch} if counted else {}
-        outputs = model(**inputs, **items)
-        loss = loss_of(outputs)
-        if counted and self.args.average_tokens_across_devices:
-            # Each process divides by the tokens of all; the gradients are averaged over the processes afterwards.
-            loss = loss * self.accelerator.num_processes
+        outputs = model(**inputs)
+        if num_items_in_batch is None:
+            loss = loss_of(outputs)
+        else:
+            loss = loss_in_step(outputs, trained_tokens(inputs), num_items_in_batch)
+            if self.args.average_tokens_across_devices:
+                # The tokens are those of all processes; the gradients are averaged over the processes afterwards.
+                loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+
+def trained_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
+    """Where a batch has tokens that are trained on: each is told by the one before it, so never the first of a row."""
+    labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"][..., 1:]
+    return torch.ne(labels, IGNORED)
 
 
 class AnswersAlone:

@@ -90,7 +90,8 @@ def _build(job: Job) -> TrainerDriver:
         label_names=["labels"],
         prediction_loss_only=True,
     )
-    if not all(row.pictures for row in prepared.train):
+    # Also of those that are only evaluated on: shards are gathered there as well.
+    if not all(row.pictures for row in [*prepared.train, *(prepared.eval or ())]):
         take_part(job.model, prepared.processor)
     driver = TrainerDriver(
         job,
