@@ -58,7 +58,17 @@ _LIKE = {
     "messages": ["messages", "conversation", "conversations", *_TALKS, "chosen"],
     "conversations": ["conversations", "conversation", "messages", *_TALKS],
     "text": ["text", "content", "body", "document", "article", "sentence"],
-    "image": ["image", "images", "img", "picture", "pictures", "photo", "file_name", "filename", "image_path"],
+    "image": [
+        "image",
+        "images",
+        "img",
+        "picture",
+        "pictures",
+        "photo",
+        "file_name",
+        "filename",
+        "image_path",
+    ],
     "question": [*_QUESTIONS, "q"],
     "answer": [*_ANSWERS, "answers", "labels", "caption", "text", "a"],
 }
@@ -249,7 +259,11 @@ def _kind_fits(column: str, value: Any) -> bool:
         return isinstance(turn, Mapping) and key in turn
     if column == "image":
         return value is None or isinstance(value, (str, bytes, Mapping, list))
-    return value is None or isinstance(value, (str, int, float)) or (column == "answer" and isinstance(value, list))
+    return (
+        value is None
+        or isinstance(value, (str, int, float))
+        or (column == "answer" and isinstance(value, list))
+    )
 
 
 def parse_list(value: Any) -> Any:

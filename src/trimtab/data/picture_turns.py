@@ -73,7 +73,9 @@ def _role_and_content(turn: Any, name: str) -> tuple[str, Any]:
         raise BadRow(f"a message in `{name}` has no role")
     role = ROLES.get(str(said).lower())
     if role not in ("system", "user", "assistant"):
-        raise BadRow(f"a message of the role `{said}` in `{name}`; rows with pictures have system, user, assistant")
+        raise BadRow(
+            f"a message of the role `{said}` in `{name}`; rows with pictures have system, user, assistant"
+        )
     if turn.get("weight") == 0 or turn.get("tool_calls"):
         raise BadRow(f"`weight: 0` or `tool_calls` in `{name}`, which rows with pictures do not have")
     content = turn.get("content")

@@ -58,7 +58,9 @@ def picture_of(value: Any, name: str, row: Row, tally: Tally) -> Picture:
     if isinstance(value, Mapping):
         found = [value[key] for key in _INSIDE if value.get(key) is not None]
         if not found:
-            raise BadRow(f"`{name}` is an object without a picture (it has {', '.join(map(str, value)) or 'nothing'})")
+            raise BadRow(
+                f"`{name}` is an object without a picture (it has {', '.join(map(str, value)) or 'nothing'})"
+            )
         inside = picture_of(found[0], name, row, tally)
         told = value.get("path")
         if isinstance(inside.source, bytes) and isinstance(told, str) and told:

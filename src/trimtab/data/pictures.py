@@ -130,7 +130,9 @@ def decode(data: bytes) -> Image.Image:
     except Exception as error:
         # Codecs raise almost anything at a damaged file; all of it means that this picture is not whole.
         text = str(error).splitlines()
-        raise BadRow(f"picture is damaged ({_without_counts(text[0] if text else type(error).__name__)})") from error
+        raise BadRow(
+            f"picture is damaged ({_without_counts(text[0] if text else type(error).__name__)})"
+        ) from error
 
 
 def check_size(size: tuple[int, int]) -> None:
