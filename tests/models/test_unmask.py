@@ -193,3 +193,28 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
     assert answer_by_unmasking(model, collate.processor, collate, rows, PLAN, settings) == [
         TABLE[row] for row in rows
     ]
+
+
+def test_each_picture_gets_its_own_answer() -> None:
+    """One question, two pictures: only the pictures tell the answers apart, shared by both halves of a batch."""
+    model = seeing_model("llava")
+    batch = seen_batch(model)
+    width = int(batch["attention_mask"].sum(1).min())
+    question = batch["input_ids"][1, : width - 2].tolist()
+    rows = padded([(question, [20, 21, END]), (question, [22, 23, 24, END])])
+    rows["pixel_values"] = batch["pixel_values"]
+    objective = MaskedDiffusion(model, mask_id=MASK, end_id=END, seed=0, answer_length=LENGTH)
+    objective.check(rows, PLAN)
+    assert objective.two_way.shares
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for step in range(80):
+        masked = objective.inputs(rows, step)
+        with objective.pictures_once():
+            loss, _ = objective.loss(model(**masked.inputs).logits, masked.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    seen = {**asked([question] * 2), "pixel_values": batch["pixel_values"]}
+    assert plain(model, seen, LENGTH, {END}) == [[20, 21], [22, 23, 24]]
+    seen["pixel_values"] = batch["pixel_values"].flip(0)
+    assert plain(model, seen, LENGTH, {END}) == [[22, 23, 24], [20, 21]]
