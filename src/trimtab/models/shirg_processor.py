@@ -57,7 +57,7 @@ def two_views(
     how = Image.Resampling.BICUBIC if resample is None else Image.Resampling(resample)
     picture = picture.convert("RGB")
     box = foveal_box(*picture.size, crop, centre)
-    return picture.resize((size, size), how), picture.resize((size, size), how, box=box)
+    return picture.resize((size, size), how), picture.crop(box).resize((size, size), how)
 
 
 def _normalised(view: Image.Image, pictures: Any) -> np.ndarray[Any, Any]:
