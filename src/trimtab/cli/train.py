@@ -84,7 +84,8 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
         )
         return
     for sample in summary["samples"]:
-        print(f"\nasked   {sample['prompt']}\nbefore  {sample['before']}\nafter   {sample['after']}")
+        right = f"\nright   {sample['expected']}" if "expected" in sample else ""
+        print(f"\nasked   {sample['prompt']}{right}\nbefore  {sample['before']}\nafter   {sample['after']}")
     loss = summary["eval_loss"]
     if loss["after"] is not None and loss["before"] is not None:
         change = (

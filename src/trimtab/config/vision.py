@@ -115,7 +115,7 @@ class VisionSettings(RecipeSection):
             Default("model.name", MODEL, "the built-in model that sees, made from its seed"),
             Default("data.source", DATA, "pictures that Trimtab draws itself"),
             Default(
-                "data.bad_rows", "error", "a broken picture is named; data.bad_rows: drop counts such rows"
+                "data.bad_rows", "stop", "a broken picture is named; data.bad_rows: drop counts such rows"
             ),
             *(
                 []

@@ -55,7 +55,7 @@ def held_out_answers(
     pairs = [_asked_and_expected(row) for row in islice(rows, limit)]
     longest = max((len(expected) for _, expected in pairs), default=1)
     given = continued(model, tokenizer, [asked for asked, _ in pairs], plan, longest)
-    ends = _ends(model, tokenizer)
+    ends = ends_of(model, tokenizer)
     # By text, the end-of-turn token included: a tokenizer may spell one text in several ways.
     # An answer that does not end is held against as many tokens as the row has: those of a long row are cut.
     same = (
@@ -90,7 +90,7 @@ def continued(
     from rich.console import Console
     from rich.progress import track
 
-    pad, ends = tokenizer.pad_token_id, _ends(model, tokenizer)
+    pad, ends = tokenizer.pad_token_id, ends_of(model, tokenizer)
     by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     batches = [by_length[first : first + AT_ONCE] for first in range(0, len(prompts), AT_ONCE)]
     said: dict[int, list[int]] = {}
@@ -126,7 +126,7 @@ def continued(
     return [said[place] for place in range(len(prompts))]
 
 
-def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def ends_of(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """The tokens that end an answer: the model's own, and the tokenizer's."""
     own = model.generation_config.eos_token_id
     return {*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id} - {None}

@@ -78,7 +78,7 @@ def _fit(config: Config, model: Any) -> None:
 def _build(job: Job) -> TrainerDriver:
     from transformers import TrainingArguments
 
-    from trimtab.models.take_part import TowerTakesPart
+    from trimtab.models.take_part import take_part
     from trimtab.recipes.picture_trainer import PictureTrainer, answers_alone
     from trimtab.recipes.trainer_driver import TrainerDriver, trainer_arguments
 
@@ -90,12 +90,14 @@ def _build(job: Job) -> TrainerDriver:
         label_names=["labels"],
         prediction_loss_only=True,
     )
+    # Also of those that are only evaluated on: shards are gathered there as well.
+    if not all(row.pictures for row in [*prepared.train, *(prepared.eval or ())]):
+        take_part(job.model, prepared.processor)
     driver = TrainerDriver(
         job,
         PictureTrainer,
         arguments,
         data_collator=answers_alone(job.model, prepared.own.collator),
-        tower=TowerTakesPart(prepared.own.collator) if plan.processes > 1 else None,
     )
     if plan.strategy == "split":
         return_outputs(job.model)
