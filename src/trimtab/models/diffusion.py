@@ -127,6 +127,10 @@ class MaskedDiffusion:
             )
         self.two_way.check(with_ends(batch, self.end_id, self.answer_length), self.end_id)
 
+    def ended(self, collate: Callable[[list[Any]], Mapping[str, Any]]) -> EndedAnswers:
+        """The collator for this objective."""
+        return EndedAnswers(collate, self.end_id, self.answer_length)
+
     def inputs(self, batch: Mapping[str, Any], step: int | None) -> Masked:
         """The doubled batch of one step; `step` None, for an evaluation, masks a row alike every time.
 
