@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trimtab.config.grpo import GrpoSettings as GrpoSettings
 from trimtab.config.section import Section as Section
 from trimtab.config.vision import ShirgSettings as ShirgSettings
 from trimtab.config.vision import VisionSettings as VisionSettings
 from trimtab.config.zeroth_order import ZerothSettings as ZerothSettings
+
+BadRows = Annotated[
+    Literal["drop", "stop"], BeforeValidator(lambda said: "stop" if said == "error" else said)
+]
+"""`error` was the name of `stop`, and still means it."""
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 
@@ -71,8 +76,8 @@ class DataSettings(Section):
     train_on: Literal["answers", "all"] = "answers"
     """Which tokens the loss is computed on: the assistant's answers, or everything."""
 
-    bad_rows: Literal["drop", "error"] = "drop"
-    """Rows that cannot be trained on (empty answer, null): drop and count them, or stop at the first."""
+    bad_rows: BadRows = "drop"
+    """Rows that cannot be trained on (no answer, a broken picture): drop and count them, or stop at the first."""
 
     keep_duplicates: bool = False
     """Keep rows that repeat an earlier row exactly. Otherwise they are dropped and counted."""
@@ -101,7 +106,8 @@ class LoraSettings(Section):
 
     targets: str | list[str] = "all-linear"
     """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear` of the language model, `vision` and
-    `connector` beside it, or module names such as `q_proj`."""
+    `connector` beside it, or module names such as `q_proj`. `ROLE:LAYERS` means those layers of the stack alone (`3`,
+    `0-3`, `24-` to the last), `ROLE:LAYERS:NAMES` these modules in them: `"vision:0-3:q_proj,k_proj"` (in quotes)."""
 
 
 class TrainingSettings(Section):

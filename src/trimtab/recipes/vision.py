@@ -14,6 +14,7 @@ from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
 if TYPE_CHECKING:
     from trimtab.data.pictures import PictureRow
+    from trimtab.models.diffusion import MaskedDiffusion
     from trimtab.recipes.trainer_driver import TrainerDriver
 
 PICTURES = "pictures"
@@ -104,6 +105,22 @@ def _build(job: Job) -> TrainerDriver:
     return driver
 
 
+def _masked_diffusion(job: Job) -> MaskedDiffusion:
+    """The objective, tried on the model with two rows before anything is trained."""
+    from trimtab.models.diffusion import MaskedDiffusion, mask_token_id
+
+    config, tokenizer = job.config, job.prepared.processor.tokenizer
+    objective = MaskedDiffusion(
+        job.model,
+        mask_id=mask_token_id(tokenizer, config.vision.mask_token),
+        end_id=tokenizer.eos_token_id,
+        seed=config.seed,
+        answer_length=config.vision.answer_length,
+    )
+    objective.check(job.prepared.own.collator(list(job.prepared.train[:2])), job.plan)
+    return objective
+
+
 def _rows(job: Job) -> list[PictureRow]:
     """The held-out rows that are answered."""
     return list(job.prepared.eval or ())[: job.config.samples.held_out]
@@ -124,13 +141,18 @@ def _look(job: Job, model: Any) -> Look:
     """Greedy answers to held-out pictures, scored by the set's own metric."""
     from trimtab.data.picture_metrics import score
     from trimtab.models.see import answer_pictures
+    from trimtab.models.unmask import answer_by_unmasking
 
-    rows, seen = _rows(job), job.prepared.own
+    config, rows, seen = job.config, _rows(job), job.prepared.own
     if not rows:
         return Look([])
-    given = answer_pictures(
-        model, job.prepared.processor, seen.collator, rows, job.plan, job.config.samples.max_new_tokens
-    )
+    if config.vision.objective == "masked_diffusion":
+        given = answer_by_unmasking(
+            model, job.prepared.processor, seen.collator, rows, job.plan, config.vision
+        )
+    else:
+        longest = config.samples.max_new_tokens
+        given = answer_pictures(model, job.prepared.processor, seen.collator, rows, job.plan, longest)
     right = sum(score(seen.metric, said, row.answers) for said, row in zip(given, rows, strict=True))
     return Look(given[: len(_shown(job))], right, len(rows), f"accuracy ({seen.metric})")
 
