@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_two_way import END, IMAGE, MASK, ROWS, padded, seeing_model, seen_batch, text_model
 from transformers import AutoTokenizer
 
+from masked_rows import END, IMAGE, MASK, PLAN, ROWS, padded, seeing_model, seen_batch, text_model
 from trimtab.errors import RequestError
 from trimtab.models.diffusion import EndedAnswers, MaskedDiffusion, mask_token_id, spare_tokens, with_ends
 
@@ -162,6 +162,46 @@ def test_micro_batches_add_up_to_the_whole_batch(model: Any) -> None:
     assert sum(plain[:2]) / 2 != pytest.approx(whole, rel=1e-3)
 
 
+def one_rank(rank: int, folder: Path) -> None:
+    """A row a rank. As gradients are averaged, a trainer multiplies each loss by the number of ranks."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.distributed.init_process_group(
+        "gloo", rank=rank, world_size=2, init_method=(folder / "meet").as_uri()
+    )
+    model = seeing_model("llava_onevision")
+    batch = {name: value[rank : rank + 1] for name, value in seen_batch(model).items()}
+    objective = objective_of(model)
+    objective.check(batch, PLAN)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    masked = objective.inputs(batch, 3)
+    with objective.pictures_once():
+        loss, _ = objective.loss(wrapped(**masked.inputs).logits, masked.targets, 2 * LENGTH)
+    (loss * 2).backward()
+    found = {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+    torch.save((objective.two_way.shares, loss.item(), found), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_step_as_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(one_rank, (tmp_path,), nprocs=2)
+    (shares, first, found), (also, second, same) = (torch.load(tmp_path / f"{n}.pt") for n in range(2))
+    assert shares
+    assert also
+    model = seeing_model("llava_onevision")
+    loss, _ = losses(objective_of(model), model, seen_batch(model), 3)
+    loss.backward()
+    assert first + second == pytest.approx(loss.item(), rel=1e-5)
+    tower = [name for name in found if "vision_tower" in name]
+    assert tower
+    for name, weight in model.named_parameters():
+        if name in found:
+            torch.testing.assert_close(found[name], same[name], rtol=0, atol=0)
+            expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-5)
+
+
 def test_a_batch_without_answers_trains_nothing(model: Any) -> None:
     loss, trained = losses(objective_of(model), model, padded([([5, 6], []), ([7], [])]), 0)
     assert (loss.item(), int(trained)) == (0.0, 0)
@@ -223,7 +263,7 @@ def test_adapters_bf16_and_checkpointing_are_no_hindrance() -> None:
         batch = seen_batch(inner)
         batch["pixel_values"] = batch["pixel_values"].bfloat16()
         objective = objective_of(model)
-        objective.check(batch)
+        objective.check(batch, PLAN)
         assert objective.two_way.shares
         masked = objective.inputs(batch, 0)
         assert (masked.inputs["input_ids"] == IMAGE).sum() == 16
@@ -239,7 +279,7 @@ def test_adapters_bf16_and_checkpointing_are_no_hindrance() -> None:
 def test_a_mask_token_that_the_model_does_not_know_is_refused(model: Any) -> None:
     objective = MaskedDiffusion(model, mask_id=128, end_id=END, seed=0)
     with pytest.raises(RequestError, match=r"(?s)token 128, and the model has 128.*vision\.mask_token"):
-        objective.check(padded(ROWS))
+        objective.check(padded(ROWS), PLAN)
 
 
 def test_the_mask_token_is_the_settings_or_the_tokenizers(tiny_model: Path) -> None:

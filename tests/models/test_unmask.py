@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_two_way import END, MASK, padded, seeing_model, seen_batch, text_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from masked_rows import END, MASK, PLAN, padded, seeing_model, seen_batch, text_model
+from trimtab.config.schema import VisionSettings
 from trimtab.models.diffusion import MaskedDiffusion
 from trimtab.models.two_way import TwoWay
 from trimtab.models.unmask import AT_ONCE, answer_by_unmasking, schedule, unmask
-from trimtab.placement import PlacementPlan
 
-PLAN = PlacementPlan(device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single")
 QUESTIONS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 LENGTH = 6
 
@@ -169,9 +168,11 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
     )
     model = AutoModelForCausalLM.from_config(made)
     collate = Questions(tokenizer)
-    settings = SimpleNamespace(answer_length=9, unmask_steps=steps, mask_token="<|im_start|>")
+    settings = VisionSettings(answer_length=9, unmask_steps=steps, mask_token="<|im_start|>")
     rows = list(TABLE) * (AT_ONCE // len(TABLE) + 1)
-    assert answer_by_unmasking(model, collate, rows, PLAN, settings) != [TABLE[row] for row in rows]
+    assert answer_by_unmasking(model, collate.processor, collate, rows, PLAN, settings) != [
+        TABLE[row] for row in rows
+    ]
 
     objective = MaskedDiffusion(
         model,
@@ -181,7 +182,7 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
         answer_length=settings.answer_length,
     )
     batch = collate(list(TABLE))
-    objective.check(batch)
+    objective.check(batch, PLAN)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(120):
         masked = objective.inputs(batch, step)
@@ -189,4 +190,31 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert answer_by_unmasking(model, collate, rows, PLAN, settings) == [TABLE[row] for row in rows]
+    assert answer_by_unmasking(model, collate.processor, collate, rows, PLAN, settings) == [
+        TABLE[row] for row in rows
+    ]
+
+
+def test_each_picture_gets_its_own_answer() -> None:
+    """One question, two pictures: only the pictures tell the answers apart, shared by both halves of a batch."""
+    model = seeing_model("llava")
+    batch = seen_batch(model)
+    width = int(batch["attention_mask"].sum(1).min())
+    question = batch["input_ids"][1, : width - 2].tolist()
+    rows = padded([(question, [20, 21, END]), (question, [22, 23, 24, END])])
+    rows["pixel_values"] = batch["pixel_values"]
+    objective = MaskedDiffusion(model, mask_id=MASK, end_id=END, seed=0, answer_length=LENGTH)
+    objective.check(rows, PLAN)
+    assert objective.two_way.shares
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for step in range(80):
+        masked = objective.inputs(rows, step)
+        with objective.pictures_once():
+            loss, _ = objective.loss(model(**masked.inputs).logits, masked.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    seen = {**asked([question] * 2), "pixel_values": batch["pixel_values"]}
+    assert plain(model, seen, LENGTH, {END}) == [[20, 21], [22, 23, 24]]
+    seen["pixel_values"] = batch["pixel_values"].flip(0)
+    assert plain(model, seen, LENGTH, {END}) == [[22, 23, 24], [20, 21]]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.errors import RequestError, some_of
 from trimtab.models.two_way import Batch, TwoWay, token_inputs, with_columns
+from trimtab.placement import PlacementPlan, move
 
 if TYPE_CHECKING:
     import torch
@@ -113,11 +114,13 @@ class MaskedDiffusion:
         self.mask_id, self.end_id = mask_id, end_id
         self.seed, self.answer_length = seed, answer_length
 
-    def check(self, batch: Mapping[str, Any]) -> None:
+    def check(self, batch: Mapping[str, Any], plan: PlacementPlan) -> None:
         """Refuse a model that cannot see both ways, and find whether both halves share their pictures.
 
         With a small batch of the collator, two rows with different pictures at best, before the model is wrapped.
         """
+        import torch
+
         rows = self.two_way.model.get_input_embeddings().weight.shape[0]
         if not 0 <= self.mask_id < rows:
             raise RequestError.of(
@@ -125,7 +128,9 @@ class MaskedDiffusion:
                 "a masked token is looked up in the model's own table",
                 "set vision.mask_token to a token that the model knows",
             )
-        self.two_way.check(with_ends(batch, self.end_id, self.answer_length), self.end_id)
+        batch = move(with_ends(batch, self.end_id, self.answer_length), plan)
+        with torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32"):
+            self.two_way.check(batch, self.end_id)
 
     def ended(self, collate: Callable[[list[Any]], Mapping[str, Any]]) -> EndedAnswers:
         """The collator for this objective."""

@@ -152,8 +152,8 @@ class TwoWay:
         try:
             with torch.enable_grad():
                 logits = self.model(**self.inputs(ids, real, batch)).logits
-                # Squares, so that no symmetry of the head cancels.
-                (heard,) = torch.autograd.grad(logits[:, 0].float().square().sum(), embedded[:1])
+                # Their length: no symmetry of the head cancels, and its gradient is of a size that fp16 holds.
+                (heard,) = torch.autograd.grad(logits[:, 0].float().norm(dim=-1).sum(), embedded[:1])
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:

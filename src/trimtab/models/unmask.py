@@ -20,6 +20,8 @@ from trimtab.placement import PlacementPlan, move
 if TYPE_CHECKING:
     import torch
 
+    from trimtab.config.schema import VisionSettings
+
 AT_ONCE = 16
 """Rows that are answered together."""
 
@@ -100,14 +102,19 @@ def opened(
 
 
 def answer_by_unmasking(
-    model: Any, collator: Any, rows: Sequence[Any], plan: PlacementPlan, settings: Any
+    model: Any,
+    processor: Any,
+    collator: Any,
+    rows: Sequence[Any],
+    plan: PlacementPlan,
+    settings: VisionSettings,
 ) -> list[str]:
-    """One answer to each row's last question; `settings` is the `vision` section."""
+    """One answer to each row's last question, which `collator.asked` puts."""
     import torch
     from rich.console import Console
     from rich.progress import track
 
-    tokenizer = collator.processor.tokenizer
+    tokenizer = processor.tokenizer
     mask_id = mask_token_id(tokenizer, settings.mask_token)
     ends = ends_of(model, tokenizer)
     said: list[str] = []
