@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from tiny_models import skeleton
 from trimtab.errors import RequestError
-from trimtab.models.outputs import loss_of
+from trimtab.models.outputs import loss_in_step, loss_of
 
 LOSS = torch.tensor(2.5)
 LOGITS = torch.zeros(2, 3, 7)
@@ -161,3 +161,37 @@ def test_under_ddp(make: Callable[[torch.Tensor, torch.Tensor], Any], tmp_path: 
         assert model.module.layer.weight.grad is not None
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2_5_vl", "gemma3"])
+def test_parts_of_a_step_add_up_to_the_step(model_type: str) -> None:
+    """Answers of 1, 5 and no tokens in three passes: loss and gradients of all rows in one."""
+    torch.manual_seed(0)
+    model = skeleton(model_type, "cpu")
+    tokens = torch.randint(5, 90, (3, 8))
+    labels = torch.full_like(tokens, -100)
+    labels[0, 7:], labels[1, 3:] = tokens[0, 7:], tokens[1, 3:]
+    # Gemma 3 makes its mask of what is a picture and what is text.
+    kinds = {"token_type_ids": torch.zeros_like(tokens)} if model_type == "gemma3" else {}
+    whole = model(input_ids=tokens, labels=labels, **kinds).loss
+    whole.backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    total = 0.0
+    for row in range(3):
+        own = {name: value[row : row + 1] for name, value in kinds.items()}
+        outputs = model(input_ids=tokens[row : row + 1], labels=labels[row : row + 1], **own)
+        part = loss_in_step(outputs, labels[row, 1:] != -100, of=6)
+        part.backward()
+        total += part.item()
+    assert part.item() == 0.0, "a row without an answer brings nothing"
+    assert total == pytest.approx(whole.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        wanted = expected[name]
+        assert (parameter.grad is None) == (wanted is None), name
+        assert wanted is None or torch.allclose(parameter.grad, wanted, atol=1e-6), name
+
+
+def test_no_trained_token_and_nothing_but_a_loss_is_refused() -> None:
+    with pytest.raises(RequestError, match="no token is trained"):
+        loss_in_step({"loss": torch.tensor(float("nan"))}, torch.zeros(3, dtype=torch.bool), of=5)

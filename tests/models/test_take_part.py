@@ -14,7 +14,8 @@ from trimtab.config.schema import LoraSettings
 from trimtab.errors import RequestError
 from trimtab.models import IMAGE_TEXT
 from trimtab.models.adapters import add_lora
-from trimtab.models.take_part import nothing_of, smallest_picture, take_part
+from trimtab.models.outputs import nothing_of
+from trimtab.models.take_part import smallest_picture, take_part
 from vision_batches import IMAGE_TOKEN, picture_batch, picture_processor, text_batch
 
 TARGETS = {name: ["all-linear", "vision"] + ["connector"] * (name != "gemma3") for name in MODELS}

@@ -135,7 +135,8 @@ def _targets(value: Any) -> Settings:
         return {}
     if value == "all":
         value = "all-linear"
-    elif isinstance(value, str) and "," in value:
+    elif isinstance(value, str) and "," in value and ":" not in value:
+        # Behind a colon the commas belong to one target: `vision:0-3:q_proj,k_proj`.
         value = [name.strip() for name in value.split(",") if name.strip()]
     return {"lora.targets": value}
 

@@ -106,7 +106,8 @@ class LoraSettings(Section):
 
     targets: str | list[str] = "all-linear"
     """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear` of the language model, `vision` and
-    `connector` beside it, or module names such as `q_proj`."""
+    `connector` beside it, or module names such as `q_proj`. `ROLE:LAYERS` means those layers of the stack alone (`3`,
+    `0-3`, `24-` to the last), `ROLE:LAYERS:NAMES` these modules in them: `"vision:0-3:q_proj,k_proj"` (in quotes)."""
 
 
 class TrainingSettings(Section):

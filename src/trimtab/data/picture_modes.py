@@ -6,6 +6,8 @@ profiles other than the mode's own are not applied, as in every processor that t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
@@ -31,10 +33,11 @@ def as_rgb(image: Image.Image, stored: str | None) -> Image.Image:
 
 def _scaled(image: Image.Image) -> Image.Image:
     """Grey of more than eight bits as eight. PIL's own conversion would clip it, and show white."""
-    values = np.asarray(image).astype(np.float64)
+    values = np.asarray(image).astype(np.float32)
     if not np.isfinite(values).all():
         raise BadRow("picture holds values that are not finite numbers")
     low, high = float(values.min()), float(values.max())
+    grey: NDArray[Any]
     if image.mode.startswith("I;16"):
         grey = values / 257
     elif image.mode == "I" and low >= 0 and high <= 65535:
@@ -46,11 +49,7 @@ def _scaled(image: Image.Image) -> Image.Image:
     else:
         # 32-bit numbers have no white of their own: the darkest is black and the brightest white.
         grey = (values - low) * (255 / (high - low)) if high > low else np.zeros_like(values)
-    return Image.fromarray(_bytes(grey))
-
-
-def _bytes(grey: NDArray[np.float64]) -> NDArray[np.uint8]:
-    return np.rint(grey).astype(np.uint8)
+    return Image.fromarray(np.rint(grey).astype(np.uint8))
 
 
 def _over_white_where(image: Image.Image, grey: Image.Image) -> Image.Image:

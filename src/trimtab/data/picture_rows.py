@@ -15,7 +15,6 @@ from trimtab.data.picture_turns import conversation
 from trimtab.data.picture_values import Reading, answers_of, pictures_of
 from trimtab.data.pictures import Picture, PictureRow, asked
 from trimtab.data.read import Row
-from trimtab.errors import RequestError
 
 FORMATS = {
     form.name: form
@@ -31,14 +30,8 @@ FORMATS = {
 
 def read_own(rows: list[Row], data: DataSettings, tally: Tally) -> Reading:
     """How rows of no declared set are read: by their columns."""
-    if data.format != "auto" and data.format not in FORMATS:
-        raise RequestError.of(
-            f"data.format={data.format}: a format without pictures",
-            f"rows with pictures are {', '.join(FORMATS)}",
-            "set data.format=auto, which goes by the columns",
-        )
     rows = [_as_image_folder(row, data) for row in rows]
-    found = detect(rows, data.format, data.columns, FORMATS)
+    found = detect(rows, "auto", data.columns, FORMATS)
     return Reading(
         rows=rows,
         make=lambda row: _made(row, found, data, tally),
@@ -52,7 +45,7 @@ def _as_image_folder(row: Row, data: DataSettings) -> Row:
     """`file_name` names the picture in the metadata files of folders, as `datasets` has it."""
     if "file_name" not in row.values or "image" in row.values or "image" in data.columns:
         return row
-    if any("file_name" == actual for actual in data.columns.values()):
+    if "file_name" in data.columns.values():
         return row
     values = {"image" if name == "file_name" else name: value for name, value in row.values.items()}
     return row._replace(values=values)

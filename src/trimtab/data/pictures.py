@@ -25,12 +25,14 @@ Message = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
 """Formats that are decoded in this process by a codec. Others that PIL knows start programs, or are not pictures."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-SUFFIXES += (".avif", ".jp2")
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"),
+)
 """What files of these formats are called, where a folder is searched for pictures."""
 
-MOST_PIXELS = 2**26
-"""Largest width × height that is decoded: 8192 × 8192, under PIL's own limit of 89 million."""
+MOST_PIXELS = 64_000_000
+"""Largest width × height that is decoded where nothing else is said (`vision.max_pixels`)."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,13 @@ class Picture:
     where: str
     """File and row (and the picture's name), as errors tell it."""
 
+    most_pixels: int = MOST_PIXELS
+    """A picture that declares more is refused before it is decoded."""
+
     def open(self) -> Image.Image:
         """The picture, upright, as RGB; what was transparent is white."""
         try:
-            return decode(self.read())
+            return decode(self.read(), self.most_pixels)
         except BadRow as bad:
             raise RequestError.of(
                 f"{self.where}: {bad}",
@@ -109,24 +114,26 @@ def content_key(row: PictureRow, digests: tuple[str, ...]) -> str:
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def decode(data: bytes) -> Image.Image:
+def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Image.Image:
     """Bytes of a picture as an upright RGB image; BadRow with the reason where that cannot be done in full."""
     if not data:
         raise BadRow("picture is empty (0 bytes)")
     formats = _formats()
     try:
         with Image.open(io.BytesIO(data), formats=formats) as image:
-            check_size(image.size)
+            check_size(image.size, most_pixels)
             image.load()  # the first frame of an animation
             # Some formats tell the true size only now.
-            check_size(image.size)
+            check_size(image.size, most_pixels)
             return as_rgb(ImageOps.exif_transpose(image), image.format)
     except (BadRow, MemoryError):
         raise
     except Image.UnidentifiedImageError:
         raise BadRow(f"picture is none of {', '.join(formats)}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise BadRow(f"picture declares over {MOST_PIXELS:,} pixels") from None
+        raise BadRow(
+            "picture declares more pixels than PIL decodes: a decompression bomb, or to be made smaller"
+        ) from None
     except Exception as error:
         # Codecs raise almost anything at a damaged file; all of it means that this picture is not whole.
         text = str(error).splitlines()
@@ -135,15 +142,15 @@ def decode(data: bytes) -> Image.Image:
         ) from error
 
 
-def check_size(size: tuple[int, int]) -> None:
+def check_size(size: tuple[int, int], most_pixels: int) -> None:
     """Refuse a picture by the size that it declares, before memory is taken for its pixels."""
     width, height = size
     if width < 1 or height < 1:
         raise BadRow(f"picture declares a size of {width} × {height}")
-    if width * height > MOST_PIXELS:
+    if width * height > most_pixels:
         raise BadRow(
-            f"picture declares {width:,} × {height:,} pixels, over the limit of {MOST_PIXELS:,}: "
-            "a decompression bomb, or to be made smaller first"
+            f"picture declares {width:,} × {height:,} pixels, over vision.max_pixels={most_pixels}: "
+            "a decompression bomb, or to be made smaller"
         )
 
 

@@ -59,7 +59,7 @@ def _read(path: Path, shown: str) -> list[Row]:
             f"Trimtab reads rows from {', '.join(READERS)}",
             "convert the file, or give it the suffix of what it holds",
         )
-    text = _decode(path.read_bytes(), shown)
+    text = decode_text(path.read_bytes(), shown)
     if suffix in (".csv", ".tsv"):
         return _read_csv(text, shown, "\t" if suffix == ".tsv" else None)
     if suffix == ".json":
@@ -67,7 +67,7 @@ def _read(path: Path, shown: str) -> list[Row]:
     return _read_jsonl(text, shown)
 
 
-def _decode(raw: bytes, shown: str) -> str:
+def decode_text(raw: bytes, shown: str) -> str:
     """UTF-8 with or without a byte order mark; UTF-16 when its mark says so (Windows tools write it)."""
     utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:

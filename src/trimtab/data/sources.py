@@ -26,8 +26,8 @@ HELD_OUT = {"error-kinds": "error-kinds-held-out"}
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
 
 # How a file name says which split it holds: `train.jsonl`, `test-00000-of-00001.parquet`, `val.csv`.
-_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-_SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation")
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -147,7 +147,7 @@ def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> 
     splits = {name: _split_of(name) for name in readable}
     if not any(splits.values()):
         return readable
-    wanted = _SPLITS.get(split, split)
+    wanted = SPLITS.get(split, split)
     chosen = [name for name in readable if splits[name] == wanted]
     if not chosen:
         raise RequestError.of(
@@ -162,7 +162,7 @@ def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> 
 
 def _split_of(name: str) -> str | None:
     words = re.split(r"[-_]", Path(name).name.partition(".")[0].lower())
-    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
+    return next((SPLITS[word] for word in words if word in SPLITS), None)
 
 
 def _suffix(name: str) -> str:

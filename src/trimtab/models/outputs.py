@@ -43,6 +43,45 @@ def loss_of(outputs: Any) -> Tensor:
     return found.reshape(())
 
 
+def loss_in_step(outputs: Any, trained: Tensor, of: Tensor | int) -> Tensor:
+    """The part of a step's loss that these outputs bring: their mean, weighted by the share of the step's tokens.
+
+    A step is all passes of all processes, `of` the tokens trained in it, `trained` where this pass has some of them. A
+    mean of means would count the tokens of a short answer for more, and another number of processes or passes would
+    make another loss. Weighed here, after the model, it is right for models that count by themselves or do not.
+    """
+    here = trained.sum()
+    if not here:
+        # The mean of no tokens is NaN. Their part is nought, and the graph is there for the others to wait for.
+        for part in _tensors(outputs):
+            return nothing_of(part)
+        raise RequestError.of(
+            f"a batch in which no token is trained, and the model returned {describe(outputs)}",
+            "the mean of no tokens is no number, and nothing beside it leads back to the weights",
+            "drop rows without an answer, or have the model return its logits beside the loss",
+        )
+    return loss_of(outputs) * (here / of)
+
+
+def nothing_of(features: Tensor) -> Tensor:
+    """The sum of none of them: nought also of infinities, which 0 × sum is not, and still a part of the graph."""
+    return features.reshape(-1)[:0].sum()
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """What of the outputs has a gradient, but for a loss that may be NaN in its backward pass as well."""
+    import torch
+
+    for name, value in _fields(outputs):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and value.dim()
+            and "loss" not in name
+        ):
+            yield value
+
+
 def _find(outputs: Any) -> Any:
     """What stands where the loss stands: `_ABSENT` without such a place, None where the place is empty."""
     import torch

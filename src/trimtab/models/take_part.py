@@ -1,16 +1,16 @@
 """A batch without pictures uses the vision tower all the same, so that processes never wait for each other.
 
 DDP waits until every trained parameter has a gradient on every process, FSDP2 until every process asks for the same
-shards in the same order: a process with a batch of text alone would leave the others waiting at the tower for ever. Here
-the tower and the connector then see one small picture, by the model's own processor and `get_image_features`, and the sum
-of none of their features (nought, whatever the features are; their gradients are noughts too) is added to the text's
+shards in the same order: a process with a batch of text alone would leave the others waiting at the tower for ever.
+Here the tower and the connector then see one small picture, by the model's own processor and `get_image_features`, and
+the sum of none of their features (nought, whatever they are; their gradients are noughts too) is added to the text's
 embeddings. That is the place and the order in which a real picture enters, inside the wrapped forward pass: under
 autocast, checkpointing and the wrapper's hooks, whatever loss is computed from the outputs.
 
 In a single process it does the same, so that one process and two take the same steps: an optimizer moves a weight with
 a gradient of noughts (momentum, decay), and leaves one without a gradient alone.
 
-It changes no output, and never hides a missing picture: a batch with image tokens and no pictures is the model's to refuse.
+It changes no output, and hides no missing picture: image tokens without pictures are the model's to judge.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError
+from trimtab.models.outputs import nothing_of
 from trimtab.placement import bare_model, move
 
 if TYPE_CHECKING:
@@ -110,11 +111,6 @@ class TakesPart:
                 f"{type(model).__name__} did not embed the tokens of a batch without pictures by itself, so that its "
                 "tower cannot take part in it; give it input_ids, not inputs_embeds"
             )
-
-
-def nothing_of(features: Tensor) -> Tensor:
-    """The sum of none of them: nought also of infinities, which 0 × sum is not, and still a part of the graph."""
-    return features.reshape(-1)[:0].sum()
 
 
 def _has_pictures(name: str, value: Any) -> bool:

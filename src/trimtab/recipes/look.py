@@ -36,4 +36,5 @@ def rows_answered(job: Job, model: Any) -> Look:
     limit, rows = job.config.samples.held_out, job.prepared.eval
     if not limit or not rows:
         return look
-    return look._replace(**held_out_answers(model, job.prepared.processor, rows, job.plan, limit))
+    counted = held_out_answers(model, job.prepared.processor, rows, job.plan, limit)
+    return look._replace(right=counted["right"], of=counted["of"])

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VisionSettings
 from trimtab.models.families import IMAGE_TEXT
-from trimtab.placement import PlacementPlan, Workload, return_outputs
+from trimtab.placement import PlacementPlan, Workload, move, return_outputs
 from trimtab.recipes.look import Look
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
 if TYPE_CHECKING:
     from trimtab.data.pictures import PictureRow
+    from trimtab.models.diffusion import MaskedDiffusion
     from trimtab.recipes.trainer_driver import TrainerDriver
 
 PICTURES = "pictures"
@@ -90,7 +91,8 @@ def _build(job: Job) -> TrainerDriver:
         label_names=["labels"],
         prediction_loss_only=True,
     )
-    if not all(row.pictures for row in prepared.train):
+    # Also of those that are only evaluated on: shards are gathered there as well.
+    if not all(row.pictures for row in [*prepared.train, *(prepared.eval or ())]):
         take_part(job.model, prepared.processor)
     driver = TrainerDriver(
         job,
@@ -101,6 +103,23 @@ def _build(job: Job) -> TrainerDriver:
     if plan.strategy == "split":
         return_outputs(job.model)
     return driver
+
+
+def _masked_diffusion(job: Job) -> MaskedDiffusion:
+    """The objective, tried on the model with two rows before anything is trained."""
+    from trimtab.models.diffusion import MaskedDiffusion, mask_token_id
+
+    config, tokenizer = job.config, job.prepared.processor.tokenizer
+    objective = MaskedDiffusion(
+        job.model,
+        mask_id=mask_token_id(tokenizer, config.vision.mask_token),
+        end_id=tokenizer.eos_token_id,
+        seed=config.seed,
+        answer_length=config.vision.answer_length,
+    )
+    tried = job.prepared.own.collator(list(job.prepared.train[:2]))
+    objective.check(move(tried, next(job.model.parameters()).device))
+    return objective
 
 
 def _rows(job: Job) -> list[PictureRow]:
@@ -123,13 +142,16 @@ def _look(job: Job, model: Any) -> Look:
     """Greedy answers to held-out pictures, scored by the set's own metric."""
     from trimtab.data.picture_metrics import score
     from trimtab.models.see import answer_pictures
+    from trimtab.models.unmask import answer_by_unmasking
 
-    rows, seen = _rows(job), job.prepared.own
+    config, rows, seen = job.config, _rows(job), job.prepared.own
     if not rows:
         return Look([])
-    given = answer_pictures(
-        model, job.prepared.processor, seen.collator, rows, job.plan, job.config.samples.max_new_tokens
-    )
+    if config.vision.objective == "masked_diffusion":
+        given = answer_by_unmasking(model, seen.collator, rows, job.plan, config.vision)
+    else:
+        longest = config.samples.max_new_tokens
+        given = answer_pictures(model, job.prepared.processor, seen.collator, rows, job.plan, longest)
     right = sum(score(seen.metric, said, row.answers) for said, row in zip(given, rows, strict=True))
     return Look(given[: len(_shown(job))], right, len(rows), f"accuracy ({seen.metric})")
 
