@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VisionSettings
 from trimtab.models.families import IMAGE_TEXT
-from trimtab.placement import PlacementPlan, Workload, move, return_outputs
+from trimtab.placement import PlacementPlan, Workload, return_outputs
 from trimtab.recipes.look import Look
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
@@ -117,8 +117,7 @@ def _masked_diffusion(job: Job) -> MaskedDiffusion:
         seed=config.seed,
         answer_length=config.vision.answer_length,
     )
-    tried = job.prepared.own.collator(list(job.prepared.train[:2]))
-    objective.check(move(tried, next(job.model.parameters()).device))
+    objective.check(job.prepared.own.collator(list(job.prepared.train[:2])), job.plan)
     return objective
 
 
@@ -148,7 +147,9 @@ def _look(job: Job, model: Any) -> Look:
     if not rows:
         return Look([])
     if config.vision.objective == "masked_diffusion":
-        given = answer_by_unmasking(model, seen.collator, rows, job.plan, config.vision)
+        given = answer_by_unmasking(
+            model, job.prepared.processor, seen.collator, rows, job.plan, config.vision
+        )
     else:
         longest = config.samples.max_new_tokens
         given = answer_pictures(model, job.prepared.processor, seen.collator, rows, job.plan, longest)
