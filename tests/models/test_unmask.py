@@ -140,6 +140,7 @@ class Questions:
 
     def __init__(self, tokenizer: Any) -> None:
         self.processor = SimpleNamespace(tokenizer=tokenizer)
+        self.end_ids = [tokenizer.eos_token_id]
 
     def __call__(self, rows: list[str]) -> dict[str, torch.Tensor]:
         tokenizer = self.processor.tokenizer
@@ -170,9 +171,7 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
     collate = Questions(tokenizer)
     settings = VisionSettings(answer_length=9, unmask_steps=steps, mask_token="<|im_start|>")
     rows = list(TABLE) * (AT_ONCE // len(TABLE) + 1)
-    assert answer_by_unmasking(model, collate.processor, collate, rows, PLAN, settings) != [
-        TABLE[row] for row in rows
-    ]
+    assert answer_by_unmasking(model, collate, rows, PLAN, settings) != [TABLE[row] for row in rows]
 
     objective = MaskedDiffusion(
         model,
@@ -190,9 +189,7 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert answer_by_unmasking(model, collate.processor, collate, rows, PLAN, settings) == [
-        TABLE[row] for row in rows
-    ]
+    assert answer_by_unmasking(model, collate, rows, PLAN, settings) == [TABLE[row] for row in rows]
 
 
 def test_each_picture_gets_its_own_answer() -> None:

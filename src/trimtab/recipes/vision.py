@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VisionSettings
 from trimtab.models.families import IMAGE_TEXT
-from trimtab.placement import PlacementPlan, Workload, move, return_outputs
+from trimtab.placement import PlacementPlan, Workload, return_outputs
 from trimtab.recipes.look import Look
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
@@ -116,9 +116,10 @@ def _masked_diffusion(job: Job) -> MaskedDiffusion:
         end_id=tokenizer.eos_token_id,
         seed=config.seed,
         answer_length=config.vision.answer_length,
+        ends=job.prepared.own.collator.end_ids,
     )
     tried = job.prepared.own.collator(list(job.prepared.train[:2]))
-    objective.check(move(tried, next(job.model.parameters()).device))
+    objective.check(tried, job.plan)
     return objective
 
 
