@@ -274,9 +274,12 @@ def tiny_pair(model_type: str, seed: int = 7, **text: Any) -> tuple[Any, Any]:
 
     processor = tiny_processor(model_type)
     torch.manual_seed(seed)
-    return AutoModelForImageTextToText.from_config(
-        tiny_config(model_type, processor, **text)
-    ).eval(), processor
+    model = AutoModelForImageTextToText.from_config(tiny_config(model_type, processor, **text)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("mm_input_projection_weight"):
+            # Gemma 3's starts as noughts, which let no gradient through to the tower.
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model, processor
 
 
 def saved_pair(model_type: str, folder: Path, **text: Any) -> Path:

@@ -171,7 +171,9 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
     collate = Questions(tokenizer)
     settings = VisionSettings(answer_length=9, unmask_steps=steps, mask_token="<|im_start|>")
     rows = list(TABLE) * (AT_ONCE // len(TABLE) + 1)
-    assert answer_by_unmasking(model, collate, rows, PLAN, settings) != [TABLE[row] for row in rows]
+    assert answer_by_unmasking(model, collate.processor, collate, rows, PLAN, settings) != [
+        TABLE[row] for row in rows
+    ]
 
     objective = MaskedDiffusion(
         model,
@@ -189,7 +191,9 @@ def test_what_was_learned_is_answered(tiny_model: Path, steps: int | None) -> No
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert answer_by_unmasking(model, collate, rows, PLAN, settings) == [TABLE[row] for row in rows]
+    assert answer_by_unmasking(model, collate.processor, collate, rows, PLAN, settings) == [
+        TABLE[row] for row in rows
+    ]
 
 
 def test_each_picture_gets_its_own_answer() -> None:

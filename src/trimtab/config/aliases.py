@@ -63,6 +63,7 @@ _SAME_VALUE = {
     "training.batch_size": "batch_size per_device_train_batch_size train_batch_size micro_batch_size",
     "training.eval_batch_size": "eval_batch_size per_device_eval_batch_size",
     "training.gradient_accumulation_steps": "gradient_accumulation_steps",
+    "training.effective_batch_size": "effective_batch_size global_batch_size total_batch_size",
     "training.learning_rate": "learning_rate lr",
     "training.lr_scheduler": "lr_scheduler lr_scheduler_type",
     "training.warmup_ratio": "warmup_ratio",

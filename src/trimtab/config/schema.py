@@ -128,6 +128,10 @@ class TrainingSettings(Section):
     gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
     """Forward passes gathered into one optimizer step."""
 
+    effective_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows of one optimizer step: `batch_size` × processes × `gradient_accumulation_steps`. When set, another product
+    is an error, so that a run on other machines is the run that was meant; null: not checked."""
+
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
 

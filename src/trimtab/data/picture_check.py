@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.pictures import Picture, PictureRow, content_key, decode
+from trimtab.data.sources import Cell
 
 MOST_THREADS = 8
 
@@ -35,7 +36,7 @@ def checked_rows(
     seen: set[str] = set()
     pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="pictures")
     try:
-        looked: dict[Path | bytes, Future[str]] = {}
+        looked: dict[Path | bytes | Cell, Future[str]] = {}
         for picture in (picture for row in rows for picture in row.pictures):
             if picture.source not in looked:
                 looked[picture.source] = pool.submit(_digest, picture, decoded)

@@ -14,7 +14,8 @@ from trimtab.config.schema import DataSettings, VisionSettings
 from trimtab.data.clean import Tally, usable
 from trimtab.data.picture_check import checked_rows, groups
 from trimtab.data.picture_rows import read_own
-from trimtab.data.picture_sets import check_split, find_set, read_set
+from trimtab.data.picture_set_rows import read_set
+from trimtab.data.picture_sets import check_split, find_set
 from trimtab.data.picture_source import load_picture_rows
 from trimtab.data.pictures import PictureRow
 from trimtab.data.report import PictureReport, SourceReport

@@ -21,6 +21,7 @@ from trimtab.data.clean import BadRow, Tally, text_of
 from trimtab.data.formats import parse_list
 from trimtab.data.pictures import Picture, PictureRow
 from trimtab.data.read import Row
+from trimtab.data.sources import Cell
 
 # How base64 of PNG, JPEG, GIF, WebP, BMP and TIFF begins. Fewer characters than this are a name, not a picture.
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkqA", "TU0AK")
@@ -55,6 +56,8 @@ def pictures_of(value: Any, name: str, row: Row, tally: Tally) -> tuple[Picture,
 def picture_of(value: Any, name: str, row: Row, tally: Tally) -> Picture:
     """The picture that a value names or holds. `name` is the column, for errors."""
     value = parse_list(value)
+    if isinstance(value, Cell):
+        return Picture(value, f"{row.where} (`{name}`)")
     if isinstance(value, Mapping):
         found = [value[key] for key in _INSIDE if value.get(key) is not None]
         if not found:

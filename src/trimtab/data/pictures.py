@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 
 from trimtab.data.clean import BadRow
 from trimtab.data.picture_modes import as_rgb
+from trimtab.data.sources import Cell
 from trimtab.errors import RequestError
 
 Message = dict[str, Any]
@@ -39,8 +41,8 @@ MOST_PIXELS = 64_000_000
 class Picture:
     """A picture, not yet opened: where its bytes are, and the row that it belongs to."""
 
-    source: Path | bytes
-    """A file, or the encoded bytes themselves."""
+    source: Path | bytes | Cell
+    """A file, the encoded bytes themselves, or their place in a table on disk."""
 
     where: str
     """File and row (and the picture's name), as errors tell it."""
@@ -62,16 +64,15 @@ class Picture:
 
     def read(self) -> bytes:
         """The encoded bytes; a file that is not there is a bad row."""
-        if isinstance(self.source, bytes):
-            return self.source
-        try:
-            if self.source.is_file():
-                return self.source.read_bytes()
-        except OSError as error:
-            raise BadRow(f"picture cannot be read ({error.strerror or error})") from None
-        except ValueError:
-            raise BadRow("picture has a path that no file can have") from None
-        raise BadRow("picture is not a file" if self.source.exists() else "picture is not there")
+        source = self.source
+        if isinstance(source, Cell):
+            held = source.value() or {}
+            if held.get("bytes") is not None:
+                return bytes(held["bytes"])
+            if held.get("path") is None:
+                raise BadRow(f"`{source.column}` is null")
+            source = Path(held["path"])
+        return source if isinstance(source, bytes) else _read(source)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Image.Image:
             image.load()  # the first frame of an animation
             # Some formats tell the true size only now.
             check_size(image.size, most_pixels)
-            return as_rgb(ImageOps.exif_transpose(image), image.format)
+            return as_rgb(_upright(image), image.format)
     except (BadRow, MemoryError):
         raise
     except Image.UnidentifiedImageError:
@@ -152,6 +153,39 @@ def check_size(size: tuple[int, int], most_pixels: int) -> None:
             f"picture declares {width:,} × {height:,} pixels, over vision.max_pixels={most_pixels}: "
             "a decompression bomb, or to be made smaller"
         )
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How to turn what a camera stored, by the orientation that EXIF gives."""
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        told = image.getexif().get(ExifTags.Base.Orientation)
+    except (SyntaxError, ValueError, TypeError, LookupError, OSError, struct.error):
+        return image  # whole pixels under broken notes: nothing tells another way up than the stored one
+    turn = _TURNS.get(told) if isinstance(told, int) else None
+    return image if turn is None else image.transpose(turn)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        if file.is_file():
+            return file.read_bytes()
+        there = file.exists()
+    except OSError as error:
+        raise BadRow(f"picture cannot be read ({error.strerror or error})") from None
+    except ValueError:
+        raise BadRow("picture has a path that no file can have") from None
+    raise BadRow("picture is not a file" if there else "picture is not there")
 
 
 @cache

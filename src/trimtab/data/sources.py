@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import DataSettings
 from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
 from trimtab.errors import RequestError
+
+if TYPE_CHECKING:
+    import datasets
 
 BUILT_IN = ("device-errors", "error-kinds", "error-kinds-held-out", "sums")
 HELD_OUT = {"error-kinds": "error-kinds-held-out"}
@@ -30,6 +34,20 @@ SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "tes
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A picture of a hub data set, left in its table on disk until it is needed. Equal only to itself."""
+
+    table: datasets.Dataset
+    row: int
+    column: str
+
+    def value(self) -> dict[str, Any] | None:
+        """{bytes, path} as the table has it."""
+        found: dict[str, Any] | None = self.table[self.row][self.column]
+        return found
 
 
 @dataclass
@@ -47,7 +65,7 @@ def load_rows(
     source: str, settings: DataSettings, setting: str = "data.source", encoded: bool = False
 ) -> Loaded:
     """Read the rows of `source`. `setting` is the name that errors use: data.source or data.eval_source.
-    `encoded` leaves the pictures of a hub data set as the bytes of their files."""
+    `encoded` leaves the pictures of a hub data set where they are, as a `Cell` each."""
     loaded = _load(source, settings, setting, encoded)
     if settings.max_rows is not None:
         loaded.rows = loaded.rows[: settings.max_rows]
@@ -123,15 +141,30 @@ def _load_hub(source: str, settings: DataSettings, setting: str, encoded: bool) 
         ) from None
     if settings.max_rows is not None:
         table = table.select(range(min(settings.max_rows, len(table))))
-    if encoded:
-        for name, feature in table.features.items():
-            if isinstance(feature, datasets.Image):
-                table = table.cast_column(name, datasets.Image(decode=False))
-            elif isinstance(getattr(feature, "feature", None), datasets.Image):
-                table = table.cast_column(name, datasets.List(datasets.Image(decode=False)))
     shown = f"{source}[{settings.split}]"
-    rows = [Row(dict(values), shown, number) for number, values in enumerate(table, 1)]
+    rows = encoded_rows(table, shown) if encoded else [Row(dict(v), shown, n) for n, v in enumerate(table, 1)]
     return Loaded(rows, f"{shown} (hub)", [shown], "the hub's own cache")
+
+
+def encoded_rows(table: datasets.Dataset, shown: str) -> list[Row]:
+    """The rows of a table without decoding or even reading its pictures, which may be more than memory holds."""
+    import datasets
+
+    single = [name for name, feature in table.features.items() if isinstance(feature, datasets.Image)]
+    for name, feature in table.features.items():
+        if name in single:
+            table = table.cast_column(name, datasets.Image(decode=False))
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            table = table.cast_column(name, datasets.List(datasets.Image(decode=False)))
+    pictures = {name: table.select_columns([name]) for name in single}
+    others = table.remove_columns(single)
+    names = list(table.features)
+    rows = []
+    for place in range(len(table)):
+        values = others[place] if others.features else {}
+        values |= {name: Cell(cells, place, name) for name, cells in pictures.items()}
+        rows.append(Row({name: values[name] for name in names}, shown, place + 1))
+    return rows
 
 
 def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ modules, the same names of weights, the same loss. It never trains, and never ch
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,16 +56,19 @@ def attach_shirg(model: Any, settings: ShirgSettings, processor: Any = None) -> 
     grid = grid_of(settings, model.config)
     if processor is not None:
         check_processor(processor, settings, model.config)
-    before: Shirg | None = getattr(model, "shirg", None)
-    model.shirg = Shirg(
-        settings,
-        grid,
-        model.forward if before is None else before.forward,
-        model.generate if before is None else before.generate,
-    )
+    if hasattr(model, "shirg"):
+        raise RequestError.of(
+            "SHIRG's views were to be attached to a model that has them already",
+            "it would be asked for its own way from pixels to tokens, which is no longer there",
+            "load the model again, and attach them once",
+        )
+    inner = model.base_model
+    model.shirg = inner.shirg = Shirg(settings, grid, model.forward, model.generate)
     model.config.shirg = settings.model_dump()
-    model.forward = types.MethodType(_forward(type(model)), model)
-    model.generate = types.MethodType(_generate(type(model)), model)
+    inner.get_image_features = types.MethodType(_features(type(inner).get_image_features), inner)
+    model.get_image_features = types.MethodType(_outer_features(type(model).get_image_features), model)
+    model.forward = types.MethodType(_forward(type(model).forward), model)
+    model.generate = types.MethodType(_generate(type(model).generate), model)
     return model
 
 
@@ -76,19 +80,51 @@ def saved_shirg(model_config: Any) -> ShirgSettings | None:
     return None if kept is None else ShirgSettings(**kept)
 
 
-def _forward(own: type) -> Callable[..., Any]:
-    @functools.wraps(own.forward)  # type: ignore[attr-defined]
+def _features(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def get_image_features(
+        self: Any, pixel_values: torch.Tensor, *_: Any, question: torch.Tensor | None = None, **__: Any
+    ) -> Any:
+        """`question`: the mean embedding of each picture's question; without it no token is closer to it."""
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        _check_views(self.shirg.grid, pixel_values)
+        tokens = look(self, self.shirg.settings, self.shirg.grid, pixel_values, question).tokens
+        # PaliGemma takes one tensor; the others join a sequence of them.
+        taken: Any = tokens if self.config.model_type == "paligemma" else tuple(tokens)
+        return BaseModelOutputWithPooling(pooler_output=taken)
+
+    return get_image_features
+
+
+def _outer_features(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def get_image_features(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The model's own asks for the sizes of pictures (LLaVA-OneVision), which SHIRG's views do not have.
+        return self.base_model.get_image_features(*args, **kwargs)
+
+    return get_image_features
+
+
+def _forward(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
     def forward(self: Any, *args: Any, question_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
         labels = kwargs.get("labels")
         if question_mask is None and labels is not None:
-            question_mask = ((labels != -100).cumsum(-1) == 0).long()
+            question_mask = question_places(labels)
         return self.shirg.forward(*args, **_pictures_seen(self, args, kwargs, question_mask))
 
+    known = inspect.signature(own)
+    asked = inspect.Parameter("question_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
+    named = [one for one in known.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    rest = [one for one in known.parameters.values() if one.kind is one.VAR_KEYWORD]
+    # Who asks what the model takes finds the question's mask too.
+    forward.__signature__ = known.replace(parameters=[*named, asked, *rest])  # type: ignore[attr-defined]
     return forward
 
 
-def _generate(own: type) -> Callable[..., Any]:
-    @functools.wraps(own.generate)  # type: ignore[attr-defined]
+def _generate(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
     @torch.no_grad()
     def generate(self: Any, *args: Any, question_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
         # transformers would encode the pictures here without the text, and the choice needs the question.
@@ -99,31 +135,33 @@ def _generate(own: type) -> Callable[..., Any]:
     return generate
 
 
+def question_places(labels: torch.Tensor) -> torch.Tensor:
+    """1 before the first label of each row: what an answer will not be part of, however much of it is known."""
+    return (labels.ne(-100).cumsum(-1) == 0).long()
+
+
 def _pictures_seen(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], question_mask: torch.Tensor | None
 ) -> dict[str, Any]:
     """The arguments of a call with the pictures' tokens in place of their pixels."""
-    from transformers.modeling_outputs import BaseModelOutputWithPooling
-
     pixels = kwargs.get("pixel_values")
     if pixels is None:
         return kwargs
     ids = args[0] if args else kwargs.get("input_ids")
     embedded: Any = kwargs.get("inputs_embeds")
-    _check_views(model.shirg.grid, pixels)
     where = _image_places(model, ids, embedded)
-    _check_places(model.shirg.grid, pixels, where)
     question = None
     if model.shirg.settings.similarity:
-        text = _question_places(where, kwargs.get("attention_mask"), question_mask)
+        text = _question_text(where, kwargs.get("attention_mask"), question_mask)
         with torch.no_grad():
-            # The image token may lie outside the vocabulary (PaliGemma), and does not count here.
-            words = embedded if ids is None else model.get_input_embeddings()(ids.masked_fill(where, 0))
-            question = _mean_question(words, text, where, len(pixels), model.shirg.grid.tokens)
-    tokens = look(model.base_model, model.shirg.settings, model.shirg.grid, pixels, question).tokens
-    # PaliGemma takes one tensor; the others join a sequence of them.
-    taken: Any = tokens if model.config.model_type == "paligemma" else tuple(tokens)
-    output = BaseModelOutputWithPooling(pooler_output=taken)
+            if ids is not None:
+                # Past the module's hooks, which wait for the pass itself. The image token may lie outside the
+                # vocabulary (PaliGemma), and does not count here.
+                embedded = model.get_input_embeddings().forward(ids.masked_fill(where, 0))
+            question = _mean_question(embedded, text, where, len(pixels), model.shirg.grid.tokens)
+    # By the method that models of transformers have for it, where others look for it too.
+    output = model.base_model.get_image_features(pixel_values=pixels, question=question)
+    _check_places(model.shirg.grid, len(output.pooler_output), where)
     kept = {name: value for name, value in kwargs.items() if name not in _ANYRES}
     return {**kept, "mm_encoder_outputs": {**(kwargs.get("mm_encoder_outputs") or {}), "image": output}}
 
@@ -142,11 +180,11 @@ def _check_views(grid: Grid, pixels: torch.Tensor) -> None:
     )
 
 
-def _check_places(grid: Grid, pixels: torch.Tensor, where: torch.Tensor) -> None:
-    places, wanted = int(where.sum()), len(pixels) * grid.tokens
+def _check_places(grid: Grid, pictures: int, where: torch.Tensor) -> None:
+    places, wanted = int(where.sum()), pictures * grid.tokens
     if places != wanted:
         raise RequestError.of(
-            f"the text has {places} image tokens for {len(pixels)} pictures, and the model puts {wanted} there "
+            f"the text has {places} image tokens for {pictures} pictures, and the model puts {wanted} there "
             f"({grid.tokens} a picture)",
             "the text was written by another processor, or it was cut off",
             "use shirg_processor with the model's own shirg settings, and raise data.max_length if rows are cut",
@@ -181,7 +219,7 @@ def _mean_question(
     return mean[row.clamp(max=len(words) - 1).to(mean.device)]
 
 
-def _question_places(
+def _question_text(
     where: torch.Tensor, attended: torch.Tensor | None, question_mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Where the question's text stands: what is asked for, without image tokens and padding."""

@@ -6,6 +6,7 @@ The processor is the model's own in all but its pictures: same tokenizer, templa
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError
@@ -25,15 +26,21 @@ def shirg_processor(processor: Any, settings: ShirgSettings, model_config: Any) 
     itself stays as it is. Where `model_config` is of a model that SHIRG is attached to, the two must agree.
     """
     grid = grid_of(settings, model_config)
-    own: Any = type(processor)
-    made = copy.copy(processor)
-    made.__class__ = _with_views(own)
-    made.shirg_grid = grid
-    made.shirg_centre = (settings.centre_x, settings.centre_y)
-    made.shirg_crop = settings.crop
+    made = _as(copy.copy(processor), _Text)
+    made.image_processor = _as(copy.copy(processor.image_processor), _Pictures)
+    made.image_processor.shirg = Cut(grid, settings.crop, (settings.centre_x, settings.centre_y))
     attached = getattr(model_config, "shirg", None)
     check_processor(made, settings if attached is None else type(settings)(**attached), model_config)
     return made
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How pictures are cut into views."""
+
+    grid: Grid
+    crop: int
+    centre: tuple[float, float]
 
 
 def foveal_box(width: int, height: int, crop: int, centre: tuple[float, float]) -> tuple[int, int, int, int]:
@@ -57,7 +64,7 @@ def two_views(
     how = Image.Resampling.BICUBIC if resample is None else Image.Resampling(resample)
     picture = picture.convert("RGB")
     box = foveal_box(*picture.size, crop, centre)
-    return picture.resize((size, size), how), picture.resize((size, size), how, box=box)
+    return picture.resize((size, size), how), picture.crop(box).resize((size, size), how)
 
 
 def _normalised(view: Image.Image, pictures: Any) -> np.ndarray[Any, Any]:
@@ -73,33 +80,60 @@ def _normalised(view: Image.Image, pictures: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(values.transpose(2, 0, 1))
 
 
-class _Views:
+class _Made:
+    """A class of the model's own that is made when it is needed; a pickle holds the model's own in its place."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        mixed, own = type(self).__bases__
+        plain: Any = object.__new__(own)
+        plain.__dict__.update(self.__dict__)
+        return _as, (plain, mixed)
+
+
+class _Pictures(_Made):
+    """What differs from the model's own image processor."""
+
+    shirg: Cut
+
+    def __call__(self, images: Any, *_: Any, return_tensors: Any = None, **__: Any) -> Any:
+        import numpy as np
+        from transformers import BatchFeature
+
+        cut = self.shirg
+        how = getattr(self, "resample", None)
+        seen = [two_views(one, cut.grid.size, cut.crop, cut.centre, how) for one in _flat(images)]
+        pixels = [np.stack([_normalised(view, self) for view in views]) for views in seen]
+        return BatchFeature({"pixel_values": np.stack(pixels)}, tensor_type=return_tensors)
+
+    def to_dict(self) -> dict[str, Any]:
+        # Saved as the model's own: what SHIRG was is kept in the model's config.
+        plain: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        return {name: value for name, value in plain.items() if name != "shirg"}
+
+
+class _Text(_Made):
     """What differs from the model's own processor."""
 
-    shirg_grid: Grid
-    shirg_centre: tuple[float, float]
-    shirg_crop: int
-    image_processor: Any
+    image_processor: _Pictures
     image_token: str
 
-    def _process_images(self, images: Any, **_: Any) -> tuple[dict[str, Any], list[str]]:
-        import numpy as np
+    @property
+    def shirg_grid(self) -> Grid:
+        return self.image_processor.shirg.grid
 
+    def _process_images(self, images: Any, **options: Any) -> tuple[Any, list[str]]:
         pictures = list(_flat(images))
         if not pictures:
             return {}, []
-        own, grid = self.image_processor, self.shirg_grid
-        seen = [
-            two_views(one, grid.size, self.shirg_crop, self.shirg_centre, own.resample) for one in pictures
-        ]
-        pixels = np.stack([np.stack([_normalised(view, own) for view in views]) for views in seen])
-        return {"pixel_values": pixels}, [self.image_token * grid.tokens] * len(pictures)
+        made = self.image_processor(pictures, return_tensors=options.get("return_tensors"))
+        return made, [self.image_token * self.shirg_grid.tokens] * len(pictures)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The class is made when it is needed, so a pickle holds the model's own processor in its place.
-        plain: Any = object.__new__(type(self).__bases__[1])
-        plain.__dict__.update(self.__dict__)
-        return _rebuilt, (plain,)
+
+def _as(made: Any, mixed: type) -> Any:
+    """The same object, of its own class with what `mixed` changes; the name stays, by which a saved one is read."""
+    own: Any = type(made)
+    made.__class__ = type(own.__name__, (mixed, own), {"__module__": own.__module__, "__doc__": own.__doc__})
+    return made
 
 
 def _flat(images: Any) -> Any:
@@ -116,13 +150,3 @@ def _flat(images: Any) -> Any:
             "SHIRG cuts its views from the picture as it is, before any other step",
             "give Pillow images (Image.open(path))",
         )
-
-
-def _with_views(own: Any) -> Any:
-    # It keeps the name of the model's own class: a saved processor is read by that name.
-    return type(own.__name__, (_Views, own), {"__module__": own.__module__, "__doc__": own.__doc__})
-
-
-def _rebuilt(plain: Any) -> Any:
-    plain.__class__ = _with_views(type(plain))
-    return plain

@@ -101,6 +101,8 @@ def _parts(
     if settings.similarity and question is not None:
         close = scores.similarity(projected.detach().float(), question.to(projected.device))
         parts["similarity"] = close.to(tokens.device)
+    elif settings.similarity:
+        parts["similarity"] = tokens.new_zeros(tokens.shape[:2])
     if settings.edges:
         parts["edges"] = scores.edges(pixels.to(tokens.device).float(), grid.patch)
     if settings.distance:

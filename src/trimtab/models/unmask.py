@@ -46,6 +46,8 @@ def unmask(
     batch, start = opened(asked, answer_length, mask_id, end_id)
     ids, real = batch["input_ids"], batch["attention_mask"].bool()
     answer = start[:, None] + torch.arange(answer_length, device=ids.device)
+    if two_way.asks:
+        batch["question_mask"] = torch.arange(ids.shape[1], device=ids.device) < start[:, None]
     columns = torch.arange(int(start.min()), int(answer.max()) + 1, device=ids.device)
     was = model.training
     model.eval()
@@ -100,14 +102,19 @@ def opened(
 
 
 def answer_by_unmasking(
-    model: Any, collator: Any, rows: Sequence[Any], plan: PlacementPlan, settings: VisionSettings
+    model: Any,
+    processor: Any,
+    collator: Any,
+    rows: Sequence[Any],
+    plan: PlacementPlan,
+    settings: VisionSettings,
 ) -> list[str]:
     """One answer per row, to its last question; `collator` is the PictureCollator of the training."""
     import torch
     from rich.console import Console
     from rich.progress import track
 
-    tokenizer = collator.processor.tokenizer
+    tokenizer = processor.tokenizer
     mask_id = mask_token_id(tokenizer, settings.mask_token)
     ends = ends_of(model, tokenizer) | set(collator.end_ids)
     said: list[str] = []

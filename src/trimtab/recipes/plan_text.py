@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from trimtab.placement.stacks import in_ranges
+from trimtab.recipes.effective_batch import effective_batch
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
@@ -24,6 +25,7 @@ def plan_lines(request: Request, planned: Planned) -> list[str]:
     machine = f"{hardware.cpu.model}, {hardware.cpu.cores} cores; {gpus}; torch {hardware.torch_version}"
     size = f"{len(profile.layers)} layers, {profile.parameters:,} parameters"
     count = f"{plan.processes} process{'es' * (plan.processes > 1)}"
+    batch = effective_batch(config, plan)
     rows = [
         ("✓", "config", request.origin),
         ("✓", "hardware", machine),
@@ -35,6 +37,7 @@ def plan_lines(request: Request, planned: Planned) -> list[str]:
         ("✓", "weights", why["weights"]),
         _adapter_row(config, planned),
         ("✓", "strategy", f"{plan.strategy}, {count}: {why['strategy']}"),
+        ("✓", "batch", f"{batch}: rows a device × processes × accumulated passes, in one step"),
     ]
     if "device_map" in why:
         rows.append(("✓", "device map", why["device_map"]))

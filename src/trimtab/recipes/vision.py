@@ -116,10 +116,8 @@ def _masked_diffusion(job: Job) -> MaskedDiffusion:
         end_id=tokenizer.eos_token_id,
         seed=config.seed,
         answer_length=config.vision.answer_length,
-        ends=job.prepared.own.collator.end_ids,
     )
-    tried = job.prepared.own.collator(list(job.prepared.train[:2]))
-    objective.check(tried, job.plan)
+    objective.check(job.prepared.own.collator(list(job.prepared.train[:2])), job.plan)
     return objective
 
 
@@ -149,7 +147,9 @@ def _look(job: Job, model: Any) -> Look:
     if not rows:
         return Look([])
     if config.vision.objective == "masked_diffusion":
-        given = answer_by_unmasking(model, seen.collator, rows, job.plan, config.vision)
+        given = answer_by_unmasking(
+            model, job.prepared.processor, seen.collator, rows, job.plan, config.vision
+        )
     else:
         longest = config.samples.max_new_tokens
         given = answer_pictures(model, job.prepared.processor, seen.collator, rows, job.plan, longest)
