@@ -10,12 +10,13 @@ from trimtab.config.schema import Config
 from trimtab.models.adapters import add_lora
 from trimtab.models.families import CAUSAL_LM, Family
 from trimtab.models.load import load_model
-from trimtab.placement import PlacementPlan, verify
+from trimtab.placement import PlacementPlan, checkpoint_plainly, verify
 
 
 def load_tuned(config: Config, plan: PlacementPlan, family: Family = CAUSAL_LM) -> Any:
     """The model before the first step. An adapter starts from the seed alone, so that it can be made again."""
     model: Any = load_model(config.model, plan, family)
+    checkpoint_plainly(model)
     if config.method == "lora":
         torch.manual_seed(config.seed)
         model = add_lora(model, config.lora, family)

@@ -87,8 +87,8 @@ def _arrive(
             count = f"{trained - waited} of {trained} trainable tensors have one; " if waited else f"{have}; "
             have = f"{count}{len(waiting)} modules wait for {' and '.join(dict.fromkeys(waiting.values()))}"
         return Check("gradients arrive", True, have)
-    told = f"{len(lacking)} of {trained} trainable tensors got none: {some_of(list(lacking))}; they are not in the "
-    told += "graph of the loss"
+    some = some_of(list(lacking), 5 if witness is None else 2)
+    told = f"{len(lacking)} of {trained} trainable tensors got none: {some}; they are not in the graph of the loss"
     if witness is None:
         return Check(
             "gradients arrive",

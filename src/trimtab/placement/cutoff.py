@@ -35,7 +35,7 @@ def reason_for(module: str, witness: Witness) -> Reason:
     if seen is None:
         return _never_ran(module, witness)
     if not seen.with_gradients:
-        return _switched_off(seen)
+        return _switched_off(seen, witness)
     if not seen.gives:
         return Reason(
             "it ran, and what its own forward gave requires no gradient, though its weights do",
@@ -70,8 +70,10 @@ def _never_ran(module: str, witness: Witness) -> Reason:
     )
 
 
-def _switched_off(seen: Seen) -> Reason:
-    at = f" ({seen.off_at})" if seen.off_at else ""
+def _switched_off(seen: Seen, witness: Witness) -> Reason:
+    alike = [s for s in witness.seen.values() if (s.off_in, s.function) == (seen.off_in, seen.function)]
+    line = min((s for s in alike if not s.with_gradients), key=lambda s: s.order).off_at
+    at = f" ({line})" if line else ""
     if seen.function == "CheckpointFunction":
         return Reason(
             f"re-entrant checkpointing{at}: nothing that goes into the segment requires a gradient, so that "
@@ -102,6 +104,12 @@ def _cut(module: str, witness: Witness) -> Reason:
             inside = outer
             break
         last = outer
+    if (used := _last_used(last, witness)) is not None:
+        stack, number = used
+        return Reason(
+            f"no gradient comes back to the layers of {stack} behind {number}: the model takes its features from there",
+            f"leave the layers behind it out: lora.targets ROLE:0-{number}",
+        )
     change = "pass the tensor on as it is, without detach(), .data, .item(), numpy() or torch.tensor(...)"
     within = [name for name in witness.seen if name == last or name.startswith(f"{last}.")]
     taker = next((t for name in within if (t := witness.seen[name].passed_on) and t not in within), None)
@@ -123,6 +131,15 @@ def _cut(module: str, witness: Witness) -> Reason:
         f"no gradient comes back to {last}: {where} its output is not used for the loss, or detached on the way",
         f"use it, or leave it out of what is trained (lora.targets); else {change}",
     )
+
+
+def _last_used(layer: str, witness: Witness) -> tuple[str, int] | None:
+    """If it is a layer: its stack, and the last layer before it to which a gradient came back."""
+    stack, _, number = layer.rpartition(".")
+    if not number.isdigit():
+        return None
+    before = [n for n in range(int(number)) if (seen := witness.seen.get(f"{stack}.{n}")) and seen.answered]
+    return (stack, before[-1]) if before else None
 
 
 def _starved(last: str, inside: str, witness: Witness) -> str | None:

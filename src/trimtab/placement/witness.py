@@ -64,7 +64,8 @@ class Witness:
         self.expects_media = bool(self._tokens)
         """Whether the model says that it takes more than text."""
         self._handles: list[Any] = []
-        for name, module in _watched(model):
+        self._modules = dict(_watched(model))
+        for name, module in self._modules.items():
             self._handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._leave(name)))
 
@@ -96,7 +97,7 @@ class Witness:
                 around = None if outer_on else self.seen.get(outer)
                 if around is None:
                     seen.off_in = outer
-                    seen.function, seen.off_at = _switched_off()
+                    seen.function, seen.off_at = _switched_off(self._modules.get(outer))
                 else:
                     seen.off_in, seen.function, seen.off_at = around.off_in, around.function, around.off_at
                 return
@@ -182,8 +183,11 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _switched_off() -> tuple[str | None, str]:
-    """The autograd function around this call, whose forward runs without gradients, and the line that called it."""
+def _switched_off(outer: nn.Module | None) -> tuple[str | None, str]:
+    """The autograd function around this call, whose forward runs without gradients, and the line that called it.
+
+    Without such a function it is the line in the forward of `outer`, the last module that ran with gradients.
+    """
     frame: FrameType | None = sys._getframe(2)
     function, called = None, ""
     while frame is not None:
@@ -191,7 +195,11 @@ def _switched_off() -> tuple[str | None, str]:
         if function is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
             # What counts is the line outside that called the function.
             function, called = code.co_qualname.rpartition(".")[0], ""
-        elif not called and not code.co_filename.startswith(_TORCH):
-            called = f"{Path(code.co_filename).name}:{frame.f_lineno}"
+        elif not code.co_filename.startswith(_TORCH):
+            line = f"{Path(code.co_filename).name}:{frame.f_lineno}"
+            own = code.co_varnames[:1] == ("self",) and frame.f_locals["self"] is outer
+            if function is None and own:
+                return None, line
+            called = called or line
         frame = frame.f_back
     return function, called

@@ -36,6 +36,8 @@ def plan_lines(request: Request, planned: Planned) -> list[str]:
         _adapter_row(config, planned),
         ("✓", "strategy", f"{plan.strategy}, {count}: {why['strategy']}"),
     ]
+    if "ddp" in why:
+        rows.append(("✓" if plan.unused_parameters else "-", "ddp", why["ddp"]))
     if "device_map" in why:
         rows.append(("✓", "device map", why["device_map"]))
     rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in request.defaults]
