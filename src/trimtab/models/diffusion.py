@@ -149,6 +149,8 @@ class MaskedDiffusion:
         answers = labels.ne(IGNORED)
         first = self.masks(ids, labels, step).to(ids.device)
         masked = torch.cat([first, answers & ~first])
+        if self.two_way.asks:
+            batch["question_mask"] = (answers.cumsum(1) == 0) & real
         targets = torch.cat([labels, labels]).masked_fill(~masked, IGNORED)
         noised = torch.cat([ids, ids]).masked_fill(masked, self.mask_id)
         columns = answers.any(0).nonzero().flatten() if self.two_way.keeps else None

@@ -66,6 +66,7 @@ def attach_shirg(model: Any, settings: ShirgSettings, processor: Any = None) -> 
     model.shirg = inner.shirg = Shirg(settings, grid, model.forward, model.generate)
     model.config.shirg = settings.model_dump()
     inner.get_image_features = types.MethodType(_features(type(inner).get_image_features), inner)
+    model.get_image_features = types.MethodType(_outer_features(type(model).get_image_features), model)
     model.forward = types.MethodType(_forward(type(model).forward), model)
     model.generate = types.MethodType(_generate(type(model).generate), model)
     return model
@@ -92,6 +93,15 @@ def _features(own: Callable[..., Any]) -> Callable[..., Any]:
         # PaliGemma takes one tensor; the others join a sequence of them.
         taken: Any = tokens if self.config.model_type == "paligemma" else tuple(tokens)
         return BaseModelOutputWithPooling(pooler_output=taken)
+
+    return get_image_features
+
+
+def _outer_features(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def get_image_features(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The model's own asks for the sizes of pictures (LLaVA-OneVision), which SHIRG's views do not have.
+        return self.base_model.get_image_features(*args, **kwargs)
 
     return get_image_features
 

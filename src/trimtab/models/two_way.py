@@ -34,6 +34,8 @@ class TwoWay:
         """Whether the model makes logits of chosen columns only."""
         self._any = any(one.kind is one.VAR_KEYWORD for one in takes.values())
         self._takes = set(takes)
+        self.asks = "question_mask" in takes
+        """Whether the model's tokens of a picture depend on its question, which is then told apart from the answer."""
         self._rope = innermost(self.model, "get_rope_index")
 
     def mask(self, real: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,8 @@ def unmask(
     batch, start = opened(asked, answer_length, mask_id, end_id)
     ids, real = batch["input_ids"], batch["attention_mask"].bool()
     answer = start[:, None] + torch.arange(answer_length, device=ids.device)
+    if two_way.asks:
+        batch["question_mask"] = torch.arange(ids.shape[1], device=ids.device) < start[:, None]
     columns = torch.arange(int(start.min()), int(answer.max()) + 1, device=ids.device)
     was = model.training
     model.eval()
