@@ -106,7 +106,8 @@ class LoraSettings(Section):
 
     targets: str | list[str] = "all-linear"
     """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear` of the language model, `vision` and
-    `connector` beside it, or module names such as `q_proj`."""
+    `connector` beside it, or module names such as `q_proj`. `ROLE:LAYERS` means those layers of the stack alone (`3`,
+    `0-3`, `24-` to the last), `ROLE:LAYERS:NAMES` these modules in them: `"vision:0-3:q_proj,k_proj"` (in quotes)."""
 
 
 class TrainingSettings(Section):
@@ -126,6 +127,10 @@ class TrainingSettings(Section):
 
     gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
     """Forward passes gathered into one optimizer step."""
+
+    effective_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows of one optimizer step: `batch_size` × processes × `gradient_accumulation_steps`. When set, another product
+    is an error, so that a run on other machines is the run that was meant; null: not checked."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""

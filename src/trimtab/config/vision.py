@@ -26,7 +26,7 @@ class ShirgSettings(Section):
     """Both views are this many pixels wide and high."""
 
     crop: Annotated[int, Field(ge=8)] = 448
-    """Pixels of the picture that the foveal view takes; a smaller picture is taken whole."""
+    """Side of the square that the foveal view takes, in pixels of the picture; its shorter side at most."""
 
     centre_x: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Where the foveal view looks: 0 at the left edge, 1 at the right."""
@@ -57,6 +57,12 @@ class ShirgSettings(Section):
 
     radial_sigma: Annotated[float, Field(gt=0)] = 0.65
     """How fast that falls: 1 is half the view's side."""
+
+    noise: Annotated[float, Field(gt=0, le=0.5)] | None = None
+    """Tokens come last whose attention (0 to 1) deviates more than this between the tower's heads, or its layers."""
+
+    merge: Annotated[float, Field(gt=-1, lt=1)] | None = None
+    """Tokens with this cosine or more to a better one are averaged into it; the next best take their places."""
 
     token_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of the kept foveal tokens that is zeroed in training."""

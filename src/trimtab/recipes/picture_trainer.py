@@ -1,6 +1,6 @@
-"""The trainer of pictures: any model's loss is found in what it returns, and all its processes take part in each step.
+"""The trainer of pictures: the loss is found in whatever a model returns; the head works on the answers alone.
 
-Batches come from the collator whole; where the model can, its head is computed on the answers alone.
+Batches come from the collator whole. It knows nothing of devices: the plan and accelerate put things in their places.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import torch
 from transformers import Trainer
 
 from trimtab.data.render import IGNORED
-from trimtab.models.outputs import loss_of
-from trimtab.models.take_part import TowerTakesPart
+from trimtab.models.diffusion import MaskedDiffusion
+from trimtab.models.outputs import loss_in_step, loss_of
 from trimtab.placement import bare_model
 
 Batch = dict[str, Any]
 
 
 class PictureTrainer(Trainer):
-    """A Trainer that takes what a model returns as it comes, and rows without pictures beside rows with some."""
+    """A Trainer that takes what a model returns as it comes, counted over all processes and passes of a step."""
 
-    def __init__(self, *, tower: TowerTakesPart | None = None, **given: Any) -> None:
-        """`tower`: what runs it on a batch without pictures; None where there is one process alone."""
+    def __init__(self, *, objective: MaskedDiffusion | None = None, **given: Any) -> None:
+        """`objective` in place of the model's own loss."""
         super().__init__(**given)
-        self._tower = tower
+        self._objective = objective
+        # Have the trainer count each step's tokens: some models (Qwen's) say that they do not count, and none is asked.
+        self.model_accepts_loss_kwargs = True
 
     def compute_loss(
         self,
@@ -35,16 +37,29 @@ class PictureTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        items = {"num_items_in_batch": num_items_in_batch} if counted else {}
-        outputs = model(**inputs, **items)
-        loss = loss_of(outputs)
-        if counted and self.args.average_tokens_across_devices:
-            # Each process divides by the tokens of all; the gradients are averaged over the processes afterwards.
+        if self._objective is not None:
+            # An evaluation masks a row alike every time, so that its losses can be compared.
+            masked = self._objective.inputs(inputs, self.state.global_step if model.training else None)
+            with self._objective.pictures_once():
+                outputs = model(**masked.inputs)
+            loss, _ = self._objective.loss(outputs.logits, masked.targets, num_items_in_batch)
+        else:
+            outputs = model(**inputs)
+            loss = (
+                loss_of(outputs)
+                if num_items_in_batch is None
+                else loss_in_step(outputs, trained_tokens(inputs), num_items_in_batch)
+            )
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            # The tokens are those of all processes; the gradients are averaged over the processes afterwards.
             loss = loss * self.accelerator.num_processes
-        if self._tower is not None and model.training:
-            loss = self._tower.added_to(loss, self.accelerator.unwrap_model(model), inputs)
         return (loss, outputs) if return_outputs else loss
+
+
+def trained_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
+    """Where a batch has tokens that are trained on: each is told by the one before it, so never the first of a row."""
+    labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"][..., 1:]
+    return torch.ne(labels, IGNORED)
 
 
 class AnswersAlone:
@@ -55,8 +70,6 @@ class AnswersAlone:
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
         batch = self.collate(rows)
-        if "shift_labels" in batch:
-            return batch
         ahead = batch["labels"][:, 1:]
         # At least one place, so that a batch without any answer fails by its loss and not by an empty shape.
         places = (ahead != IGNORED).any(0).nonzero().flatten()
