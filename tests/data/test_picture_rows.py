@@ -307,3 +307,24 @@ def test_conversations_that_cannot_be_trained_on(messages: Any, reason: str, red
 def test_rows_of_no_known_layout_name_those_there_are() -> None:
     with pytest.raises(RequestError, match=r"image and question and answer \(question_answer\)"):
         prepared("device-errors")
+
+
+def test_a_question_is_never_left_out(red: str, write: Write) -> None:
+    with pytest.raises(RequestError, match=r"set data\.columns\.answer=text"):
+        prepared(write({"image": red, "question": "What?", "text": "red"}))
+    assert only(write({"image": red, "text": "red"})).answers == ("red",)
+
+
+def test_a_folder_of_pictures_that_is_called_like_a_split(tmp_path: Path, picture: Encode) -> None:
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "red.png").write_bytes(picture(RED))
+    (tmp_path / "rows.jsonl").write_text('{"image": "val/red.png", "question": "What?", "answer": "red"}\n')
+    assert colour(only(tmp_path)) == RED
+
+
+def test_of_a_large_parquet_only_what_is_wanted_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    rows = {"image": ["no.png"] * 1000, "question": ["What?"] * 1000, "answer": [str(n) for n in range(1000)]}
+    datasets.Dataset.from_dict(rows).to_parquet(str(file))
+    with pytest.raises(RequestError, match="none of its 3 rows can be trained on"):
+        prepared(file, max_rows=3, bad_rows="drop")
