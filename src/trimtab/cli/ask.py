@@ -26,11 +26,17 @@ def ask(
 ) -> None:
     """Ask the model that a run kept; with pictures where it can see. Prints the answer alone."""
     from trimtab.config import load_config
+    from trimtab.errors import RequestError
     from trimtab.export.run import read_run
     from trimtab.recipes.ask import ask as ask_run
     from trimtab.recipes.launch import quiet_libraries
 
     finished = read_run(run)
+    for path in picture or []:
+        if not path.is_file():
+            raise RequestError.of(
+                f"--picture {path}: no such file", "there is nothing to look at", "check the path"
+            )
     words = [] if device is None else [f"device={device}", "precision=auto"]
     config = load_config(run / "config.yaml", words)
     quiet_libraries()
