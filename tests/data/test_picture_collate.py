@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from picture_rows import drawn, question, turns
-from tiny_processors import FAMILIES, tiny_pair, tiny_processor
+from tiny_processors import FAMILIES, Family, tiny_pair, tiny_processor
 from trimtab.data.clean import BadRow
 from trimtab.data.picture_collate import PictureCollator
 from trimtab.data.picture_tokens import moved
@@ -200,6 +200,73 @@ def test_a_question_is_asked_as_it_was_trained_on(model_type: str) -> None:
         assert name not in batch or torch.equal(asked[name], batch[name])
 
 
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_system_message_is_read_and_letters_of_several_tokens_are_learnt_whole(model_type: str) -> None:
+    made = collator(model_type)
+    said = (("system", "Be brief."), ("user", "<image>What?"), ("assistant", "café 🎈 «14»"))
+    batch = made([turns(*said, pictures=(WIDE,))])
+    assert "Be brief." in made.processor.tokenizer.decode(batch["input_ids"][0])
+    assert trained(made, batch) == [EXPECTED[model_type][1].replace("14", "café 🎈 «14»")]
+
+
+def words_by_space(family: Family, scheme: str) -> Any:
+    """A tokenizer that writes a space as ▁, like those of Llama and Gemma, and not by bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", family.eos, str(family.bos), *family.special, *family.named.values()]
+    letters = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ?:.\n0123456789▁"))
+    pieces = ["▁14", "14", "▁H", "▁b", "▁A", "\n\n", "▁▁"]
+    vocabulary = {token: number for number, token in enumerate([*special, *letters, *pieces])}
+    merges = [(piece[0], piece[1:]) for piece in ("14", "▁H", "▁b", "▁A", "\n\n", "▁▁")] + [("▁", "14")]
+    made = Tokenizer(models.BPE(vocabulary, merges))
+    if scheme == "legacy":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    elif scheme == "gemma":
+        made.normalizer = normalizers.Replace(" ", "▁")
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    made.decoder = decoders.Replace("▁", " ")
+    made.add_special_tokens(special)
+    made.post_processor = processors.TemplateProcessing(
+        single=[str(family.bos), "$A"],
+        pair=None,
+        special_tokens=[(str(family.bos), special.index(str(family.bos)))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token=family.eos,
+        bos_token=family.bos,
+        pad_token="<pad>",
+        extra_special_tokens=family.named,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+@pytest.mark.parametrize("model_type", ["llava", "gemma3"])
+@pytest.mark.parametrize("scheme", ["legacy", "first", "always", "never", "gemma"])
+def test_spaces_may_be_letters_of_the_vocabulary(model_type: str, scheme: str) -> None:
+    processor = tiny_processor(model_type)
+    tokenizer = words_by_space(FAMILIES[model_type], scheme)
+    made = PictureCollator(
+        type(processor)(
+            processor.image_processor,
+            tokenizer,
+            chat_template=processor.chat_template,
+            **FAMILIES[model_type].own,
+        )
+    )
+    rows = [question(ASKED, "14", WIDE), question("What?", "a b", SQUARE, TALL), talk()]
+    batch = made(rows)
+    end = EXPECTED[model_type][1].partition("14")[2]
+    said = [[run.replace(end, "").strip() for run in trained(made, batch, row)] for row in range(3)]
+    assert said == [["14"], ["a b"], ["a circle", "assistant"]]
+    ends = [tokenizer.convert_tokens_to_ids(end)] * 3
+    assert [unpadded(batch, row, "labels")[-1] for row in range(3)] == ends
+    bos = (batch["input_ids"] == tokenizer.bos_token_id).sum(1).tolist()
+    assert bos == [1, 1, 1]
+
+
 def test_paligemma_reads_its_prefix_both_ways_and_knows_one_answer() -> None:
     made = collator("paligemma")
     batch = made(mixed("paligemma"))
@@ -343,6 +410,18 @@ def test_spans_are_found_behind_widened_pictures_or_not_at_all() -> None:
     # A piece that what stands for a picture holds as well, and a text that did not stay as it was.
     assert moved([(4, 5)], "u<i>a<i>b", "u-a-a-b", marks) is None
     assert moved([(4, 5)], "u<i>a<i>b", "u-x-y", marks) is None
+
+
+def test_a_tokenizer_that_closes_every_text_is_refused() -> None:
+    from tokenizers import processors
+
+    processor = tiny_processor("llava")
+    eos = processor.tokenizer.eos_token
+    processor.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=["$A", eos], special_tokens=[(eos, processor.tokenizer.eos_token_id)]
+    )
+    with pytest.raises(RequestError, match="behind every text"):
+        PictureCollator(processor)
 
 
 def test_a_processor_that_cannot_write_turns_is_refused() -> None:

@@ -77,6 +77,9 @@ def _announce(request: Request, planned: Planned) -> None:
 
 
 def _conclude(config: Config, summary: dict[str, Any]) -> None:
+    from trimtab.models.families import CAUSAL_LM
+    from trimtab.recipes.table import recipe_of
+
     if summary["status"] == "interrupted":
         print(
             f"\nstopped at step {summary['steps']} of {summary['planned_steps']}; a checkpoint is saved. Go on with\n"
@@ -101,4 +104,6 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
         f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json"
     )
     if config.export.to is None:
-        print(f"next: trimtab export {shlex.quote(str(config.output_dir))} --to ollama")
+        run = shlex.quote(str(config.output_dir))
+        spoken = recipe_of(config).family is CAUSAL_LM
+        print(f"next: trimtab export {run} --to ollama" if spoken else f"next: trimtab report {run}")

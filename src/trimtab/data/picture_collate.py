@@ -36,10 +36,19 @@ class PictureCollator:
                 "labels are placed by offsets; without them the loss could fall on the wrong tokens",
                 "use a model with a tokenizer.json",
             )
+        opening = opening_ids(tokenizer)
+        if len(tokenizer("a")["input_ids"]) > len(opening) + len(
+            tokenizer("a", add_special_tokens=False)["input_ids"]
+        ):
+            raise RequestError.of(
+                f"the tokenizer {type(tokenizer).__name__} puts a token of its own behind every text",
+                "a question would end before its answer; encoder-decoder models are not trained here",
+                "set add_eos_token to false in the model's tokenizer_config.json, or choose a decoder",
+            )
         self.processor = processor
         self.max_length = max_length
         self.text = text_of(processor)
-        self._opening = "".join(tokenizer.convert_ids_to_tokens(opening_ids(tokenizer)))
+        self._opening = "".join(tokenizer.convert_ids_to_tokens(opening))
         self._marks = [tokenizer.convert_tokens_to_ids(mark) for mark in self.text.marks]
         self._taken: dict[tuple[tuple[int, int], ...], int] = {}
 

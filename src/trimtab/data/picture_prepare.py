@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trimtab.config.schema import DataSettings, VisionSettings
 from trimtab.data.clean import Tally, usable
@@ -22,7 +23,8 @@ from trimtab.data.report import PictureReport, SourceReport
 from trimtab.data.split import hold_out
 from trimtab.errors import RequestError
 
-Draw = Callable[[str, int, int], list[PictureRow]]
+Part = Literal["train", "eval"]
+Draw = Callable[[Part, int, int], list[PictureRow]]
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,17 @@ class PreparedPictures:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A source of pictures that Trimtab makes itself: split, number of rows and seed to rows."""
+    """A source of pictures that Trimtab makes itself: from a part, a number of rows and a seed."""
 
     draw: Draw
     train: int
     eval: int
 
 
-def _drawn(split: str, number: int, seed: int) -> list[PictureRow]:
+def _drawn(part: Part, number: int, seed: int) -> list[PictureRow]:
     from trimtab.data.drawn import drawn_rows
 
-    rows: list[PictureRow] = drawn_rows(split, number, seed)
+    rows: list[PictureRow] = drawn_rows(part, number, seed)
     return rows
 
 
@@ -131,7 +133,7 @@ def _hold_out(
 def _read(
     source: str,
     setting: str,
-    part: str,
+    part: Part,
     data: DataSettings,
     vision: VisionSettings,
     say: Callable[[str], None],

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trimtab.config.schema import Config
+from trimtab.errors import RequestError
+from trimtab.placement import PlacementPlan
 
 if TYPE_CHECKING:
     from trimtab.recipes.recipe import Job
@@ -18,6 +24,22 @@ class Look(NamedTuple):
     """Held-out rows that were answered (`samples.held_out`), and the sum of their scores, at most 1 each."""
     scored: str = "exact match"
     """What the score is called."""
+
+
+def prompt_answered(
+    config: Config, plan: PlacementPlan, model: Any, question: str, pictures: Sequence[Path]
+) -> str:
+    """To one prompt, through the chat template."""
+    from trimtab.models.load import load_tokenizer
+    from trimtab.models.sample import answer
+
+    if pictures:
+        raise RequestError.of(
+            f"{pictures[0]}: a picture, for a run with recipe: {config.recipe}",
+            "its model reads text alone",
+            "ask without --picture, or train with recipe: vision",
+        )
+    return answer(model, load_tokenizer(config.model), [question], plan, config.samples.max_new_tokens)[0]
 
 
 def prompts_answered(job: Job, model: Any) -> Look:

@@ -16,7 +16,7 @@ from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
 from trimtab.models.families import CAUSAL_LM, Family
 from trimtab.placement import PlacementPlan, Workload
-from trimtab.recipes.look import Look, prompts_answered
+from trimtab.recipes.look import Look, prompt_answered, prompts_answered
 from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.run_folder import RunFolder
 
@@ -135,5 +135,7 @@ class Recipe:
     """What is asked before and after training, each as a sample tells it; `look` answers."""
     look: Callable[[Job, Any], Look] | None = prompts_answered
     """What the model answers; None where nothing is asked."""
+    answer: Callable[[Config, PlacementPlan, Any, str, Sequence[Path]], str] | None = prompt_answered
+    """One question, with pictures or none, to the model that a run kept; None where its models answer none."""
     captures: bool = False
     """Whether steps are captured as CUDA graphs, which need a stream of their own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VisionSettings
@@ -13,6 +14,7 @@ from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
 if TYPE_CHECKING:
+    from trimtab.data.picture_collate import PictureCollator
     from trimtab.data.pictures import PictureRow
     from trimtab.models.diffusion import MaskedDiffusion
     from trimtab.recipes.trainer_driver import TrainerDriver
@@ -52,9 +54,9 @@ def _need(config: Config) -> Need:
     )
 
 
-def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+def _eyes(config: Config) -> tuple[Any, PictureCollator]:
+    """What turns pictures and questions into batches."""
     from trimtab.data.picture_collate import PictureCollator
-    from trimtab.data.picture_prepare import prepare_pictures
     from trimtab.models.load import load_model_config, load_processor
 
     processor: Any = load_processor(config.model, IMAGE_TEXT)
@@ -62,10 +64,16 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
         from trimtab.models.shirg import shirg_processor
 
         processor = shirg_processor(processor, config.shirg, load_model_config(config.model))
+    return processor, PictureCollator(processor, max_length=config.data.max_length)
+
+
+def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+    from trimtab.data.picture_prepare import prepare_pictures
+
+    processor, collator = _eyes(config)
     data = prepare_pictures(config.data, config.vision, config.seed, say)
     for line in data.report.lines():
         say(line)
-    collator = PictureCollator(processor, max_length=config.data.max_length)
     return Prepared(processor, data.train, data.eval, data.report, own=Seen(collator, data.metric))
 
 
@@ -98,11 +106,14 @@ def _build(job: Job) -> TrainerDriver:
     # Also of those that are only evaluated on: shards are gathered there as well.
     if not all(row.pictures for row in [*prepared.train, *(prepared.eval or ())]):
         take_part(job.model, prepared.processor)
+    collator = prepared.own.collator
+    objective = _masked_diffusion(job) if config.vision.objective == "masked_diffusion" else None
     driver = TrainerDriver(
         job,
         PictureTrainer,
         arguments,
-        data_collator=answers_alone(job.model, prepared.own.collator),
+        data_collator=objective.ended(collator) if objective else answers_alone(job.model, collator),
+        objective=objective,
     )
     if plan.strategy == "split":
         return_outputs(job.model)
@@ -120,6 +131,7 @@ def _masked_diffusion(job: Job) -> MaskedDiffusion:
         end_id=tokenizer.eos_token_id,
         seed=config.seed,
         answer_length=config.vision.answer_length,
+        ends=job.prepared.own.collator.end_ids,
     )
     objective.check(job.prepared.own.collator(list(job.prepared.train[:2])), job.plan)
     return objective
@@ -144,21 +156,39 @@ def _asks(job: Job) -> list[dict[str, Any]]:
 def _look(job: Job, model: Any) -> Look:
     """Greedy answers to held-out pictures, scored by the set's own metric."""
     from trimtab.data.picture_metrics import score
+
+    rows, seen = _rows(job), job.prepared.own
+    if not rows:
+        return Look([])
+    given = _answers(job.config, job.plan, model, job.prepared.processor, seen.collator, rows)
+    right = sum(score(seen.metric, said, row.answers) for said, row in zip(given, rows, strict=True))
+    return Look(given[: len(_shown(job))], right, len(rows), f"accuracy ({seen.metric})")
+
+
+def _answers(
+    config: Config,
+    plan: PlacementPlan,
+    model: Any,
+    processor: Any,
+    collator: PictureCollator,
+    rows: Sequence[PictureRow],
+) -> list[str]:
+    """To each row's last question, in the way that the model has learned to answer."""
     from trimtab.models.see import answer_pictures
     from trimtab.models.unmask import answer_by_unmasking
 
-    config, rows, seen = job.config, _rows(job), job.prepared.own
-    if not rows:
-        return Look([])
     if config.vision.objective == "masked_diffusion":
-        given = answer_by_unmasking(
-            model, job.prepared.processor, seen.collator, rows, job.plan, config.vision
-        )
-    else:
-        longest = config.samples.max_new_tokens
-        given = answer_pictures(model, job.prepared.processor, seen.collator, rows, job.plan, longest)
-    right = sum(score(seen.metric, said, row.answers) for said, row in zip(given, rows, strict=True))
-    return Look(given[: len(_shown(job))], right, len(rows), f"accuracy ({seen.metric})")
+        return answer_by_unmasking(model, processor, collator, rows, plan, config.vision)
+    return answer_pictures(model, processor, collator, rows, plan, config.samples.max_new_tokens)
+
+
+def _answer(config: Config, plan: PlacementPlan, model: Any, question: str, pictures: Sequence[Path]) -> str:
+    from trimtab.data.pictures import Picture, asked
+
+    seen = tuple(Picture(path, str(path), config.vision.max_pixels) for path in pictures)
+    # A row has an answer; what is asked of the model ends before it.
+    row = asked(question, ("?",), seen, "the question")
+    return _answers(config, plan, model, *_eyes(config), [row])[0]
 
 
 def _outcome(job: Job, driver: TrainerDriver) -> dict[str, Any]:
@@ -206,4 +236,5 @@ VISION = Recipe(
     fit=_fit,
     asks=_asks,
     look=_look,
+    answer=_answer,
 )

@@ -267,5 +267,6 @@ ZEROTH_ORDER = Recipe(
     build=_build,
     outcome=_outcome,
     look=None,
+    answer=None,
     captures=True,
 )
