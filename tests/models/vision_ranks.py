@@ -48,11 +48,12 @@ def optimizer_of(model: Any) -> torch.optim.Optimizer:
 
 
 def shard(model: Any) -> Any:
-    """As Accelerate does it: a group for each layer that the model wants whole, one for the rest."""
+    """As Accelerate does it: a group for each layer that the model wants whole, the embeddings, and the rest."""
     layers = set(model.get_base_model()._no_split_modules)
     for module in model.modules():
         if type(module).__name__ in layers:
             fully_shard(module)
+    fully_shard(model.get_input_embeddings())
     return fully_shard(model)
 
 

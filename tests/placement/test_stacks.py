@@ -29,6 +29,7 @@ from trimtab.placement import (
 )
 from trimtab.placement.balance import balanced_map
 from trimtab.placement.profile import CUDA_CONTEXT_BYTES
+from trimtab.placement.stacks import layer_classes
 
 MODELS = [*CAUSAL, *IMAGE_TEXT, *AUDIO]
 # architecture: layers of the tower, the module that the language model is
@@ -263,3 +264,18 @@ def test_a_split_model_computes_what_the_whole_one_does(model_type: str, gpus: i
         logits.float().pow(2).mean().backward()
         assert torch.equal(logits.detach().cpu(), expected.detach())
         assert {n for n, parameter in split.named_parameters() if parameter.grad is not None} == reached
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers"),
+    [
+        ("llama", ["LlamaDecoderLayer"]),
+        ("llava_onevision", ["Qwen2DecoderLayer", "SiglipEncoderLayer"]),
+        ("qwen3_vl", ["Qwen3VLTextDecoderLayer", "Qwen3VLVisionBlock"]),
+        ("gemma3", ["Gemma3DecoderLayer", "SiglipEncoderLayer"]),
+    ],
+)
+def test_layers_are_sharded_by_the_classes_that_are_there(model_type: str, layers: list[str]) -> None:
+    assert layer_classes(skeleton(model_type)) == layers
+    adapted = add_lora(skeleton(model_type), LoraSettings(r=2))
+    assert layer_classes(adapted.get_base_model()) == layers

@@ -70,36 +70,42 @@ class TakesPart:
         self._signature = inspect.signature(model.forward)
         taken = picture_arguments(model)
         self._inputs = {name: value for name, value in inputs.items() if name in taken}
-        self._wanted = False
         self._idle = False
         self._sharded: bool | None = None
+        self._joining: Any = None
         self._hooks = [
             model.register_forward_pre_hook(self._look, with_kwargs=True),
-            model.get_input_embeddings().register_forward_hook(self._add),
             model.register_forward_hook(self._check),
         ]
 
     def remove(self) -> None:
         """Leave the model as it was."""
+        self._leave()
         for hook in self._hooks:
             hook.remove()
 
     def _look(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import torch
 
+        self._leave()
         given = self._signature.bind_partial(*args, **kwargs).arguments if args else kwargs
         seen = any(_has_pictures(name, value) for name, value in given.items())
         if self._sharded is None:
             self._sharded = _is_sharded(self._model)
         # Shards are gathered in a forward pass without gradients as well.
-        self._wanted = not seen and (self._sharded or (torch.is_grad_enabled() and not self._idle))
+        if not seen and (self._sharded or (torch.is_grad_enabled() and not self._idle)):
+            # Only now, behind the hooks of the wrapper: FSDP2 would take the tower's graph for the embeddings' own.
+            self._joining = self._model.get_input_embeddings().register_forward_hook(self._add)
 
-    def _add(self, embeddings: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor | None:
-        if not self._wanted:
-            return None
-        self._wanted = False
+    def _leave(self) -> None:
+        if self._joining is not None:
+            self._joining.remove()
+            self._joining = None
+
+    def _add(self, embeddings: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
         import torch
 
+        self._leave()
         # Looked up each time: a context of picture_features.py may stand in for it.
         features = getattr(innermost(self._model, METHOD), METHOD)(**move(self._inputs, embedded.device))
         noughts = torch.stack([nothing_of(part).to(embedded) for part in _used(features)])
@@ -107,8 +113,8 @@ class TakesPart:
         return embedded + noughts.sum()
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-        if self._wanted:
-            self._wanted = False
+        if self._joining is not None:
+            self._leave()
             raise RuntimeError(
                 f"{type(model).__name__} did not embed the tokens of a batch without pictures by itself, so that its "
                 "tower cannot take part in it; give it input_ids, not inputs_embeds"

@@ -20,6 +20,7 @@ from trimtab.hardware import Launcher, detect_launcher
 from trimtab.hardware.launcher import RANK_VARIABLES
 from trimtab.placement.plan import PlacementPlan
 from trimtab.placement.profile import bare_model
+from trimtab.placement.stacks import layer_classes
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +57,12 @@ def prepare_process(plan: PlacementPlan, launcher: Launcher | None = None) -> No
         torch.cuda.set_device(torch.device(plan.device))
 
 
-def trainer_options(plan: PlacementPlan) -> dict[str, Any]:
-    """The device and precision part of `TrainingArguments`, from the plan alone."""
+def trainer_options(plan: PlacementPlan, model: nn.Module | None = None) -> dict[str, Any]:
+    """The device and precision part of `TrainingArguments`, from the plan alone.
+
+    With the model at hand its own layers are sharded one by one. Accelerate would look for every layer that the model's
+    parts name, and refuse a SigLIP tower for want of SigLIP's text layers.
+    """
     options: dict[str, Any] = {
         "use_cpu": plan.kind == "cpu",
         "bf16": plan.precision == "bf16",
@@ -69,6 +74,8 @@ def trainer_options(plan: PlacementPlan) -> dict[str, Any]:
     if plan.strategy == "sharded":
         options["fsdp"] = True
         options["fsdp_config"] = {"version": 2}
+        if model is not None:
+            options["fsdp_config"]["transformer_layer_cls_to_wrap"] = layer_classes(bare_model(model))
     return options
 
 

@@ -99,7 +99,7 @@ def _build(job: Job) -> TrainerDriver:
 
     config, plan, prepared = job.config, job.plan, job.prepared
     arguments = TrainingArguments(
-        **trainer_arguments(config, plan, job.run, evaluates=bool(prepared.eval)),
+        **trainer_arguments(config, plan, job.run, evaluates=bool(prepared.eval), model=job.model),
         # Rows are pictures and questions until the collator has read them.
         remove_unused_columns=False,
         label_names=["labels"],
