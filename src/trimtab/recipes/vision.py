@@ -68,10 +68,12 @@ def _eyes(config: Config) -> tuple[Any, PictureCollator]:
 
 
 def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+    from trimtab.data.picture_fit import Fits
     from trimtab.data.picture_prepare import prepare_pictures
 
     processor, collator = _eyes(config)
-    data = prepare_pictures(config.data, config.vision, config.seed, say)
+    fits = Fits(collator, config.data.too_long)
+    data = prepare_pictures(config.data, config.vision, config.seed, say, fits)
     for line in data.report.lines():
         say(line)
     return Prepared(processor, data.train, data.eval, data.report, own=Seen(collator, data.metric))
