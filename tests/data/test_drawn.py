@@ -71,7 +71,8 @@ def shape_of(mask: np.ndarray[Any, Any]) -> str:
 def place_of(mask: np.ndarray[Any, Any]) -> str:
     top, bottom, left, right = box(mask)
     half = SIZE / 2
-    assert (bottom <= half or top >= half) and (right <= half or left >= half), "a shape is in one quarter"
+    assert bottom <= half or top >= half, "a shape is in one quarter"
+    assert right <= half or left >= half, "a shape is in one quarter"
     return f"{'top' if bottom <= half else 'bottom'} {'left' if right <= half else 'right'}"
 
 
@@ -86,12 +87,12 @@ def answer(row: PictureRow) -> str:
         tallest, second = sorted(heights.values())[:-3:-1]
         assert tallest - second >= 5, "plain to see"
         return max(heights, key=lambda colour: heights[colour])
-    if asked.startswith("Which shape is "):
-        return shape_of(found[words[-1]])
     if asked.startswith("Where is the "):
         return place_of(found[words[3]])
-    assert asked.startswith("What colour is the ")
-    (colour,) = [colour for colour, mask in found.items() if shape_of(mask) == words[-1]]
+    (colour,) = [colour for colour, mask in found.items() if place_of(mask) == " ".join(words[-2:])]
+    if asked.startswith("Which shape is at the "):
+        return shape_of(found[colour])
+    assert asked.startswith("What colour is the shape at the ")
     return colour
 
 

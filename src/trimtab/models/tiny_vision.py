@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "tiny-vision"
 SEED = 20
-PICTURE_SIZE, PATCH_SIZE = 64, 16
+PICTURE_SIZE, PATCH_SIZE = 64, 32
 
 PAD, END, IMAGE, MASK = "<pad>", "<|end|>", "<image>", "<mask>"
 _SPECIAL = (PAD, "<unk>", END, IMAGE, MASK, "<|system|>", "<|user|>", "<|assistant|>")
@@ -71,10 +71,10 @@ SHAPE: dict[str, Any] = {
     "model_type": "llava",
     "vision_config": {
         "model_type": "siglip_vision_model",
-        "hidden_size": 96,
-        "intermediate_size": 192,
+        "hidden_size": 128,
+        "intermediate_size": 256,
         "num_hidden_layers": 2,
-        "num_attention_heads": 3,
+        "num_attention_heads": 4,
         "image_size": PICTURE_SIZE,
         "patch_size": PATCH_SIZE,
         "vision_use_head": False,
@@ -116,11 +116,19 @@ def tiny_vision_folder() -> Path:
 def _make(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, LlavaForConditionalGeneration
+    from transformers.utils import logging
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model: Any = LlavaForConditionalGeneration(AutoConfig.for_model(**SHAPE))
-    model.save_pretrained(folder)
+    # It takes a second: a bar would say more than there is to tell.
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     tiny_vision_processor().save_pretrained(folder)
 
 
@@ -143,7 +151,7 @@ def tiny_vision_processor() -> ProcessorMixin:
 
 
 def tiny_vision_tokenizer() -> PreTrainedTokenizerBase:
-    """Whole words where it has them, letters elsewhere, bytes for the rest: any text comes back as it was."""
+    """Whole words where it has them, letters elsewhere, bytes for the rest: no text is unknown to it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

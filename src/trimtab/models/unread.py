@@ -1,8 +1,8 @@
 """The part of a picture's tower that a model never reads: what lies behind the layer that its connector takes.
 
-LLaVA takes the tokens of one layer by its number (`vision_feature_layer`): from before the tower's last norm and pooling
-head, and often from before its last layer. Where all weights are tuned, these could never get a gradient. They are
-frozen before training, by what the config says alone, so that a gradient which is missing later is a fault.
+LLaVA takes the tokens of one layer by its number (`vision_feature_layer`): from before the tower's last norm and its
+pooling head, and often from before its last layer. Where all weights are tuned, these could never get a gradient. They
+are frozen before training, by what the config says alone, so that a gradient which is missing later is a fault.
 """
 
 from __future__ import annotations
