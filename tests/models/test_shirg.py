@@ -140,7 +140,10 @@ def test_attention_is_that_of_the_pooling_head_where_there_is_one(head: bool) ->
         assert seen.readings.shape == (3, SIGLIP["num_attention_heads"], 16)
     else:
         direct = torch.cosine_similarity(seen.fovea, seen.fovea.mean(1, keepdim=True), dim=-1)
-        assert seen.readings.shape == (3, SIGLIP["num_hidden_layers"], 16)
+        assert seen.readings.shape == (3, 1, 16)
+        every = through_tower(model.base_model, pixels, every_layer=True)
+        assert every.readings.shape == (3, SIGLIP["num_hidden_layers"], 16)
+        assert torch.equal(every.attention, seen.attention)
     assert torch.allclose(seen.attention, direct, atol=1e-5)
 
 
