@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from masked_rows import END, IMAGE, MASK, PLAN, ROWS, padded, seeing_model, seen_batch, text_model
 from trimtab.errors import RequestError
-from trimtab.models.diffusion import EndedAnswers, MaskedDiffusion, mask_token_id, spare_tokens, with_ends
+from trimtab.models.diffusion import MaskedDiffusion, mask_token_id, spare_tokens
+from trimtab.models.ended_answers import EndedAnswers, with_ends
 
 LENGTH = 5
 Row = tuple[list[int], list[int]]
@@ -232,6 +233,16 @@ def test_answers_are_filled_with_ends_and_nothing_stands_behind_them() -> None:
     assert all(torch.equal(again[name], made[name]) for name in made)
     longest = with_ends(batch, END, None)
     assert longest["labels"].ne(no).sum(1).tolist() == [4, 4, 4]
+
+
+def test_an_answer_that_was_cut_does_not_end_there(model: Any) -> None:
+    """The first row lost its end; the second has another one than the filling, and what a template put behind it."""
+    batch = padded([([5], [20, 21]), ([6], [22, 9, 10])])
+    objective = MaskedDiffusion(model, mask_id=MASK, end_id=END, seed=0, answer_length=4, ends=[9])
+    made = objective.ended(lambda rows: batch)([])
+    assert made["labels"].tolist() == [[-100, 20, 21, -100, -100], [-100, 22, 9, 10, END]]
+    assert made["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+    assert int(losses(objective, model, made, 0)[1]) == 6
 
 
 def test_only_the_last_answer_of_a_conversation_is_filled() -> None:

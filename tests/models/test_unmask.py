@@ -140,6 +140,7 @@ class Questions:
 
     def __init__(self, tokenizer: Any) -> None:
         self.processor = SimpleNamespace(tokenizer=tokenizer)
+        self.end_ids = [tokenizer.eos_token_id]
 
     def __call__(self, rows: list[str]) -> dict[str, torch.Tensor]:
         tokenizer = self.processor.tokenizer

@@ -25,9 +25,12 @@ def load_picture_rows(source: str, data: DataSettings, known: PictureSet | None,
         return load_rows(source, data, setting, encoded=True)
     files = _inside(path)
     loaded = _vqa_files(path, files, data, setting) if known is not None and known.name == "vqav2" else None
-    if loaded is None:
-        files, notes = _of_split(path, files, data.split, setting)
-        loaded = _metadata(path, files, notes) or _texts(path, files, notes)
+    if loaded is None and (listed := [file for file in files if _is_metadata(file)]):
+        listed, notes = _of_split(path, listed, data.split, setting)
+        rows = [row for file in listed for row in read_file(file)]
+        loaded = Loaded(rows, f"{path} (local folder)", [str(file) for file in listed], notes=notes)
+    if loaded is None and not any(file.suffix.lower() in READERS for file in files):
+        loaded = _texts(path, *_of_split(path, files, data.split, setting))
     if loaded is None:
         return load_rows(source, data, setting, encoded=True)
     loaded.rows = loaded.rows[: data.max_rows]
@@ -61,19 +64,15 @@ def _is_split(folder: Path) -> bool:
     return folder.is_dir() and folder.name.lower() in SPLITS
 
 
-def _metadata(path: Path, files: list[Path], notes: list[str]) -> Loaded | None:
+def _is_metadata(file: Path) -> bool:
     """`metadata.jsonl` (or .csv, .parquet) beside the pictures, with a `file_name` column, as `datasets` reads it."""
-    found = [file for file in files if file.stem == "metadata" and file.suffix.lower() in READERS]
-    if not found:
-        return None
-    rows = [row for file in found for row in read_file(file)]
-    return Loaded(rows, f"{path} (local folder)", [str(file) for file in found], notes=notes)
+    return file.stem == "metadata" and file.suffix.lower() in READERS
 
 
 def _texts(path: Path, files: list[Path], notes: list[str]) -> Loaded | None:
     """Pictures with a text file of the same name beside each: `cat.png` and `cat.txt`."""
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
-    if not pictures or any(file.suffix.lower() in READERS for file in files):
+    if not pictures:
         return None
     texts = {file.with_suffix(""): file for file in files if file.suffix.lower() == ".txt"}
     if not texts:

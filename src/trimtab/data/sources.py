@@ -106,7 +106,10 @@ def _load_local(path: Path, settings: DataSettings, setting: str) -> Loaded:
     if path.is_dir():
         inside = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
         names = _choose([file.as_posix() for file in inside], settings.split, f"{setting}={path}", notes)
-    rows = [row for name in names for row in read_file(Path(name))]
+    rows: list[Row] = []
+    for name in names:
+        if settings.max_rows is None or len(rows) < settings.max_rows:
+            rows += read_file(Path(name), most=settings.max_rows)
     return Loaded(rows, f"{path} (local {'folder' if path.is_dir() else 'file'})", names, notes=notes)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError
 from trimtab.models.outputs import nothing_of
+from trimtab.models.picture_features import METHOD, innermost, picture_arguments
 from trimtab.placement import bare_model, move
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def take_part(model: nn.Module, processor: Any) -> TakesPart:
     it only takes part where it is sharded.
     """
     bare = bare_model(model)
-    if not hasattr(bare, "get_image_features"):
+    if innermost(bare, METHOD) is None:
         raise RequestError.of(
             f"rows without pictures, and {type(bare).__name__} has no get_image_features",
             "its tower must take part in every batch, and this is how models of transformers let it run by itself",
@@ -67,7 +68,7 @@ class TakesPart:
     def __init__(self, model: Any, inputs: Mapping[str, Any]) -> None:
         self._model = model
         self._signature = inspect.signature(model.forward)
-        taken = inspect.signature(model.get_image_features).parameters
+        taken = picture_arguments(model)
         self._inputs = {name: value for name, value in inputs.items() if name in taken}
         self._wanted = False
         self._idle = False
@@ -99,7 +100,8 @@ class TakesPart:
         self._wanted = False
         import torch
 
-        features = self._model.get_image_features(**move(self._inputs, embedded.device))
+        # Looked up each time: a context of picture_features.py may stand in for it.
+        features = getattr(innermost(self._model, METHOD), METHOD)(**move(self._inputs, embedded.device))
         noughts = torch.stack([nothing_of(part).to(embedded) for part in _used(features)])
         self._idle = not noughts.requires_grad
         return embedded + noughts.sum()

@@ -109,14 +109,14 @@ def answer_by_unmasking(
     plan: PlacementPlan,
     settings: VisionSettings,
 ) -> list[str]:
-    """One answer to each row's last question, which `collator.asked` puts."""
+    """One answer per row, to its last question; `collator` is the PictureCollator of the training."""
     import torch
     from rich.console import Console
     from rich.progress import track
 
     tokenizer = processor.tokenizer
     mask_id = mask_token_id(tokenizer, settings.mask_token)
-    ends = ends_of(model, tokenizer)
+    ends = ends_of(model, tokenizer) | set(collator.end_ids)
     said: list[str] = []
     autocast = torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32")
     for first in track(

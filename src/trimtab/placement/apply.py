@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import os
 import warnings
@@ -61,7 +62,7 @@ def trainer_options(plan: PlacementPlan) -> dict[str, Any]:
         "use_cpu": plan.kind == "cpu",
         "bf16": plan.precision == "bf16",
         "fp16": plan.precision == "fp16",
-        "ddp_find_unused_parameters": False,
+        "ddp_find_unused_parameters": plan.unused_parameters,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "dataloader_pin_memory": plan.kind == "cuda",
     }
@@ -69,6 +70,21 @@ def trainer_options(plan: PlacementPlan) -> dict[str, Any]:
         options["fsdp"] = True
         options["fsdp_config"] = {"version": 2}
     return options
+
+
+def checkpoint_plainly(model: nn.Module) -> list[str]:
+    """Take re-entrant checkpointing from a model that switched it on by itself; returns the names of the modules.
+
+    Re-entrant segments drop the gradients of a tower, whose pixels require none, and let DDP see a tensor ready twice.
+    """
+    changed = []
+    for name, module in model.named_modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if isinstance(function, functools.partial) and function.keywords.get("use_reentrant", True):
+            options = {**function.keywords, "use_reentrant": False}
+            module._gradient_checkpointing_func = functools.partial(function.func, *function.args, **options)
+            changed.append(name)
+    return changed
 
 
 def bind_arguments(arguments: Any, plan: PlacementPlan) -> None:

@@ -68,10 +68,12 @@ def _eyes(config: Config) -> tuple[Any, PictureCollator]:
 
 
 def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+    from trimtab.data.picture_fit import Fits
     from trimtab.data.picture_prepare import prepare_pictures
 
     processor, collator = _eyes(config)
-    data = prepare_pictures(config.data, config.vision, config.seed, say)
+    fits = Fits(collator, config.data.too_long)
+    data = prepare_pictures(config.data, config.vision, config.seed, say, fits)
     for line in data.report.lines():
         say(line)
     return Prepared(processor, data.train, data.eval, data.report, own=Seen(collator, data.metric))
@@ -102,11 +104,14 @@ def _build(job: Job) -> TrainerDriver:
     # Also of those that are only evaluated on: shards are gathered there as well.
     if not all(row.pictures for row in [*prepared.train, *(prepared.eval or ())]):
         take_part(job.model, prepared.processor)
+    collator = prepared.own.collator
+    objective = _masked_diffusion(job) if config.vision.objective == "masked_diffusion" else None
     driver = TrainerDriver(
         job,
         PictureTrainer,
         arguments,
-        data_collator=answers_alone(job.model, prepared.own.collator),
+        data_collator=objective.ended(collator) if objective else answers_alone(job.model, collator),
+        objective=objective,
     )
     if plan.strategy == "split":
         return_outputs(job.model)
@@ -124,6 +129,7 @@ def _masked_diffusion(job: Job) -> MaskedDiffusion:
         end_id=tokenizer.eos_token_id,
         seed=config.seed,
         answer_length=config.vision.answer_length,
+        ends=job.prepared.own.collator.end_ids,
     )
     objective.check(job.prepared.own.collator(list(job.prepared.train[:2])), job.plan)
     return objective
