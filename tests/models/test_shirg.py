@@ -23,6 +23,11 @@ def test_the_default_is_256_and_724_tokens() -> None:
     tower = {"model_type": "siglip_vision_model", **SIGLIP, "image_size": 384}
     grid = grid_of(ShirgSettings(), config("llava_onevision", vision_config=tower))
     assert (grid.side, grid.pooled, grid.keep, grid.tokens) == (32, 256, 724, 980)
+    model = model_of("llava_onevision", ShirgSettings())
+    pixels = torch.randn(1, 2, 3, 448, 448)
+    with torch.no_grad():
+        given = model.get_image_features(pixel_values=pixels).pooler_output
+    assert [tuple(one.shape) for one in given] == [(980, TEXT["hidden_size"])]
 
 
 @pytest.mark.parametrize("kind", MODELS)
