@@ -120,7 +120,8 @@ def _make(folder: Path) -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model: Any = LlavaForConditionalGeneration(AutoConfig.for_model(**SHAPE))
+        config: Any = AutoConfig.for_model(**SHAPE)
+        model: Any = LlavaForConditionalGeneration(config)
     # It takes a second: a bar would say more than there is to tell.
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
