@@ -336,3 +336,11 @@ def test_a_copy_of_the_model_sees_with_its_own_weights() -> None:
             weight.mul_(0.5)
     assert torch.equal(model(**batch).loss, before)
     assert not torch.equal(other(**batch).loss, before)
+
+
+def test_an_image_token_outside_the_vocabulary() -> None:
+    """As PaliGemma's may be: it is never looked up among the words."""
+    model = attach_shirg(skeleton("paligemma", "cpu", image_token_index=200).eval(), SMALL)
+    batch = batch_of()
+    batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == 100, 200)
+    assert torch.isfinite(model(**batch, token_type_ids=(batch["labels"] != -100).long()).loss)
