@@ -1,7 +1,8 @@
 """One entry of `lora.targets`: a role or name, which layers of its stack, which names in these. It looks at no weight.
 
 `vision`, `attention:16-31`, `all-linear:24-`, `vision:0-3:q_proj,k_proj,v_proj`. A layer's number is the one in its
-module's name; what stands outside the stacks (a connector) has none.
+module's name; what stands outside the stacks (a connector) has none. A plus may stand for the comma, which needs
+quotes in a list of YAML.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from trimtab.errors import RequestError, some_of
 from trimtab.placement.stacks import under
 
-FORMS = "ROLE, ROLE:LAYERS or ROLE:LAYERS:NAMES, with layers as 3, 0-3 or 24- (to the last) and names as q_proj,k_proj"
+FORMS = "ROLE, ROLE:LAYERS or ROLE:LAYERS:NAMES, with layers as 3, 0-3 or 24- (to the last) and names as q_proj+k_proj"
 _RANGE = re.compile(r"(\d+)(-(\d*))?")
 
 
@@ -38,7 +39,7 @@ class Target:
         if not more and who:
             return cls(text, who)
         spans = _RANGE.fullmatch(more[0]) if more else None
-        names = tuple(name.strip() for name in more[1].split(",")) if len(more) > 1 else ()
+        names = tuple(name.strip() for name in re.split(r"[,+]", more[1])) if len(more) > 1 else ()
         if not who or spans is None or len(more) > 2 or not all(names):
             raise RequestError.of(f"lora.targets={text}: cannot be read", f"an entry is {FORMS}", _HOW)
         first = int(spans[1])

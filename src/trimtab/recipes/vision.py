@@ -34,11 +34,17 @@ class Seen(NamedTuple):
 
 def _workload(config: Config, on_cpu: bool) -> Workload:
     twice = 2 if config.vision.objective == "masked_diffusion" else 1
+    patches = None
+    if config.vision.views == "shirg":
+        from trimtab.models.load import load_model_config
+        from trimtab.models.shirg_grid import VIEWS, grid_of
+
+        patches = VIEWS * grid_of(config.shirg, load_model_config(config.model)).side ** 2
     return Workload(
         batch_size=config.training.batch_size * twice,
         max_length=config.data.max_length,
         gradient_checkpointing=config.training.gradient_checkpointing,
-        patches=2 * (config.shirg.size // 14) ** 2 if config.vision.views == "shirg" else None,
+        patches=patches,
     )
 
 
