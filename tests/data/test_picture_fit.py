@@ -10,6 +10,7 @@ from picture_rows import drawn, question, turns
 from tiny_processors import tiny_processor
 from trimtab.config.schema import DataSettings, VisionSettings
 from trimtab.data.clean import Tally
+from trimtab.data.picture_check import checked_rows
 from trimtab.data.picture_collate import PictureCollator
 from trimtab.data.picture_fit import Fits
 from trimtab.data.picture_prepare import prepare_pictures
@@ -96,6 +97,11 @@ def test_a_picture_of_a_size_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -
         for n, colour in enumerate(("red", "blue") * 3)
     ]
     assert all(made(row, Tally()) for row in rows)
+    assert len(prepared) == 1
+    kept, _ = checked_rows(rows, 10_000, True, Tally(), repeats=True)
+    assert [picture.size for row in kept for picture in row.pictures] == [(40, 20)] * 6
+    monkeypatch.setattr(Picture, "open", None)
+    assert all(made(row, Tally()) for row in kept), "a picture that was looked at is not opened again"
     assert len(prepared) == 1
 
 

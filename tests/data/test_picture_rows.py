@@ -328,3 +328,14 @@ def test_of_a_large_parquet_only_what_is_wanted_is_read(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(rows).to_parquet(str(file))
     with pytest.raises(RequestError, match="none of its 3 rows can be trained on"):
         prepared(file, max_rows=3, bad_rows="drop")
+
+
+def test_one_list_at_the_top_tells_of_pictures_in_all_folders(tmp_path: Path, picture: Encode) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "red.png").write_bytes(picture(RED))
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "test/red.png", "text": "red"}\n')
+    (tmp_path / "metadata.json").write_text('{"about": "this folder"}')
+    assert only(tmp_path).answers == ("red",)
+    (tmp_path / "metadata.jsonl").write_text("\n")
+    with pytest.raises(RequestError, match="no rows"):
+        prepared(tmp_path)

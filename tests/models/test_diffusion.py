@@ -304,7 +304,7 @@ def test_the_mask_token_is_the_settings_or_the_tokenizers(tiny_model: Path) -> N
     with pytest.raises(RequestError, match="ends an answer"):
         mask_token_id(tokenizer, "<|im_end|>")
 
-    more = ["<filename>", "<|reserved_1|>", "<|image_pad|>"]
+    more = ["<filename>", "<|reserved_1|>", "<|image_pad|>", "<start_of_turn>"]
     tokenizer.add_tokens(more, special_tokens=True)
     assert spare_tokens(tokenizer) == ["<|reserved_1|>", "<filename>"]
     with pytest.raises(RequestError, match=r"such as <\|reserved_1\|>, <filename>"):

@@ -19,10 +19,12 @@ from trimtab.placement import (
     PlacementFault,
     PlacementGuard,
     PlacementPlan,
+    profile_model,
     trainer_options,
     verify,
     verify_gradients,
 )
+from trimtab.placement.apply import checkpoint_plainly
 from trimtab.placement.arrival import PICTURES, look
 from trimtab.placement.gradients import adapter_flows
 from trimtab.placement.witness import Witness
@@ -246,6 +248,38 @@ def test_a_model_that_checkpoints_re_entrantly_by_itself(tmp_path: Path) -> None
     assert "12 of " in said, "two factors of six modules in one layer"
 
 
+def test_what_a_model_switched_on_by_itself_is_set_right(tmp_path: Path) -> None:
+    model = adapted("idefics3")
+    bare = model.get_base_model()
+    bare.model.vision_model.gradient_checkpointing_enable({"use_reentrant": True})
+    changed = checkpoint_plainly(model)
+    assert len([name for name in changed if ".vision_model.encoder.layers." in name]) == 3
+    assert not checkpoint_plainly(model)
+    for tower in (m for m in bare.modules() if hasattr(m, "_require_grads_hooks")):
+        tower.disable_input_require_grads()
+    guard, _ = train(model, [batch("idefics3")], tmp_path, gradient_checkpointing=False)
+    assert "18 of 18 adapted modules" in guard.table[0]
+
+
+def test_a_tower_whose_last_layer_is_not_used(tmp_path: Path) -> None:
+    """LLaVA takes its features from the layer before the last."""
+    torch.manual_seed(0)
+    model = skeleton("llava_onevision", "cpu", vision_feature_layer=-2)
+    tuned = add_lora(model, LoraSettings(r=2, targets=["vision"]))
+    said = fault_of(tuned, "llava_onevision", tmp_path)
+    assert "12 of 36 trainable tensors got none" in said
+    assert (
+        "the layers of model.vision_tower.encoder.layers behind 1: the model takes its features from there"
+        in said
+    )
+    assert "lora.targets ROLE:0-1" in said
+    model = skeleton("llava_onevision", "cpu", vision_feature_layer=-2)
+    tuned = add_lora(model, LoraSettings(r=2, targets=["vision:0-1"]))
+    guard, _ = train(tuned, [batch("llava_onevision")], tmp_path)
+    assert len(guard.table) == 1
+    assert guard.table[0].startswith("vision tower  layers 0-1  12 of 12 adapted modules")
+
+
 class Branch(nn.Module):
     """A layer with a second way through it, which nothing takes."""
 
@@ -434,6 +468,7 @@ def test_an_expert_that_no_token_went_to_is_waited_for(tmp_path: Path) -> None:
             Experts.chosen = state.global_step % 2
 
     tuned = add_lora(model, LoraSettings(r=2, targets=["attention", "experts"]))
+    assert profile_model(tuned).routed, "so that DDP looks for what a step leaves out"
     row = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[1, 2, 3]])}
     _, said = train(tuned, [row] * 2, tmp_path, Route())
     assert any("2 modules wait for a token for each expert" in line for line in said)

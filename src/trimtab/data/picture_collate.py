@@ -82,14 +82,14 @@ class PictureCollator:
     def length(self, row: PictureRow, *, asked: bool = False) -> int:
         """How many tokens the row takes, or its last question with what stands before it.
 
-        Pictures of sizes that were met before are opened, but not prepared again. A token more or less is possible
-        where what stands for a picture touches the words beside it.
+        A picture of a size that was met before is not prepared again, nor opened where its size is known. A token
+        more or less is possible where what stands for a picture touches the words beside it.
         """
         written = self._written(row, asked=asked)
         words = len(self.processor.tokenizer(written.text + (written.suffix or ""))["input_ids"])
-        images = [picture.open() for picture in row.pictures]
-        sizes = tuple(image.size for image in images)
+        sizes = tuple(picture.size or picture.open().size for picture in row.pictures)
         if sizes not in self._taken:
+            images = [picture.open() for picture in row.pictures]
             (made,), _ = processed(self.processor, [written], [images] if images else None, self._opening)
             self._taken[sizes] = len(made.offsets) - words
         return words + self._taken[sizes]

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from trimtab.data.pictures import PictureRow
 
 
+_ABOUT = 2
+"""Tokens by which a length may be off; what is nearer to the limit is tried."""
+
+
 class Fits:
     """Whether a row can be trained on by this collator; what cannot is counted by its reason."""
 
@@ -42,7 +46,8 @@ class Fits:
 
     def _answered(self, row: PictureRow, most: int) -> bool:
         """Whether all pictures and some of an answer are left at `most` tokens."""
-        if self.collator.length(row, asked=True) >= most + 3 and len(row.messages) < 4:
+        answers = sum(message["role"] == "assistant" for message in row.messages)
+        if answers == 1 and self.collator.length(row, asked=True) > most + _ABOUT:
             return False
         try:
             self.collator([row])

@@ -55,7 +55,7 @@ def _drawn(part: Part, number: int, seed: int) -> list[PictureRow]:
     return rows
 
 
-BUILT_IN = {"drawn-pictures": BuiltIn(_drawn, train=2000, eval=200)}
+BUILT_IN = {"drawn-pictures": BuiltIn(_drawn, train=16000, eval=300)}
 """The built-in sources of pictures, by the name that `data.source` has for them."""
 
 # The pictures are the same ones in every run; the run's own seed is for their order.

@@ -163,9 +163,9 @@ def encoded_rows(table: datasets.Dataset, shown: str) -> list[Row]:
     others = table.remove_columns(single)
     names = list(table.features)
     rows = []
-    for place in range(len(table)):
-        values = others[place] if others.features else {}
-        values |= {name: Cell(cells, place, name) for name, cells in pictures.items()}
+    # A table without columns has no rows to go through.
+    for place, rest in enumerate(others if others.features else ({} for _ in range(len(table)))):
+        values = rest | {name: Cell(cells, place, name) for name, cells in pictures.items()}
         rows.append(Row({name: values[name] for name in names}, shown, place + 1))
     return rows
 

@@ -180,14 +180,17 @@ def spare_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     named = {str(value) for value in tokenizer.special_tokens_map.values()}
     extra = [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
     spare = [
-        token for token in extra if token not in named and token not in template and not _of(token, _PICTURE)
+        token for token in extra if token not in named and token not in template and not _of(token, _BUSY)
     ]
     return sorted(spare, key=lambda token: not _of(token, _SPARE))
 
 
 _SPARE = ("mask", "unused", "reserved")
-_PICTURE = ("image", "img", "vision", "video", "audio", "row_")
-"""What a processor writes around a picture; it stands in no chat template."""
+_BUSY = (
+    *("image", "img", "vision", "video", "audio", "row_"),
+    *("im_start", "im_end", "turn", "utterance", "user", "assistant", "system", "header"),
+)
+"""What a processor writes around pictures and turns, by a template that the tokenizer need not know."""
 
 
 def _of(token: str, words: tuple[str, ...]) -> bool:

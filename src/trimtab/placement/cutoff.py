@@ -104,7 +104,8 @@ def _cut(module: str, witness: Witness) -> Reason:
             inside = outer
             break
         last = outer
-    if (used := _last_used(last, witness)) is not None:
+    layers = (_last_used(layer, witness) for layer in (module, *_around(module)))
+    if (used := next((found for found in layers if found), None)) is not None:
         stack, number = used
         return Reason(
             f"no gradient comes back to the layers of {stack} behind {number}: the model takes its features from there",

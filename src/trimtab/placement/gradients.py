@@ -129,6 +129,8 @@ def gradient_table(flows: list[Flow]) -> list[str]:
 def _size(norms: list[float]) -> str:
     if not norms:
         return ""
+    if len(norms) == 1:
+        return f", gradient norm {norms[0]:.1e}"
     return f", gradient norm {min(norms):.1e} to {max(norms):.1e}, median {median(norms):.1e}"
 
 
