@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ def attach_shirg(model: Any, settings: ShirgSettings, processor: Any = None) -> 
         # LLaVA-OneVision puts it between the rows of its own grids of views, and SHIRG's views have none.
         inner.image_newline.requires_grad_(False)
     model.shirg = inner.shirg = Shirg(settings, grid, model.forward, model.generate)
+    model.shirg_asked = inner.shirg_question = None
     model.config.shirg = settings.model_dump()
     inner.get_image_features = types.MethodType(_features(type(inner).get_image_features), inner)
     model.get_image_features = types.MethodType(_outer_features(type(model).get_image_features), model)
@@ -92,6 +94,7 @@ def _features(own: Callable[..., Any]) -> Callable[..., Any]:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         _check_views(self.shirg.grid, pixel_values)
+        question = self.shirg_question if question is None else question
         tokens = look(self, self.shirg.settings, self.shirg.grid, pixel_values, question).tokens
         # PaliGemma takes one tensor; the others join a sequence of them.
         taken: Any = tokens if self.config.model_type == "paligemma" else tuple(tokens)
@@ -113,9 +116,12 @@ def _forward(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def forward(self: Any, *args: Any, question_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
         labels = kwargs.get("labels")
-        if question_mask is None and labels is not None:
-            question_mask = question_places(labels)
-        return self.shirg.forward(*args, **_pictures_seen(self, args, kwargs, question_mask))
+        if question_mask is None:
+            question_mask = question_places(labels) if labels is not None else self.shirg_asked
+        if _takes_features(self):
+            return self.shirg.forward(*args, **_pictures_seen(self, args, kwargs, question_mask))
+        with _held(self.base_model, "shirg_question", _question(self, args, kwargs, question_mask)):
+            return self.shirg.forward(*args, **{**_without_sizes(kwargs), **_pixels(kwargs)})
 
     known = inspect.signature(own)
     asked = inspect.Parameter("question_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
@@ -133,14 +139,59 @@ def _generate(own: Callable[..., Any]) -> Callable[..., Any]:
         # transformers would encode the pictures here without the text, and the choice needs the question.
         if "inputs" in kwargs:
             kwargs["input_ids"] = kwargs.pop("inputs")
-        return self.shirg.generate(*args, **_pictures_seen(self, args, kwargs, question_mask))
+        if _takes_features(self):
+            return self.shirg.generate(*args, **_pictures_seen(self, args, kwargs, question_mask))
+        with _held(self, "shirg_asked", question_mask):
+            return self.shirg.generate(*args, **{**_without_sizes(kwargs), **_pixels(kwargs)})
 
     return generate
+
+
+def _takes_features(model: Any) -> bool:
+    """Whether the model takes what became of its pictures; before transformers 5.20 it takes pixels alone."""
+    return "mm_encoder_outputs" in inspect.signature(type(model.base_model).forward).parameters
+
+
+@contextmanager
+def _held(module: Any, name: str, value: Any) -> Iterator[None]:
+    """For the time of one call."""
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, None)
+
+
+def _without_sizes(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name not in _ANYRES}
+
+
+def _pixels(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"pixel_values": kwargs["pixel_values"]} if kwargs.get("pixel_values") is not None else {}
 
 
 def question_places(labels: torch.Tensor) -> torch.Tensor:
     """1 before the first label of each row: what an answer will not be part of, however much of it is known."""
     return (labels.ne(-100).cumsum(-1) == 0).long()
+
+
+def _question(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], question_mask: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The mean embedding of each picture's question; None where there is no picture, or it does not count."""
+    pixels = kwargs.get("pixel_values")
+    if pixels is None or not model.shirg.settings.similarity:
+        return None
+    ids = args[0] if args else kwargs.get("input_ids")
+    embedded: Any = kwargs.get("inputs_embeds")
+    where = _image_places(model, ids, embedded)
+    text = _question_text(where, kwargs.get("attention_mask"), question_mask)
+    with torch.no_grad():
+        if ids is not None:
+            # Past the module's hooks, which wait for the pass itself. The image token may lie outside the
+            # vocabulary (PaliGemma), and does not count here.
+            embedded = model.get_input_embeddings().forward(ids.masked_fill(where, 0))
+        return _mean_question(embedded, text, where, len(pixels), model.shirg.grid.tokens)
 
 
 def _pictures_seen(
@@ -150,23 +201,13 @@ def _pictures_seen(
     pixels = kwargs.get("pixel_values")
     if pixels is None:
         return kwargs
-    ids = args[0] if args else kwargs.get("input_ids")
-    embedded: Any = kwargs.get("inputs_embeds")
-    where = _image_places(model, ids, embedded)
-    question = None
-    if model.shirg.settings.similarity:
-        text = _question_text(where, kwargs.get("attention_mask"), question_mask)
-        with torch.no_grad():
-            if ids is not None:
-                # Past the module's hooks, which wait for the pass itself. The image token may lie outside the
-                # vocabulary (PaliGemma), and does not count here.
-                embedded = model.get_input_embeddings().forward(ids.masked_fill(where, 0))
-            question = _mean_question(embedded, text, where, len(pixels), model.shirg.grid.tokens)
+    question = _question(model, args, kwargs, question_mask)
     # By the method that models of transformers have for it, where others look for it too.
     output = model.base_model.get_image_features(pixel_values=pixels, question=question)
+    where = _image_places(model, args[0] if args else kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
     _check_places(model.shirg.grid, len(output.pooler_output), where)
-    kept = {name: value for name, value in kwargs.items() if name not in _ANYRES}
-    return {**kept, "mm_encoder_outputs": {**(kwargs.get("mm_encoder_outputs") or {}), "image": output}}
+    seen = {**(kwargs.get("mm_encoder_outputs") or {}), "image": output}
+    return {**_without_sizes(kwargs), "mm_encoder_outputs": seen}
 
 
 def _check_views(grid: Grid, pixels: torch.Tensor) -> None:
