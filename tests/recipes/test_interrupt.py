@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from trimtab.recipes.interrupt import GracefulStop
 
 PROGRAM = """
 import os, sys
@@ -36,3 +43,29 @@ def test_one_process_that_is_told_is_enough(tmp_path: Path) -> None:
     said = [rank.communicate(timeout=200)[0].strip() for rank in ranks]
     # From the step on at which one was told, to the last, after which there is nothing to stop.
     assert said == ["[False, True, True, False]"] * 2
+
+
+def told(queue: Any, stop: GracefulStop, said: list[str]) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    queue.put((stop.stopped, said))
+
+
+def test_a_forked_worker_leaves_ctrl_c_to_its_process() -> None:
+    """A terminal tells both. The worker neither speaks nor breaks off: the process still wants its batches."""
+    said: list[str] = []
+    stop = GracefulStop(said.append)
+    stop.on_train_begin(SimpleNamespace(), SimpleNamespace(), SimpleNamespace())
+    try:
+        fork = multiprocessing.get_context("fork")
+        queue = fork.SimpleQueue()
+        worker = fork.Process(target=told, args=(queue, stop, said))
+        worker.start()
+        assert queue.get() == (False, [])
+        worker.join(30)
+        assert worker.exitcode == 0
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.stopped
+        assert len(said) == 1
+    finally:
+        stop.restore()

@@ -103,10 +103,11 @@ def agree(tmp_path: Path, settings: list[str], strategy: str = "data_parallel") 
             assert any(step[name] for step in gradients[1:]), f"{name} never had a gradient"
 
     assert len(found) == len(expected) == STEPS
-    assert found == pytest.approx(expected, rel=2e-3)
-    assert found[0] == pytest.approx(expected[0], rel=1e-5), "before any step, rounding alone can differ"
-    weights = witness(one, 0)[1]
-    assert all(torch.allclose(left[name], weights[name], atol=5e-3) for name in left)
+    # Only rounding differs at first. Adam steps by a gradient's sign, and so makes more of it from step to step.
+    first = {name: norm for name, norm in witness(one, 0)[0][0].items() if norm}
+    assert {name: gradients[0][name] for name in first} == pytest.approx(first, rel=1e-3, abs=1e-6)
+    assert found[:2] == pytest.approx(expected[:2], rel=1e-4)
+    assert found == pytest.approx(expected, rel=5e-3)
     assert min(found[-2:]) < found[0], "it learns"
 
 
@@ -133,3 +134,37 @@ def test_real_charts_over_two_ranks(model_type: str, chartqa: Path, tmp_path: Pa
 def test_sharded_over_two_ranks(model_type: str, mixed_rows: Path, tmp_path: Path) -> None:
     model = saved_pair(model_type, tmp_path / "model")
     agree(tmp_path, settings_for(model, mixed_rows), "sharded")
+
+
+def test_train_starts_the_processes_itself_and_all_make_the_same_steps(
+    mixed_rows: Path, tmp_path: Path
+) -> None:
+    """Seven rows over two processes with batches of two: the last batch is filled up, and nobody waits for a step more.
+
+    With workers, an evaluation of an odd number of rows, and a step of as many rows as was meant.
+    """
+    model = saved_pair("llava_onevision", tmp_path / "model")
+    (tmp_path / "vision.yaml").write_text("recipe: vision\n")
+    settings = [
+        *settings_for(model, mixed_rows),
+        *("training.max_steps=null", "training.epochs=2", "training.batch_size=2", "processes=2"),
+        *("training.effective_batch_size=4", "training.dataloader_workers=1", "data.max_rows=10"),
+        *("data.eval_fraction=0.3", "training.keep_best=false", "samples.held_out=3"),
+        f"output_dir={tmp_path / 'run'}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "trimtab", "train", str(tmp_path / "vision.yaml"), *settings],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert (plan["strategy"], plan["processes"], plan["launcher"]) == ("data_parallel", 2, "torchrun")
+    assert "2 × 2 × 1 = 4" in done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["train_rows"], summary["steps"]) == ("finished", 7, 4)
+    assert summary["eval_loss"]["after"] is not None
+    assert "parallelism has already been used" not in done.stderr

@@ -5,6 +5,7 @@ Of several processes one that is told is enough: they agree at the end of each s
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class GracefulStop(TrainerCallback):
         self._say = say
         self._every = every
         self._before: dict[int, Any] = {}
+        self._process = os.getpid()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Handlers can only be set in the main thread; elsewhere the default behaviour stays.
@@ -62,6 +64,9 @@ class GracefulStop(TrainerCallback):
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
+        if os.getpid() != self._process:
+            # A forked worker of the data loader, which a terminal tells as well: it goes on until it is not needed.
+            return
         if self.stopped:
             self.restore()
             raise KeyboardInterrupt

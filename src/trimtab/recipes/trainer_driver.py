@@ -5,6 +5,7 @@ The device in force is the plan's: in the model, in the trainer's arguments and 
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -93,6 +94,9 @@ class TrainerDriver:
         self.monitor = MonitorCallback(job.config.monitor, job.run.path, plan.device, devices=plan.devices)
         self._stop = GracefulStop(self.monitor.say, every=stop_every)
         guard = PlacementGuard(plan, self.monitor.say if self.main else None)
+        if arguments.dataloader_num_workers:
+            # Threads do not survive a fork: told so, tokenizers use none, and do not warn of it in each worker.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.trainer: Any = trainer(
             model=job.model,
             args=arguments,
