@@ -35,13 +35,14 @@ def parse_bytes(size: str | int) -> int:
 class Block:
     """One allocation. All virtual tensors that alias a storage share its block; dropping the last one frees it."""
 
-    __slots__ = ("device", "nbytes")
+    __slots__ = ("device", "nbytes", "unknown")
 
     def __init__(self, device: VirtualDevice, nbytes: int) -> None:
         # CUDA's allocator hands out multiples of 512 bytes.
         nbytes = (nbytes + 511) & -512
         self.device = device
         self.nbytes = 0
+        self.unknown = False  # whether what it holds was written from values that nobody computed (shapes.py)
         total = device.allocated + nbytes
         if total > device.limit_bytes:
             exhausted(device, nbytes)

@@ -27,6 +27,15 @@ _INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE)
 _worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
+_stand_in: Callable[[VirtualTensor, str], Tensor]
+
+
+def set_stand_in(stand_in: Callable[[VirtualTensor, str], Tensor]) -> None:
+    """Tell the tensor class what answers in the place of values that were not computed (shapes.py)."""
+    global _stand_in
+    _stand_in = stand_in
+
+
 def set_worker(worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
     """Tell the tensor class which function carries out an operation on virtual operands."""
     global _worker
@@ -84,12 +93,12 @@ class VirtualTensor(torch.Tensor):
 
     @property
     def _is_param(self) -> bool:
-        return isinstance(self, VirtualParameter)
+        return isinstance(self, (VirtualParameter, HostParameter))
 
     @_is_param.setter
     def _is_param(self, value: bool) -> None:
         # nn.Parameter(virtual) marks its result thus; the class makes the mark last through every test of it.
-        self.__class__ = VirtualParameter if value else VirtualTensor
+        self.__class__ = parameter_class(self) if value else HostTensor if is_host(self) else VirtualTensor
 
     def get_device(self) -> int:
         return self._slot.index
@@ -114,6 +123,9 @@ class VirtualTensor(torch.Tensor):
         """Nothing runs asynchronously here, so there is nothing to keep alive."""
 
     def data_ptr(self) -> int:
+        if self.payload.is_meta:
+            # No memory is there; who compares addresses sees which tensors share one.
+            return _address(self._block) + int(self.payload.storage_offset()) * self.payload.element_size()
         return self.payload.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -141,11 +153,11 @@ class VirtualTensor(torch.Tensor):
         return self.cpu()
 
     def tolist(self) -> Any:
-        return self.payload.tolist()
+        return _readable(self, "Tensor.tolist").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
-            return self.payload.numpy(force=True)
+            return _readable(self, "Tensor.numpy").numpy(force=True)
         if self.requires_grad:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
@@ -155,7 +167,7 @@ class VirtualTensor(torch.Tensor):
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
         faults.report("device-mismatch", message, "Tensor.numpy", [("self", self)], TypeError)
-        return self.payload.numpy(force=True)
+        return _readable(self, "Tensor.numpy").numpy(force=True)
 
     def __dlpack__(self, **_: Any) -> Any:
         raise state.NotSimulated(
@@ -168,10 +180,12 @@ class VirtualTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         if self.dim() == 0:
-            return format(self.payload.item(), spec)
+            return format(self.item(), spec)
         return object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if self.payload.is_meta or self._block.unknown:
+            return f"tensor(?, size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
         text = torch.Tensor.__repr__(self.payload)
         start = text.rfind(", dtype=")
         cut = start if start >= 0 else len(text) - 1
@@ -192,7 +206,7 @@ class VirtualTensor(torch.Tensor):
                 "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
             )
         payload = copy.deepcopy(self.payload, memo)
-        key = ("virtual block", payload.untyped_storage().data_ptr())
+        key = ("virtual block", payload.untyped_storage()._cdata)
         block = memo.get(key)  # type: ignore[call-overload]
         new = wrap(payload, self._slot, block)
         memo[key] = new._block  # type: ignore[index]
@@ -223,7 +237,80 @@ class VirtualParameter(VirtualTensor, nn.Parameter):
         return "Parameter containing:\n" + VirtualTensor.__repr__(self)
 
 
-VIRTUAL = frozenset((VirtualTensor, VirtualParameter))
+class HostTensor(VirtualTensor):
+    """A tensor on the CPU that has a shape and no values: there are some where shapes only are rehearsed."""
+
+    is_cuda = False
+    is_cpu = True
+
+    def get_device(self) -> int:
+        return -1
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        args = tuple(self._slot.meta if _means_cpu(value) else value for value in args)
+        if _means_cpu(kwargs.get("device")):
+            kwargs = {**kwargs, "device": self._slot.meta}
+        return moved(torch.Tensor.to, (self, *args), kwargs)
+
+    def cpu(self, memory_format: Any = None) -> Tensor:
+        return self
+
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if dtype is None:
+            return torch.Tensor.type(torch.empty(0, dtype=self.dtype))
+        return super().type(dtype, non_blocking, **kwargs)
+
+    def data_ptr(self) -> int:
+        # Memory on the host is read by its address: there has to be some.
+        if self.payload.is_meta:
+            self.payload, self._block.unknown = _readable(self, "Tensor.data_ptr"), True
+        return self.payload.data_ptr()
+
+    def pin_memory(self, device: Any = None) -> Tensor:
+        return self
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        return _readable(self, "Tensor.numpy").numpy(force=True)
+
+
+class HostParameter(HostTensor, nn.Parameter):
+    """A parameter on the CPU that has a shape and no values."""
+
+
+PARAMETERS = frozenset((VirtualParameter, HostParameter))
+VIRTUAL = frozenset((VirtualTensor, HostTensor)) | PARAMETERS
+
+
+def is_host(tensor: VirtualTensor) -> bool:
+    """Whether it is one of the tensors on the CPU that have a shape only."""
+    return tensor._slot.index == state.HOST
+
+
+def parameter_class(tensor: Any) -> type:
+    """The class of a parameter that is made of a tensor."""
+    if not isinstance(tensor, VirtualTensor):
+        return nn.Parameter
+    return HostParameter if is_host(tensor) else VirtualParameter
+
+
+def _means_cpu(device: Any) -> bool:
+    kind = device.type if device.__class__ is torch.device else device if device.__class__ is str else None
+    return kind is not None and kind.startswith("cpu")
+
+
+def _address(block: Block) -> int:
+    return id(block) << 12
+
+
+def _readable(tensor: VirtualTensor, op: str) -> Tensor:
+    """The payload, to be read by the program; a stand-in for it where there are no values."""
+    if tensor.payload.is_meta or tensor._block.unknown:
+        return _stand_in(tensor, op)
+    return tensor.payload
 
 
 def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> VirtualTensor:
@@ -244,6 +331,8 @@ def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> Vi
     made.payload = payload
     made._slot = slot
     made._block = block
+    if slot.index == state.HOST:
+        made.__class__ = HostTensor
     return made
 
 
@@ -344,6 +433,8 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
     if type(tensor) in VIRTUAL and type(new) in VIRTUAL and tensor.is_inference() is new.is_inference():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]
+        if is_host(new) is not issubclass(type(tensor), HostTensor):  # type: ignore[arg-type]
+            tensor._is_param = isinstance(tensor, nn.Parameter)
     else:
         replacement = new.detach()
         if replacement is new:
@@ -372,7 +463,7 @@ def become(tensor: Tensor, new: Tensor) -> None:
     tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
     tensor.__dict__.update(extra)
     if parameter:
-        tensor.__class__ = VirtualParameter if isinstance(tensor, VirtualTensor) else nn.Parameter
+        tensor.__class__ = parameter_class(tensor)
     if tensor.is_leaf and tensor.requires_grad != requires_grad:
         tensor.requires_grad_(requires_grad)
     if hooks:

@@ -1,0 +1,91 @@
+"""Values that nobody computed: which tensors have none, what is answered when a program asks for one, who is told.
+
+The answer is neutral (of numbers 1, of indices 0; of a test, what it says of such numbers), so that a program goes on
+as it would in an ordinary run. Every such question is told to the machine in force, with its line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.virtual import functions, origin, state
+from trimtab.virtual.observer import Asked, How
+from trimtab.virtual.stand_in import StandIn
+from trimtab.virtual.tensor import VIRTUAL, set_stand_in
+
+_MOST_BYTES = 1 << 28
+"""Stand-ins for memory that a program reads as bytes are made up to this size."""
+
+
+def is_unknown(tensor: Any) -> bool:
+    """Whether a tensor has a shape and no values (or none to be trusted)."""
+    return tensor.__class__ in VIRTUAL and (tensor.payload.is_meta or tensor._block.unknown)
+
+
+def asked(how: How, op: str) -> None:
+    """A value that is not there was asked for at the present line: tell the machine."""
+    in_force = state.machine()
+    if in_force is None:
+        return
+    frames = origin.stack(1)
+    first = next((frame for frame, _ in frames if not frame.file.startswith(origin.TORCH)), None)
+    told = Asked(how, op, next((frame for frame, user in frames if user), None), first)
+    in_force.asked[told] = in_force.asked.get(told, 0) + 1
+    if in_force.observer is not None:
+        in_force.observer.asked(told)
+
+
+def hint(payload: Tensor) -> Any:
+    """One value for a tensor that has none: of numbers 1, of indices 0; of a test, what it says of such numbers."""
+    found = payload.__dict__.get("_hint") if payload.is_meta else None
+    if found is not None:
+        return found
+    return False if payload.dtype is torch.bool else 1.0 if payload.is_floating_point() else 0
+
+
+def filled(payload: Tensor) -> Tensor:
+    """Memory of that shape, for a program that reads bytes or numbers of it."""
+    if payload.numel() * payload.element_size() > _MOST_BYTES:
+        raise state.NotSimulated(
+            f"the values of {tuple(payload.shape)} are read, and shapes alone were rehearsed: no such memory is made"
+        )
+    with torch._C.DisableTorchFunction():
+        return torch.full(payload.size(), hint(payload), dtype=payload.dtype, device="cpu")
+
+
+def _stand_in(tensor: Any, op: str) -> Tensor:
+    asked("value", op)
+    return filled(tensor.payload)
+
+
+set_stand_in(_stand_in)
+
+
+def handlers() -> dict[Any, functions.Handler]:
+    """What answers above autograd when a number is taken out of a tensor."""
+    named = torch.Tensor
+    taken: dict[Any, functions.Handler] = {
+        function: _watched(function)
+        for function in (named.item, named.__float__, named.__int__, named.__index__)
+    }
+    return taken | {named.__bool__: _watched(named.__bool__, "decision")}
+
+
+def _watched(function: Any, how: How = "value") -> functions.Handler:
+    below = functions.HANDLERS.get(function, functions.call)
+
+    def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        if not is_unknown(tensor) or tensor.numel() != 1:
+            return below(func, args, kwargs)
+        op = f"Tensor.{function.__name__}"
+        asked(how, op)
+        found = hint(tensor.payload)
+        if function is torch.Tensor.item:
+            return StandIn(found, lambda: asked("decision", op)) if isinstance(found, float) else found
+        return {"__bool__": bool, "__float__": float}.get(function.__name__, int)(found)
+
+    return answer
