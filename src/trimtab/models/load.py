@@ -94,7 +94,8 @@ def _pad(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CAUSAL_LM) -> PreTrainedModel:
     """The model with its weights, on the plan's devices and in the plan's weight format."""
-    check_family(settings, load_model_config(settings), family)
+    config = load_model_config(settings)
+    check_family(settings, config, family)
     source = model_source(settings)
     with _readable_errors(settings, "weights", family):
         loaded: Any = family.auto.from_pretrained(
@@ -105,6 +106,8 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            # A rehearsal of shapes alone builds the model from this, and opens no other file.
+            **({"config": config} if shapes_only() else {}),
             **family.options,
             **_remote(settings),
         )
@@ -113,6 +116,14 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
     _check_whole(settings, report, family)
     model.config.use_cache = False
     return model
+
+
+def shapes_only() -> bool:
+    """Whether this process rehearses shapes alone."""
+    from trimtab.virtual.state import machine
+
+    in_force = machine()
+    return in_force is not None and in_force.shapes
 
 
 def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]], family: Family) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trimtab.diagnose import source
 from trimtab.diagnose.causes import diagnose
 from trimtab.rehearse import places
-from trimtab.virtual.observer import Observer
+from trimtab.virtual.observer import Asked, Observer
 
 if TYPE_CHECKING:
     from trimtab.diagnose.finding import Finding
@@ -26,6 +28,7 @@ class RehearsalObserver(Observer):
     def __init__(self, process: Process) -> None:
         super().__init__()
         self._process = process
+        self._asked: set[Asked] = set()
         self._known: dict[tuple[object, ...], Finding] = {}
 
     def fault(self, fault: Fault) -> None:
@@ -50,6 +53,18 @@ class RehearsalObserver(Observer):
             if known.kind == finding.kind and known.cause and known.cause.line == finding.cause.line:
                 return known
         return finding
+
+    def asked(self, asked: Asked) -> None:
+        """Write each line down once."""
+        if asked in self._asked or (asked.library is not None and asked.library.file.startswith(_OWN)):
+            return
+        self._asked.add(asked)
+        lines = [asked.frame, asked.library if asked.library != asked.frame else None]
+        where, inside = (asdict(source.place(line.file, line.line)) if line else None for line in lines)
+        # Trimtab's own watch over a run asks whether values are finite, and would stop it otherwise.
+        own = asked.library is not None and asked.library.file.startswith(source.PACKAGE)
+        how = "watch" if own else asked.how
+        self._process.recorder.write(t="asked", how=how, op=asked.op, where=where, inside=inside)
 
     def collective(self, record: dict[str, Any]) -> None:
         """Compare with the other ranks before entering."""

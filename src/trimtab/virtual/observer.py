@@ -43,7 +43,7 @@ class Fault:
 
 
 How = Literal["value", "decision", "shape", "copy"]
-"""How a value was asked for: taken as a number, branched on, to make a tensor's shape, or written to host memory."""
+"""How a value was asked for: taken to be shown, to branch on, to make a tensor's shape, or written to host memory."""
 
 
 @dataclass(frozen=True)

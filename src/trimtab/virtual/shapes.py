@@ -61,7 +61,10 @@ def carry(
         made = func(*payloads, **named)
         return made if plan.kind in (VIEW, INPLACE) or plan.writes else _lightened(made)
     if plan.kind == VIEW:
-        return func(*payloads, **named)
+        made = func(*payloads, **named)
+        if made.dtype is torch.bool and made.is_meta:
+            made._hint = hint(payloads[0])
+        return made
     if unknown and (rule := _RULES.get(plan.name)) is not None:
         found = rule(plan, payloads, args)
         if found is not None:
@@ -80,7 +83,7 @@ def carry(
     if named.get("generator") is not None:
         shaped_named["generator"] = None
     made = _on_shapes(plan, func, shaped, shaped_named)
-    if plan.kind == FRESH and made.dtype is torch.bool:
+    if plan.kind == FRESH and (made.dtype is torch.bool or plan.name == "aten::sum"):
         made._hint = _truth(plan, func, payloads, named)
     return _handed_back(made, back)
 
@@ -219,18 +222,18 @@ def _made_like(known: Any) -> Any:
     return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
 
-def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> bool | None:
-    """What a test says of hints: that a shape is finite, not NaN, and so on."""
-    first = payloads[0]
-    if plan.name in ("aten::any", "aten::all"):
-        return bool(hint(first))
+def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
+    """What a test says of hints (that a shape is finite, not NaN …), and what is put together of such tests."""
+    tests = [value for value in _tensors(tuple(payloads), named) if value.dtype is torch.bool]
+    if plan.name == "aten::sum":
+        return tests[0].numel() * hint(tests[0]) if tests else None
     if not plan.pointwise:
-        return None
+        return all(hint(value) for value in tests) if tests else None
 
     def single(value: Any) -> Any:
-        return (
-            torch.tensor(hint(value), dtype=value.dtype, device="cpu") if isinstance(value, Tensor) else value
-        )
+        if not isinstance(value, Tensor):
+            return value
+        return torch.tensor(hint(value), dtype=value.dtype, device="cpu")
 
     return bool(func(*map(single, payloads), **{name: single(value) for name, value in named.items()}))
 

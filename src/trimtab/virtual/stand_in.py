@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 SHOWN = "?"
@@ -71,6 +72,43 @@ def _comparison(name: str) -> Callable[[StandIn, Any], Any]:
         return own(float(self), float(other))
 
     return compare
+
+
+def nested(values: Any, decided: Callable[[], None]) -> Any:
+    """Lists of numbers, with stand-ins for the floating-point ones."""
+    if isinstance(values, list):
+        return [nested(value, decided) for value in values]
+    return StandIn(values, decided) if isinstance(values, float) else values
+
+
+def unknown_array(array: Any, decided: Callable[[], None]) -> Any:
+    """An array of numpy whose numbers stand in for others, also after sums and means over it."""
+    kind = _array_kind(array.__class__)
+    made = array.view(kind)
+    made.decided = decided
+    return made
+
+
+@cache
+def _array_kind(base: Any) -> Any:
+    """A kind of array that gives out stand-ins. (numpy is there when a program asks for an array, and not before.)"""
+
+    def __array_finalize__(self: Any, source: Any) -> None:
+        self.decided = getattr(source, "decided", lambda: None)
+
+    def item(self: Any, *index: Any) -> Any:
+        return nested(base.item(self, *index), self.decided)
+
+    def tolist(self: Any) -> Any:
+        return nested(base.tolist(self), self.decided)
+
+    def shown(self: Any, *spec: Any) -> str:
+        return SHOWN
+
+    methods: dict[str, Any] = {"__array_finalize__": __array_finalize__, "item": item, "tolist": tolist}
+    return type(
+        "UnknownArray", (base,), {**methods, **dict.fromkeys(("__format__", "__str__", "__repr__"), shown)}
+    )
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):

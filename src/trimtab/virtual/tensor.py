@@ -27,13 +27,13 @@ _INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE)
 _worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-_stand_in: Callable[[VirtualTensor, str], Tensor]
+_given_out: Callable[[VirtualTensor, str], Any]
 
 
-def set_stand_in(stand_in: Callable[[VirtualTensor, str], Tensor]) -> None:
-    """Tell the tensor class what answers in the place of values that were not computed (shapes.py)."""
-    global _stand_in
-    _stand_in = stand_in
+def set_giving_out(give: Callable[[VirtualTensor, str], Any]) -> None:
+    """Tell the tensor class what answers in the place of values that were not computed (unknown.py)."""
+    global _given_out
+    _given_out = give
 
 
 def set_worker(worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
@@ -153,11 +153,11 @@ class VirtualTensor(torch.Tensor):
         return self.cpu()
 
     def tolist(self) -> Any:
-        return _readable(self, "Tensor.tolist").tolist()
+        return _given_out(self, "tolist") if _is_unknown(self) else self.payload.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
-            return _readable(self, "Tensor.numpy").numpy(force=True)
+            return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
         if self.requires_grad:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
@@ -167,7 +167,7 @@ class VirtualTensor(torch.Tensor):
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
         faults.report("device-mismatch", message, "Tensor.numpy", [("self", self)], TypeError)
-        return _readable(self, "Tensor.numpy").numpy(force=True)
+        return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
 
     def __dlpack__(self, **_: Any) -> Any:
         raise state.NotSimulated(
@@ -184,7 +184,7 @@ class VirtualTensor(torch.Tensor):
         return object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        if self.payload.is_meta or self._block.unknown:
+        if _is_unknown(self):
             return f"tensor(?, size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
         text = torch.Tensor.__repr__(self.payload)
         start = text.rfind(", dtype=")
@@ -263,7 +263,7 @@ class HostTensor(VirtualTensor):
     def data_ptr(self) -> int:
         # Memory on the host is read by its address: there has to be some.
         if self.payload.is_meta:
-            self.payload, self._block.unknown = _readable(self, "Tensor.data_ptr"), True
+            self.payload, self._block.unknown = _given_out(self, "data_ptr"), True
         return self.payload.data_ptr()
 
     def pin_memory(self, device: Any = None) -> Tensor:
@@ -274,7 +274,7 @@ class HostTensor(VirtualTensor):
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
             )
-        return _readable(self, "Tensor.numpy").numpy(force=True)
+        return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
 
 
 class HostParameter(HostTensor, nn.Parameter):
@@ -306,11 +306,8 @@ def _address(block: Block) -> int:
     return id(block) << 12
 
 
-def _readable(tensor: VirtualTensor, op: str) -> Tensor:
-    """The payload, to be read by the program; a stand-in for it where there are no values."""
-    if tensor.payload.is_meta or tensor._block.unknown:
-        return _stand_in(tensor, op)
-    return tensor.payload
+def _is_unknown(tensor: VirtualTensor) -> bool:
+    return tensor.payload.is_meta or tensor._block.unknown
 
 
 def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> VirtualTensor:

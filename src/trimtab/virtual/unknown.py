@@ -13,8 +13,8 @@ from torch import Tensor
 
 from trimtab.virtual import functions, origin, state
 from trimtab.virtual.observer import Asked, How
-from trimtab.virtual.stand_in import StandIn
-from trimtab.virtual.tensor import VIRTUAL, set_stand_in
+from trimtab.virtual.stand_in import StandIn, nested, unknown_array
+from trimtab.virtual.tensor import VIRTUAL, set_giving_out
 
 _MOST_BYTES = 1 << 28
 """Stand-ins for memory that a program reads as bytes are made up to this size."""
@@ -40,7 +40,9 @@ def asked(how: How, op: str) -> None:
 
 def hint(payload: Tensor) -> Any:
     """One value for a tensor that has none: of numbers 1, of indices 0; of a test, what it says of such numbers."""
-    found = payload.__dict__.get("_hint") if payload.is_meta else None
+    if not payload.is_meta and payload.numel() == 1:
+        return payload.item()  # what it held before it was written to from unknown values
+    found = payload.__dict__.get("_hint")
     if found is not None:
         return found
     return False if payload.dtype is torch.bool else 1.0 if payload.is_floating_point() else 0
@@ -48,6 +50,8 @@ def hint(payload: Tensor) -> Any:
 
 def filled(payload: Tensor) -> Tensor:
     """Memory of that shape, for a program that reads bytes or numbers of it."""
+    if not payload.is_meta:
+        return payload.clone()
     if payload.numel() * payload.element_size() > _MOST_BYTES:
         raise state.NotSimulated(
             f"the values of {tuple(payload.shape)} are read, and shapes alone were rehearsed: no such memory is made"
@@ -56,12 +60,22 @@ def filled(payload: Tensor) -> Tensor:
         return torch.full(payload.size(), hint(payload), dtype=payload.dtype, device="cpu")
 
 
-def _stand_in(tensor: Any, op: str) -> Tensor:
-    asked("value", op)
-    return filled(tensor.payload)
+def _give_out(tensor: Any, method: str) -> Any:
+    """What a method answers that reads all values: numbers, an array, or memory."""
+    op = f"Tensor.{method}"
+    whole = tensor.dtype is torch.bool or not tensor.is_floating_point()
+    asked("decision" if whole and method == "tolist" else "value", op)
+    values = filled(tensor.payload)
+
+    def decided() -> None:
+        asked("decision", op)
+
+    if method == "tolist":
+        return nested(values.tolist(), decided)
+    return unknown_array(values.numpy(force=True), decided) if method == "numpy" else values
 
 
-set_stand_in(_stand_in)
+set_giving_out(_give_out)
 
 
 def handlers() -> dict[Any, functions.Handler]:
@@ -82,8 +96,9 @@ def _watched(function: Any, how: How = "value") -> functions.Handler:
         if not is_unknown(tensor) or tensor.numel() != 1:
             return below(func, args, kwargs)
         op = f"Tensor.{function.__name__}"
-        asked(how, op)
         found = hint(tensor.payload)
+        # A truth value or a whole number steers a program; a floating-point one is mostly shown.
+        asked(how if isinstance(found, float) else "decision", op)
         if function is torch.Tensor.item:
             return StandIn(found, lambda: asked("decision", op)) if isinstance(found, float) else found
         return {"__bool__": bool, "__float__": float}.get(function.__name__, int)(found)
