@@ -37,7 +37,7 @@ def init_group(native: Callable[..., None], args: tuple[Any, ...], kwargs: dict[
 def _number(named: Named, name: str) -> int:
     """As torch reads it: what is given, else the variable of that name; -1 where there is neither."""
     given = named.get(name)
-    return int(os.environ.get(name.upper(), "-1") if given in (None, -1) else given)  # type: ignore[arg-type]
+    return int(os.environ.get(name.upper(), "-1") if given in (None, -1) else given)
 
 
 def collective(func: Any, name: str, named: Named, group: Any) -> Any:

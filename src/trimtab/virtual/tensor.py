@@ -18,7 +18,7 @@ from trimtab.virtual.amp import KEY as AUTOCAST
 from trimtab.virtual.memory import Block
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
-from trimtab.virtual.storage import label_storage
+from trimtab.virtual.storage import address, label_storage
 
 _make = torch.Tensor._make_wrapper_subclass
 _INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE)
@@ -125,7 +125,10 @@ class VirtualTensor(torch.Tensor):
     def data_ptr(self) -> int:
         if self.payload.is_meta:
             # No memory is there; who compares addresses sees which tensors share one.
-            return _address(self._block) + int(self.payload.storage_offset()) * self.payload.element_size()
+            return (
+                address(self.payload.untyped_storage())
+                + int(self.payload.storage_offset()) * self.payload.element_size()
+            )
         return self.payload.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -300,10 +303,6 @@ def parameter_class(tensor: Any) -> type:
 def _means_cpu(device: Any) -> bool:
     kind = device.type if device.__class__ is torch.device else device if device.__class__ is str else None
     return kind is not None and kind.startswith("cpu")
-
-
-def _address(block: Block) -> int:
-    return id(block) << 12
 
 
 def _is_unknown(tensor: VirtualTensor) -> bool:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual import functions, origin, state
+from trimtab.virtual.memory import human
 from trimtab.virtual.observer import Asked, How
 from trimtab.virtual.stand_in import StandIn, nested, unknown_array
+from trimtab.virtual.storage import set_bytes_for
 from trimtab.virtual.tensor import VIRTUAL, set_giving_out
 
 _MOST_BYTES = 1 << 28
@@ -52,10 +54,7 @@ def filled(payload: Tensor) -> Tensor:
     """Memory of that shape, for a program that reads bytes or numbers of it."""
     if not payload.is_meta:
         return payload.clone()
-    if payload.numel() * payload.element_size() > _MOST_BYTES:
-        raise state.NotSimulated(
-            f"the values of {tuple(payload.shape)} are read, and shapes alone were rehearsed: no such memory is made"
-        )
+    _refuse_more(payload.numel() * payload.element_size())
     with torch._C.DisableTorchFunction():
         return torch.full(payload.size(), hint(payload), dtype=payload.dtype, device="cpu")
 
@@ -75,7 +74,22 @@ def _give_out(tensor: Any, method: str) -> Any:
     return unknown_array(values.numpy(force=True), decided) if method == "numpy" else values
 
 
+def _bytes_for(size: int) -> torch.UntypedStorage:
+    asked("value", "UntypedStorage.cpu")
+    _refuse_more(size)
+    with torch._C.DisableTorchFunction():
+        return torch.zeros(size, dtype=torch.uint8, device="cpu").untyped_storage()
+
+
+def _refuse_more(size: int) -> None:
+    if size > _MOST_BYTES:
+        raise state.NotSimulated(
+            f"{human(size)} of values are read, and shapes alone are rehearsed: so much memory is not made up"
+        )
+
+
 set_giving_out(_give_out)
+set_bytes_for(_bytes_for)
 
 
 def handlers() -> dict[Any, functions.Handler]:
