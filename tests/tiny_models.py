@@ -70,6 +70,28 @@ IMAGE_TEXT: dict[str, dict[str, Any]] = {
         "image_token_index": 100,
     },
 }
+CLIP = {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 24}
+MORE_IMAGE_TEXT: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": CLIP,
+        "image_token_index": 100,
+        "image_seq_length": 4,
+    },
+    "smolvlm": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {**SIGLIP, "model_type": "smolvlm_vision"},
+        "image_token_id": 100,
+        "scale_factor": 2,
+    },
+    "internvl": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**SIGLIP, "image_size": [28, 28], "patch_size": [14, 14]},
+        "image_token_id": 100,
+        "image_seq_length": 1,
+    },
+}
+"""Shapes that only the tests of pictures use."""
 AUDIO: dict[str, dict[str, Any]] = {
     "higgs_audio_v2": {
         **TEXT,
@@ -84,12 +106,13 @@ AUDIO: dict[str, dict[str, Any]] = {
     },
 }
 CAUSAL: dict[str, dict[str, Any]] = {"llama": TEXT, "qwen3": {**TEXT, "head_dim": 8}}
+SHAPES = CAUSAL | IMAGE_TEXT | MORE_IMAGE_TEXT | AUDIO
 
 
 def config(model_type: str, **changes: Any) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(model_type, **{**(CAUSAL | IMAGE_TEXT | AUDIO)[model_type], **changes})
+    return AutoConfig.for_model(model_type, **{**SHAPES[model_type], **changes})
 
 
 def skeleton(model_type: str, device: str = "meta", **changes: Any) -> Any:
@@ -99,7 +122,7 @@ def skeleton(model_type: str, device: str = "meta", **changes: Any) -> Any:
 
     auto = (
         transformers.AutoModelForImageTextToText
-        if model_type in IMAGE_TEXT
+        if model_type in IMAGE_TEXT | MORE_IMAGE_TEXT
         else transformers.AutoModelForTextToWaveform
         if model_type in AUDIO
         else transformers.AutoModelForCausalLM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +122,22 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no real data sets in ../shared/data")
     return folder
+
+
+@pytest.fixture(scope="session")
+def picture() -> Callable[..., bytes]:
+    """The bytes of a small picture of one colour, of whatever format and mode."""
+    from PIL import Image
+
+    def encoded(
+        colour: Any = (200, 30, 60),
+        form: str = "PNG",
+        mode: str = "RGB",
+        size: tuple[int, int] = (8, 6),
+        **save: Any,
+    ) -> bytes:
+        held = io.BytesIO()
+        Image.new(mode, size, colour).save(held, form, **save)
+        return held.getvalue()
+
+    return encoded

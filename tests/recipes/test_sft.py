@@ -164,7 +164,8 @@ def test_held_out_rows_are_answered_before_and_after(settings: list[str]) -> Non
     assert summary["metrics"][name]["before"] == 0.0
     assert 0.0 <= summary["metrics"][name]["after"] <= 1.0
     assert name in (run / "adapter" / "README.md").read_text()
-    assert json.loads((run / "baseline.json").read_text())["look"] == {"answers": [], "right": 0, "of": 3}
+    look = {"answers": [], "right": 0, "of": 3, "scored": "exact match"}
+    assert json.loads((run / "baseline.json").read_text())["look"] == look
 
 
 def test_a_whole_run_that_is_resumed_trains_no_step_more(settings: list[str], plain: Path) -> None:
@@ -180,7 +181,7 @@ def test_a_whole_run_that_is_resumed_trains_no_step_more(settings: list[str], pl
 
 def test_what_was_trained_is_kept_before_samples_are_answered(settings: list[str]) -> None:
     """Told to end while it answers, the run has lost nothing but the answers."""
-    from trimtab.recipes import run as page
+    from trimtab.models import sample
 
     asked: list[int] = []
 
@@ -192,7 +193,7 @@ def test_what_was_trained_is_kept_before_samples_are_answered(settings: list[str
 
     ours = [*settings, 'samples.prompts=["What is 1 plus 1?"]']
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "answer", answer)
+        patch.setattr(sample, "answer", answer)
         with pytest.raises(KeyboardInterrupt):
             train(ours)
     run = Path(load_config(None, ours).output_dir or "")

@@ -83,7 +83,7 @@ def test_a_new_recipe_is_a_description_and_nothing_else(
         prepare=SFT.prepare,
         build=lambda job: LoopDriver(job, Descent(job)),
         outcome=lambda job, driver: {"metrics": {"answer": {"before": 0.0, "after": 42.0}}},
-        samples=False,
+        look=None,
     )
     monkeypatch.setitem(RECIPES, "sft", descent)
     words = [f"model={tiny_model}", f"data={tiny_rows}", "device=cpu", "training.learning_rate=0.1"]

@@ -16,6 +16,7 @@ import typer
 
 from trimtab import __version__
 from trimtab.cli.arguments import SettingsCommand
+from trimtab.cli.ask import ask
 from trimtab.cli.bench import bench
 from trimtab.cli.config_schema import config_schema
 from trimtab.cli.doctor import doctor
@@ -52,6 +53,7 @@ app.command(cls=SettingsCommand)(train)
 app.command(cls=SettingsCommand)(plan)
 app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
 app.command()(explain)
+app.command()(ask)
 app.command()(export)
 app.command()(replay)
 app.command()(report)

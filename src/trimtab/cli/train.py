@@ -77,6 +77,9 @@ def _announce(request: Request, planned: Planned) -> None:
 
 
 def _conclude(config: Config, summary: dict[str, Any]) -> None:
+    from trimtab.models.families import CAUSAL_LM
+    from trimtab.recipes.table import recipe_of
+
     if summary["status"] == "interrupted":
         print(
             f"\nstopped at step {summary['steps']} of {summary['planned_steps']}; a checkpoint is saved. Go on with\n"
@@ -84,7 +87,8 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
         )
         return
     for sample in summary["samples"]:
-        print(f"\nasked   {sample['prompt']}\nbefore  {sample['before']}\nafter   {sample['after']}")
+        right = f"\nright   {sample['expected']}" if "expected" in sample else ""
+        print(f"\nasked   {sample['prompt']}{right}\nbefore  {sample['before']}\nafter   {sample['after']}")
     loss = summary["eval_loss"]
     if loss["after"] is not None and loss["before"] is not None:
         change = (
@@ -100,4 +104,6 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
         f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json"
     )
     if config.export.to is None:
-        print(f"next: trimtab export {shlex.quote(str(config.output_dir))} --to ollama")
+        run = shlex.quote(str(config.output_dir))
+        spoken = recipe_of(config).family is CAUSAL_LM
+        print(f"next: trimtab export {run} --to ollama" if spoken else f"next: trimtab report {run}")

@@ -63,6 +63,7 @@ _SAME_VALUE = {
     "training.batch_size": "batch_size per_device_train_batch_size train_batch_size micro_batch_size",
     "training.eval_batch_size": "eval_batch_size per_device_eval_batch_size",
     "training.gradient_accumulation_steps": "gradient_accumulation_steps",
+    "training.effective_batch_size": "effective_batch_size global_batch_size total_batch_size",
     "training.learning_rate": "learning_rate lr",
     "training.lr_scheduler": "lr_scheduler lr_scheduler_type",
     "training.warmup_ratio": "warmup_ratio",
@@ -135,7 +136,8 @@ def _targets(value: Any) -> Settings:
         return {}
     if value == "all":
         value = "all-linear"
-    elif isinstance(value, str) and "," in value:
+    elif isinstance(value, str) and "," in value and ":" not in value:
+        # Behind a colon the commas belong to one target: `vision:0-3:q_proj,k_proj`.
         value = [name.strip() for name in value.split(",") if name.strip()]
     return {"lora.targets": value}
 

@@ -146,6 +146,22 @@ def _best_between_evaluations(config: Config) -> Conflict | None:
     return Conflict("training.keep_best", f"(the default) is not applied: it {reason}", change, warning=True)
 
 
+@RULES.reading("training.effective_batch_size", "training.batch_size", "training.gradient_accumulation_steps")
+def _no_number_of_processes(config: Config) -> Conflict | None:
+    """How many processes there are is known at the launch; what none of them can give, before it."""
+    training = config.training
+    each = training.batch_size * training.gradient_accumulation_steps
+    if training.effective_batch_size is None or training.effective_batch_size % each == 0:
+        return None
+    return Conflict(
+        "training.effective_batch_size",
+        f"is {training.effective_batch_size}, but each process brings {training.batch_size} × "
+        f"{training.gradient_accumulation_steps} = {each} rows a step (training.batch_size × "
+        "training.gradient_accumulation_steps): no number of processes makes that of it",
+        f"set it to a multiple of {each}, or change one of the two",
+    )
+
+
 _EVALUATION = ("training.eval_steps", "training.eval_batch_size", "samples.held_out")
 
 

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trimtab.config.grpo import GrpoSettings as GrpoSettings
 from trimtab.config.section import Section as Section
+from trimtab.config.vision import ShirgSettings as ShirgSettings
+from trimtab.config.vision import VisionSettings as VisionSettings
 from trimtab.config.zeroth_order import ZerothSettings as ZerothSettings
+
+BadRows = Annotated[
+    Literal["drop", "stop"], BeforeValidator(lambda said: "stop" if said == "error" else said)
+]
+"""`error` was the name of `stop`, and still means it."""
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 
@@ -69,8 +76,8 @@ class DataSettings(Section):
     train_on: Literal["answers", "all"] = "answers"
     """Which tokens the loss is computed on: the assistant's answers, or everything."""
 
-    bad_rows: Literal["drop", "error"] = "drop"
-    """Rows that cannot be trained on (empty answer, null): drop and count them, or stop at the first."""
+    bad_rows: BadRows = "drop"
+    """Rows that cannot be trained on (no answer, a broken picture): drop and count them, or stop at the first."""
 
     keep_duplicates: bool = False
     """Keep rows that repeat an earlier row exactly. Otherwise they are dropped and counted."""
@@ -99,7 +106,8 @@ class LoraSettings(Section):
 
     targets: str | list[str] = "all-linear"
     """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear` of the language model, `vision` and
-    `connector` beside it, or module names such as `q_proj`."""
+    `connector` beside it, or module names such as `q_proj`. `ROLE:LAYERS` means those layers of the stack alone (`3`,
+    `0-3`, `24-` to the last), `ROLE:LAYERS:NAMES` these modules in them: `"vision:0-3:q_proj,k_proj"` (in quotes)."""
 
 
 class TrainingSettings(Section):
@@ -119,6 +127,10 @@ class TrainingSettings(Section):
 
     gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
     """Forward passes gathered into one optimizer step."""
+
+    effective_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows of one optimizer step: `batch_size` × processes × `gradient_accumulation_steps`. When set, another product
+    is an error, so that a run on other machines is the run that was meant; null: not checked."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
@@ -217,8 +229,9 @@ class ExportSettings(Section):
 class Config(Section):
     """One run, whole. Nothing outside this decides how a run goes, but for the machine it runs on."""
 
-    recipe: Literal["sft", "grpo", "zeroth_order"] = "sft"
-    """What kind of training this is: supervised fine-tuning, rewards on completions, or zeroth-order steps."""
+    recipe: Literal["sft", "grpo", "zeroth_order", "vision"] = "sft"
+    """What kind of training this is: supervised fine-tuning, rewards on completions, zeroth-order steps, or answers
+    about pictures."""
 
     model: ModelSettings = Field(default_factory=ModelSettings)
     data: DataSettings = Field(default_factory=DataSettings)
@@ -230,6 +243,8 @@ class Config(Section):
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     grpo: GrpoSettings = Field(default_factory=GrpoSettings)
     zeroth: ZerothSettings = Field(default_factory=ZerothSettings)
+    vision: VisionSettings = Field(default_factory=VisionSettings)
+    shirg: ShirgSettings = Field(default_factory=ShirgSettings)
 
     device: Device = "auto"
     """auto, cpu, cuda, cuda:N or mps. A device that is not there is an error, never a silent fall-back."""

@@ -23,7 +23,7 @@ class BadRow(Exception):
 
 @dataclass
 class Tally:
-    """Counts of what happened to rows. `strict` (data.bad_rows=error) stops at the first bad row instead."""
+    """Counts of what happened to rows. `strict` (data.bad_rows=stop) stops at the first bad row instead."""
 
     strict: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
@@ -35,7 +35,7 @@ class Tally:
         if self.strict:
             raise RequestError.of(
                 f"{where}: {reason}",
-                "data.bad_rows=error stops at the first row that cannot be trained on",
+                "data.bad_rows=stop stops at the first row that cannot be trained on",
                 "repair or remove the row, or set data.bad_rows=drop to drop such rows and count them",
             )
         self.drop(reason, where)

@@ -58,6 +58,19 @@ _LIKE = {
     "messages": ["messages", "conversation", "conversations", *_TALKS, "chosen"],
     "conversations": ["conversations", "conversation", "messages", *_TALKS],
     "text": ["text", "content", "body", "document", "article", "sentence"],
+    "image": [
+        "image",
+        "images",
+        "img",
+        "picture",
+        "pictures",
+        "photo",
+        "file_name",
+        "filename",
+        "image_path",
+    ],
+    "question": [*_QUESTIONS, "q"],
+    "answer": [*_ANSWERS, "answers", "labels", "caption", "text", "a"],
 }
 
 
@@ -88,10 +101,12 @@ class Detected:
     reason: str
 
 
-def detect(rows: Sequence[Row], wanted: str, mapping: Mapping[str, str]) -> Detected:
-    """Choose the format by the columns of the first row; `wanted` is data.format."""
+def detect(
+    rows: Sequence[Row], wanted: str, mapping: Mapping[str, str], formats: Mapping[str, Format] = FORMATS
+) -> Detected:
+    """Choose among `formats` by the columns of the first row; `wanted` is data.format."""
     first = rows[0]
-    candidates = list(FORMATS.values()) if wanted == "auto" else [FORMATS[wanted]]
+    candidates = list(formats.values()) if wanted == "auto" else [formats[wanted]]
     candidates = _that_know(candidates, mapping, wanted)
     for column in mapping:
         if not any(_has(row, column, mapping) for row in rows):
@@ -106,7 +121,7 @@ def detect(rows: Sequence[Row], wanted: str, mapping: Mapping[str, str]) -> Dete
     reason = f"columns {names}"
     if len(fitting) > 1:
         others = ", ".join(other.name for other in fitting[1:])
-        reason += f"; {others} would fit too and comes later in the order {', '.join(FORMATS)}"
+        reason += f"; {others} would fit too and comes later in the order {', '.join(formats)}"
     return Detected(form, reason)
 
 
@@ -185,7 +200,8 @@ def _change(row: Row, candidates: list[Format], mapping: Mapping[str, str]) -> s
     mapped = suggest(row, candidates, mapping)
     if mapped:
         return "set " + " ".join(f"data.columns.{column}={actual}" for column, actual in mapped.items())
-    form = candidates[0] if len(candidates) == 1 else FORMATS["prompt_completion"]
+    plain = (form for form in candidates if form.name in ("prompt_completion", "question_answer"))
+    form = next(plain, candidates[0])
     absent = _missing(row, form, mapping) or list(form.required)
     settings = " ".join(f"data.columns.{column}=<column>" for column in absent)
     return f"name the columns with {settings}, or rename them in the file"
@@ -241,7 +257,13 @@ def _kind_fits(column: str, value: Any) -> bool:
         turn = value[0] if isinstance(value, list) and value else None
         key = "role" if column == "messages" else "from"
         return isinstance(turn, Mapping) and key in turn
-    return value is None or isinstance(value, (str, int, float))
+    if column == "image":
+        return value is None or isinstance(value, (str, bytes, Mapping, list))
+    return (
+        value is None
+        or isinstance(value, (str, int, float))
+        or (column == "answer" and isinstance(value, list))
+    )
 
 
 def parse_list(value: Any) -> Any:

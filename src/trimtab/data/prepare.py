@@ -84,7 +84,7 @@ def prepare_data(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, see
 def _prepare_source(
     source: str, setting: str, settings: DataSettings, renderer: Renderer
 ) -> tuple[list[Encoded], SourceReport]:
-    tally = Tally(strict=settings.bad_rows == "error")
+    tally = Tally(strict=settings.bad_rows == "stop")
     loaded = load_rows(source, settings, setting)
     detected = detect(loaded.rows, settings.format, settings.columns)
     examples = _examples(loaded, detected, settings, tally)

@@ -50,7 +50,7 @@ class PromptData:
 def prepare_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptData:
     """The prompts of a run, read as every recipe reads rows."""
     data = config.data
-    tally = Tally(strict=data.bad_rows == "error")
+    tally = Tally(strict=data.bad_rows == "stop")
     loaded = load_rows(data.source, data)
     asked, train, sizes = _asked_rows(loaded.rows, config, tokenizer, tally, "data.source")
     held: list[dict[str, Any]] = []

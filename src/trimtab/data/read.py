@@ -34,6 +34,8 @@ class Row(NamedTuple):
     file: str
     number: int
     unit: str = "row"
+    folder: Path | None = None
+    """Where paths in the row start from; None where the row does not come from a file of the user's."""
 
     @property
     def where(self) -> str:
@@ -42,7 +44,12 @@ class Row(NamedTuple):
 
 def read_file(path: Path, shown: str | None = None) -> list[Row]:
     """All rows of a file, by its suffix. `shown` is the name that errors use (an `s3://` address, say)."""
-    shown = shown or str(path)
+    if shown is None:
+        return [row._replace(folder=path.parent) for row in _read(path, str(path))]
+    return _read(path, shown)
+
+
+def _read(path: Path, shown: str) -> list[Row]:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _read_parquet(path, shown)
@@ -52,7 +59,7 @@ def read_file(path: Path, shown: str | None = None) -> list[Row]:
             f"Trimtab reads rows from {', '.join(READERS)}",
             "convert the file, or give it the suffix of what it holds",
         )
-    text = _decode(path.read_bytes(), shown)
+    text = decode_text(path.read_bytes(), shown)
     if suffix in (".csv", ".tsv"):
         return _read_csv(text, shown, "\t" if suffix == ".tsv" else None)
     if suffix == ".json":
@@ -60,7 +67,7 @@ def read_file(path: Path, shown: str | None = None) -> list[Row]:
     return _read_jsonl(text, shown)
 
 
-def _decode(raw: bytes, shown: str) -> str:
+def decode_text(raw: bytes, shown: str) -> str:
     """UTF-8 with or without a byte order mark; UTF-16 when its mark says so (Windows tools write it)."""
     utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:

@@ -82,8 +82,9 @@ class SourceReport:
     first_dropped: dict[str, str]
     changed: dict[str, int]
     unused_columns: list[str]
-    lengths: Lengths
-    cut: int
+    lengths: Lengths | None = None
+    """None where nothing was tokenized yet, as of rows with pictures."""
+    cut: int = 0
     notes: list[str] = field(default_factory=list)
 
     def lines(self, label: str) -> list[str]:
@@ -95,7 +96,8 @@ class SourceReport:
         lines.append(f"  rows: {self.rows_read:,} read, {self.rows_kept:,} kept")
         lines += _dropped(self.dropped, self.first_dropped)
         lines += [f"    {number:,} × {change}" for change, number in self.changed.items()]
-        return [*lines, self.lengths.line("row"), *(f"  note: {note}" for note in self.notes)]
+        lines += [self.lengths.line("row")] if self.lengths is not None else []
+        return [*lines, *(f"  note: {note}" for note in self.notes)]
 
 
 @dataclass
@@ -128,3 +130,33 @@ class DataReport:
     def as_dict(self) -> dict[str, Any]:
         """The report, for JSON."""
         return {**asdict(self), "trained_share": round(self.trained_share, 4)}
+
+
+@dataclass
+class PictureReport:
+    """Rows with pictures: the sources, what became of their rows and pictures, and how answers are scored."""
+
+    train: SourceReport
+    eval: SourceReport | None
+    rows_train: int
+    rows_eval: int
+    split: str
+    pictures: int
+    checked: bool
+    """Whether every picture was decoded, and not only found."""
+    metric: str
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        lines = self.train.lines("data")
+        if self.eval is not None:
+            lines += self.eval.lines("evaluation data")
+        how = (
+            "every one decoded whole" if self.checked else "not decoded before (vision.check_pictures=false)"
+        )
+        lines.append(f"pictures: {self.pictures:,} different, {how}")
+        lines.append(_split(self.rows_train, self.rows_eval, self.split))
+        return [*lines, f"answers scored by: {self.metric}", *(f"note: {note}" for note in self.notes)]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

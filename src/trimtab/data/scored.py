@@ -40,7 +40,7 @@ def prepare_scored(config: Config) -> ScoredData:
     data, zeroth = config.data, config.zeroth
     known = task(zeroth.task) if zeroth.task is not None else None
     ask: Ask = known.question if known is not None else _template(zeroth)
-    tally = Tally(strict=data.bad_rows == "error")
+    tally = Tally(strict=data.bad_rows == "stop")
     notes: list[str] = []
     evaluated: list[Question] = []
     split, own_held = "data.eval_fraction=0", data.eval_source is None and data.eval_fraction > 0

@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import DataSettings
 from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
 from trimtab.errors import RequestError
+
+if TYPE_CHECKING:
+    import datasets
 
 BUILT_IN = ("device-errors", "error-kinds", "error-kinds-held-out", "sums")
 HELD_OUT = {"error-kinds": "error-kinds-held-out"}
@@ -26,10 +30,24 @@ HELD_OUT = {"error-kinds": "error-kinds-held-out"}
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
 
 # How a file name says which split it holds: `train.jsonl`, `test-00000-of-00001.parquet`, `val.csv`.
-_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-_SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation")
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A picture of a hub data set, left in its table on disk until it is needed. Equal only to itself."""
+
+    table: datasets.Dataset
+    row: int
+    column: str
+
+    def value(self) -> dict[str, Any] | None:
+        """{bytes, path} as the table has it."""
+        found: dict[str, Any] | None = self.table[self.row][self.column]
+        return found
 
 
 @dataclass
@@ -43,9 +61,12 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
 
 
-def load_rows(source: str, settings: DataSettings, setting: str = "data.source") -> Loaded:
-    """Read the rows of `source`. `setting` is the name that errors use: data.source or data.eval_source."""
-    loaded = _load(source, settings, setting)
+def load_rows(
+    source: str, settings: DataSettings, setting: str = "data.source", encoded: bool = False
+) -> Loaded:
+    """Read the rows of `source`. `setting` is the name that errors use: data.source or data.eval_source.
+    `encoded` leaves the pictures of a hub data set where they are, as a `Cell` each."""
+    loaded = _load(source, settings, setting, encoded)
     if settings.max_rows is not None:
         loaded.rows = loaded.rows[: settings.max_rows]
     if not loaded.rows:
@@ -57,7 +78,7 @@ def load_rows(source: str, settings: DataSettings, setting: str = "data.source")
     return loaded
 
 
-def _load(source: str, settings: DataSettings, setting: str) -> Loaded:
+def _load(source: str, settings: DataSettings, setting: str, encoded: bool) -> Loaded:
     if source in BUILT_IN:
         place = importlib.resources.files("trimtab.data") / "shipped" / f"{source}.jsonl"
         with importlib.resources.as_file(place) as path:
@@ -75,7 +96,7 @@ def _load(source: str, settings: DataSettings, setting: str) -> Loaded:
     if path.exists():
         return _load_local(path, settings, setting)
     if _HUB_ID.fullmatch(source) and Path(source).suffix.lower() not in READERS:
-        return _load_hub(source, settings, setting)
+        return _load_hub(source, settings, setting, encoded)
     raise _nothing_there(source, path, setting)
 
 
@@ -104,7 +125,7 @@ def _load_s3(source: str, settings: DataSettings, setting: str) -> Loaded:
     return Loaded(rows, f"{source} (S3)", [file.address for file in files], cache, notes)
 
 
-def _load_hub(source: str, settings: DataSettings, setting: str) -> Loaded:
+def _load_hub(source: str, settings: DataSettings, setting: str, encoded: bool) -> Loaded:
     """A hub data set, through `datasets` and its own cache. Code in the repository is never run."""
     import datasets
 
@@ -121,8 +142,29 @@ def _load_hub(source: str, settings: DataSettings, setting: str) -> Loaded:
     if settings.max_rows is not None:
         table = table.select(range(min(settings.max_rows, len(table))))
     shown = f"{source}[{settings.split}]"
-    rows = [Row(dict(values), shown, number) for number, values in enumerate(table, 1)]
+    rows = encoded_rows(table, shown) if encoded else [Row(dict(v), shown, n) for n, v in enumerate(table, 1)]
     return Loaded(rows, f"{shown} (hub)", [shown], "the hub's own cache")
+
+
+def encoded_rows(table: datasets.Dataset, shown: str) -> list[Row]:
+    """The rows of a table without decoding or even reading its pictures, which may be more than memory holds."""
+    import datasets
+
+    single = [name for name, feature in table.features.items() if isinstance(feature, datasets.Image)]
+    for name, feature in table.features.items():
+        if name in single:
+            table = table.cast_column(name, datasets.Image(decode=False))
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            table = table.cast_column(name, datasets.List(datasets.Image(decode=False)))
+    pictures = {name: table.select_columns([name]) for name in single}
+    others = table.remove_columns(single)
+    names = list(table.features)
+    rows = []
+    for place in range(len(table)):
+        values = others[place] if others.features else {}
+        values |= {name: Cell(cells, place, name) for name, cells in pictures.items()}
+        rows.append(Row({name: values[name] for name in names}, shown, place + 1))
+    return rows
 
 
 def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> list[str]:
@@ -138,7 +180,7 @@ def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> 
     splits = {name: _split_of(name) for name in readable}
     if not any(splits.values()):
         return readable
-    wanted = _SPLITS.get(split, split)
+    wanted = SPLITS.get(split, split)
     chosen = [name for name in readable if splits[name] == wanted]
     if not chosen:
         raise RequestError.of(
@@ -153,7 +195,7 @@ def _choose(names: Sequence[str], split: str, source: str, notes: list[str]) -> 
 
 def _split_of(name: str) -> str | None:
     words = re.split(r"[-_]", Path(name).name.partition(".")[0].lower())
-    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
+    return next((SPLITS[word] for word in words if word in SPLITS), None)
 
 
 def _suffix(name: str) -> str:

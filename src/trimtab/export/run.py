@@ -13,7 +13,9 @@ from trimtab.config.keys import recipe_sections
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import MARK, check_free, check_replaceable, claim_file, readable_size
 from trimtab.files import write_whole
+from trimtab.models.families import CAUSAL_LM
 from trimtab.recipes.run_mark import claim
+from trimtab.recipes.table import recipe_of
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -107,11 +109,25 @@ def check_export(config: Config) -> None:
     from trimtab.export.gguf_model import shape_of
     from trimtab.export.weights import read_config
 
+    check_kind(config, config.export.to or "merged")
     if config.export.to == "merged":
         return
     if config.export.name is not None and config.export.to == "ollama":
         ollama.check_name(config.export.name)
     shape_of(read_config(config.model))
+
+
+def check_kind(config: Config, to: str) -> None:
+    """Refuse a form that has no room for all of the model."""
+    family = recipe_of(config).family
+    if to == "merged" or family is CAUSAL_LM:
+        return
+    raise RequestError.of(
+        f"--to {to} of a run with recipe: {config.recipe}",
+        f"a GGUF that Trimtab writes holds a language model alone, and this is an {family.name}: the rest of it would "
+        "be lost, and what was trained there",
+        "use --to merged: a folder that transformers loads",
+    )
 
 
 def export_as_asked(config: Config, say: Say) -> ExportResult:
@@ -153,6 +169,7 @@ def export_run(
     if to not in KINDS:
         raise RequestError.of(f"--to {to}", "there is no such export", f"take one of {', '.join(KINDS)}")
     run = read_run(Path(run_dir))
+    check_kind(run.config, to)
     folder = Path(out) if out is not None else run.folder / "export" / to
     if out is None:
         claim(run.folder, "export")
@@ -178,7 +195,7 @@ def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> Expo
     else:
         say(MERGING if run.lora else f"converting the tuned model to {dtype}")
         model, stored = weights.tuned_model(run.config, run.weights, progress=say is not _silent)
-        weights.save_merged(folder, model, run_tokenizer(run), dtype=dtype, stored=stored)
+        weights.save_merged(folder, model, run_processor(run), dtype=dtype, stored=stored)
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MARK)
     return ExportResult(kind="merged", folder=folder, files=files)
 
@@ -302,6 +319,14 @@ def run_tokenizer(run: FinishedRun) -> Any:
     if not (run.weights / "tokenizer_config.json").is_file():
         return load_tokenizer(run.config.model)
     return AutoTokenizer.from_pretrained(run.weights, trust_remote_code=run.config.model.trust_remote_code)
+
+
+def run_processor(run: FinishedRun) -> Any:
+    """What goes beside the weights: the tokenizer, or the base model's own processor around one."""
+    from trimtab.models.load import load_processor
+
+    family = recipe_of(run.config).family
+    return run_tokenizer(run) if family is CAUSAL_LM else load_processor(run.config.model, family)
 
 
 def model_config(run: FinishedRun) -> Any:

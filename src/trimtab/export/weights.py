@@ -19,6 +19,7 @@ from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import whole_folder
 from trimtab.export.tensors import Entry
+from trimtab.recipes.table import recipe_of
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 TIED_PARTS = ("lm_head", "embed_tokens")
@@ -55,13 +56,12 @@ def model_entries(model: Any) -> list[Entry]:
 def tuned_model(config: Config, weights: Path, *, progress: bool) -> tuple[Any, torch.dtype]:
     """The model of a run in fp32 on the CPU, an adapter added in; and the number format the base is stored in."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     tuned = None if config.method == "lora" else weights
     stored = read_config(config.model, tuned).dtype or torch.float32
     # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
     options = {"dtype": torch.float32, "use_safetensors": True, **_place(config.model, tuned)}
-    model: Any = AutoModelForCausalLM.from_pretrained(**options).eval()
+    model: Any = recipe_of(config).family.auto.from_pretrained(**options).eval()
     if tuned is None:
         _check_tied(model, weights)
         _check_finite(weights)
@@ -118,11 +118,11 @@ def _check_finite(adapter: Path) -> None:
             )
 
 
-def save_merged(target: Path, model: Any, tokenizer: Any, *, dtype: str | None, stored: torch.dtype) -> None:
-    """Save a model and its tokenizer; in `dtype`, else in the number format the base was stored in."""
+def save_merged(target: Path, model: Any, processor: Any, *, dtype: str | None, stored: torch.dtype) -> None:
+    """Save a model and its tokenizer or processor; in `dtype`, else in the number format the base was stored in."""
     with whole_folder(target) as scratch:
         model.to(TORCH_DTYPES[dtype] if dtype else stored).save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
+        processor.save_pretrained(scratch)
 
 
 def copy_model(target: Path, folder: Path) -> None:

@@ -1,7 +1,8 @@
 """LoRA adapters: chooses the layers by role in any architecture and lets PEFT add them. Freezing comes first.
 
 A role or a name means the language model's layers. What stands beside it, a vision tower and its connector, is adapted
-by a role of its own or by a name that only it has; an output head by its name alone.
+by a role of its own or by a name that only it has; an output head by its name alone. Behind a role or name may stand
+which layers of its stack are meant, and which names in these (`targets.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from trimtab.config.schema import LoraSettings
 from trimtab.errors import RequestError
 from trimtab.models.families import CAUSAL_LM, Family
-from trimtab.placement.stacks import find_stacks, language_root, under
+from trimtab.models.targets import Target
+from trimtab.placement.stacks import find_stacks, language_root, tower_roots, tower_stacks, under
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -38,8 +40,8 @@ def adapter_targets(model: nn.Module, targets: str | list[str]) -> list[str]:
 def _targets(model: nn.Module, targets: str | list[str]) -> tuple[list[str], str | None]:
     """The endings, and as a pattern what is left out although it ends so."""
     layers = _LinearLayers(model)
-    wanted = [targets] if isinstance(targets, str) else targets
-    unknown = [t for t in wanted if t not in ROLES and not layers.named(t)]
+    wanted = [Target.read(text) for text in ([targets] if isinstance(targets, str) else targets)]
+    unknown = [t.who for t in wanted if t.who not in ROLES and not layers.named(t.who)]
     if unknown or not wanted:
         raise RequestError.of(
             f"lora.targets: {', '.join(unknown) or 'an empty list'} not found in {type(model).__name__}",
@@ -48,14 +50,10 @@ def _targets(model: nn.Module, targets: str | list[str]) -> tuple[list[str], str
         )
     chosen: set[str] = set()
     for target in wanted:
-        found = layers.of_role(target) if target in ROLES else layers.named(target)
+        found = layers.of_role(target.who) if target.who in ROLES else layers.named(target.who)
         if not found:
-            raise RequestError.of(
-                f"lora.targets={target}: no layer of {type(model).__name__} has this role",
-                f"its linear layers are {layers}",
-                "name the layers themselves",
-            )
-        chosen.update(found)
+            raise layers.nothing_for(target)
+        chosen.update(target.within(found, layers.lengths))
     others = [n for n, _ in model.named_modules() if n and n not in chosen]
     root = layers.root if all(under(n, layers.root) for n in chosen) else ""
     taken = {ending for other in others if under(other, root) for ending in _endings(other)}
@@ -112,13 +110,23 @@ class _LinearLayers:
         body = body if hasattr(model, body) else ""
         linear = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))]
         stacks = find_stacks(model)
+        self.model = model
         self.root = language_root(model, stacks)
+        self.lengths = {stack: len(model.get_submodule(stack)) for stack in stacks}
+        """How many layers each stack has."""
         self.every = [n for n, _ in linear]
         inside = [n for n, m in linear if m is not head and under(n, body)]
-        self.language = [n for n in inside if under(n, self.root)]
-        beside = [n for n in inside if not under(n, self.root)]
-        self.vision = [n for n in beside if any(under(n, stack) for stack in stacks)]
-        self.connector = [n for n in beside if n not in self.vision]
+        towers = tower_stacks(stacks, self.root)
+        self._towers = tower_roots(stacks, towers)
+        own = [stack for stack in stacks if stack not in towers]
+        # A language model that has a tower inside (LLaVA's own code) has the connector inside as well.
+        roots = own if any(under(tower, self.root) for tower in towers) else [self.root]
+        self.language = [n for n in inside if _under_any(n, roots)]
+        beside = [n for n in inside if not _under_any(n, roots)]
+        self.vision = [n for n in beside if _under_any(n, towers)]
+        rest = [n for n in beside if not _under_any(n, towers)]
+        # In a tower, beside its layers, there may be a head for pooling; Qwen keeps the connector itself there.
+        self.connector = [n for n in rest if not _under_any(n, self._towers)] or rest
 
     def of_role(self, role: str) -> list[str]:
         if role in ("vision", "connector"):
@@ -133,8 +141,35 @@ class _LinearLayers:
 
         return within(self.language) or within(self.every)
 
+    def nothing_for(self, target: Target) -> RequestError:
+        found = f"lora.targets={target}: no layer of {type(self.model).__name__} has this role"
+        bare = self._bare_connector() if target.who == "connector" else []
+        if bare:
+            return RequestError.of(
+                found,
+                f"its connector is a tensor of its own, {', '.join(bare)}, and LoRA goes beside linear layers",
+                "leave `connector` out: `vision` and the language model's roles work; or use method=full",
+            )
+        return RequestError.of(found, f"its linear layers are {self}", "name the layers themselves")
+
+    def _bare_connector(self) -> list[str]:
+        """Matrices between tower and language model that are no layer's weight (Gemma 3)."""
+        layers = {n for n, m in self.model.named_modules() if n and not list(m.children()) and "." in n}
+        return [
+            name
+            for name, tensor in self.model.named_parameters()
+            if self._towers
+            and tensor.dim() == 2
+            and not _under_any(name, [self.root, *self._towers])
+            and not (name.endswith(".weight") and name.rpartition(".")[0] in layers)
+        ]
+
     def __str__(self) -> str:
         return ", ".join(sorted({n.split(".")[-1] for n in self.language + self.vision + self.connector}))
+
+
+def _under_any(name: str, roots: list[str]) -> bool:
+    return any(under(name, root) for root in roots)
 
 
 def _endings(name: str) -> list[str]:

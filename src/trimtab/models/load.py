@@ -79,10 +79,30 @@ def _processor_class(config: Any) -> Any:
     from transformers.utils import is_torchvision_available
 
     own: Any = PROCESSOR_MAPPING.get(type(config), AutoProcessor)
-    if own is AutoProcessor or is_torchvision_available():
-        return AutoProcessor
-    still = [part for part in own.get_attributes() if part != "video_processor"]
-    return type(own.__name__, (own,), {"get_attributes": classmethod(lambda _: still)})
+    return AutoProcessor if own is AutoProcessor or is_torchvision_available() else _without_videos(own)
+
+
+def _without_videos(own: Any) -> Any:
+    """A processor's class that neither makes nor asks for the part that prepares videos; instances are picklable."""
+    from transformers import Idefics3Processor, SmolVLMProcessor
+
+    # SmolVLM's class is Idefics 3's with videos, which it demands, and a package that spells numbers for them.
+    base: Any = Idefics3Processor if own is SmolVLMProcessor else own
+    still = [part for part in base.get_attributes() if part != "video_processor"]
+
+    def reduced(processor: Any) -> tuple[Any, ...]:
+        return _revived, (own, processor.__dict__)
+
+    return type(
+        own.__name__, (base,), {"get_attributes": classmethod(lambda _: still), "__reduce__": reduced}
+    )
+
+
+def _revived(own: Any, parts: dict[str, Any]) -> Any:
+    kind = _without_videos(own)
+    processor = kind.__new__(kind)
+    processor.__dict__.update(parts)
+    return processor
 
 
 def _pad(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -6,9 +6,10 @@ Greedy, so that a difference is the training's doing. Never trains, and leaves t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trimtab.data import render
 from trimtab.errors import RequestError
@@ -16,6 +17,8 @@ from trimtab.placement import PlacementPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Batch = TypeVar("Batch")
 
 AT_ONCE = 16
 """Prompts that are answered together."""
@@ -55,7 +58,7 @@ def held_out_answers(
     pairs = [_asked_and_expected(row) for row in islice(rows, limit)]
     longest = max((len(expected) for _, expected in pairs), default=1)
     given = continued(model, tokenizer, [asked for asked, _ in pairs], plan, longest)
-    ends = _ends(model, tokenizer)
+    ends = ends_of(model, tokenizer)
     # By text, the end-of-turn token included: a tokenizer may spell one text in several ways.
     # An answer that does not end is held against as many tokens as the row has: those of a long row are cut.
     same = (
@@ -87,46 +90,72 @@ def continued(
 ) -> list[list[int]]:
     """What the model says after each prompt, up to and with its first end-of-turn token."""
     import torch
-    from rich.console import Console
-    from rich.progress import track
 
-    pad, ends = tokenizer.pad_token_id, _ends(model, tokenizer)
+    pad, ends = tokenizer.pad_token_id, ends_of(model, tokenizer)
     by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     batches = [by_length[first : first + AT_ONCE] for first in range(0, len(prompts), AT_ONCE)]
     said: dict[int, list[int]] = {}
-    was_training = model.training
-    model.eval()
-    autocast = torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32")
-    with torch.no_grad(), autocast:
-        for places in track(
-            batches,
-            description=f"answering {len(prompts)}",
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        ):
+    with answering(model, plan):
+        for places in shown(batches, len(prompts)):
             asked = [prompts[place] for place in places]
             width = max(map(len, asked))
             # Padded on the left, so that every answer begins at the same column.
             padded = [[pad] * (width - len(ids)) + ids for ids in asked]
             mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in asked]
-            out = model.generate(
-                input_ids=torch.tensor(padded, device=plan.device),
-                attention_mask=torch.tensor(mask, device=plan.device),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                use_cache=True,
-                eos_token_id=sorted(ends) or None,
-                pad_token_id=pad,
-            )
-            for place, new in zip(places, out[:, width:].tolist(), strict=True):
-                stop = next((i for i, token in enumerate(new, 1) if token in ends), len(new))
-                said[place] = new[:stop]
-    model.train(was_training)
+            batch = {
+                "input_ids": torch.tensor(padded, device=plan.device),
+                "attention_mask": torch.tensor(mask, device=plan.device),
+            }
+            said |= zip(places, greedy(model, batch, pad, ends, max_new_tokens), strict=True)
     return [said[place] for place in range(len(prompts))]
 
 
-def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+@contextmanager
+def answering(model: Any, plan: PlacementPlan) -> Iterator[None]:
+    """The model as it answers: in evaluation mode, in the plan's precision, keeping nothing for gradients."""
+    import torch
+
+    was_training = model.training
+    model.eval()
+    autocast = torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32")
+    try:
+        with torch.no_grad(), autocast:
+            yield
+    finally:
+        model.train(was_training)
+
+
+def shown(batches: Sequence[Batch], count: int) -> Iterable[Batch]:
+    """The batches, with a bar that tells how far they are where a person looks on."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(
+        batches,
+        description=f"answering {count}",
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def greedy(
+    model: Any, batch: Mapping[str, Any], pad: int | None, ends: set[int], max_new_tokens: int
+) -> list[list[int]]:
+    """What the model says after each prompt of a batch that is padded on the left, up to and with its first end."""
+    out = model.generate(
+        **batch,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=pad,
+    )
+    new = out[:, batch["input_ids"].shape[1] :].tolist()
+    return [ids[: next((i for i, token in enumerate(ids, 1) if token in ends), len(ids))] for ids in new]
+
+
+def ends_of(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """The tokens that end an answer: the model's own, and the tokenizer's."""
     own = model.generation_config.eos_token_id
     return {*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id} - {None}

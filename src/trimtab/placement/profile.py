@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trimtab.placement.plan import MemoryShare, Precision
-from trimtab.placement.stacks import find_stacks, language_root, under
+from trimtab.placement.stacks import find_stacks, language_root, tower_stacks, under
 
 if TYPE_CHECKING:
     from torch import nn
@@ -183,8 +183,8 @@ def profile_model(model: nn.Module) -> ModelProfile:
     config: Any = getattr(base, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     stacks = find_stacks(base)
-    root = language_root(base, stacks)
-    towers = {name: Widths(**_widths(_config_of(base, name))) for name in stacks if not under(name, root)}
+    beside = tower_stacks(stacks, language_root(base, stacks))
+    towers = {name: Widths(**_widths(_config_of(base, name))) for name in beside}
     parts, ties = _parts(base, stacks, set(towers))
     widths = _widths(text)
     return ModelProfile(

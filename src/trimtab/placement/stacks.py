@@ -5,7 +5,7 @@ Read off the structure alone, in any architecture; nothing is placed and no weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,9 +54,42 @@ def language_root(model: nn.Module, stacks: list[str]) -> str:
     return root
 
 
+def tower_stacks(stacks: list[str], root: str) -> list[str]:
+    """The stacks beside the language model, which is rooted at `root`.
+
+    A model may keep its tower inside the module that holds the embeddings (LLaVA's own code: `model.layers` beside
+    `model.vision_tower.vision_tower.vision_model.encoder.layers`): of unequally deep ones the nearest is its own.
+    """
+    nearest = min((stack.count(".") for stack in stacks if under(stack, root)), default=0)
+    return [stack for stack in stacks if not under(stack, root) or stack.count(".") > nearest]
+
+
+def tower_roots(stacks: list[str], towers: list[str]) -> list[str]:
+    """The largest modules around the towers' stacks that hold no layer of the language model."""
+    language = [stack for stack in stacks if stack not in towers]
+    roots = []
+    for tower in towers:
+        root = tower
+        while (outer := root.rpartition(".")[0]) and not any(under(stack, outer) for stack in language):
+            root = outer
+        roots.append(root)
+    return list(dict.fromkeys(roots))
+
+
 def under(name: str, root: str) -> bool:
     """Whether a dotted name lies inside the module `root`, which may be the whole model (empty)."""
     return not root or name.startswith(root + ".")
+
+
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Numbers of layers as one reads them: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:

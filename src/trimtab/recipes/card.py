@@ -59,6 +59,7 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
             "",
             f"**{sample['prompt']}**",
             "",
+            *([f"- expected: {sample['expected']}"] if "expected" in sample else []),
             f"- before: {sample['before']}",
             f"- after: {sample['after']}",
         ]

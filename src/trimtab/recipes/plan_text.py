@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from trimtab.placement.stacks import in_ranges
+from trimtab.recipes.effective_batch import effective_batch
+
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
     from trimtab.placement.profile import Part
@@ -22,6 +25,7 @@ def plan_lines(request: Request, planned: Planned) -> list[str]:
     machine = f"{hardware.cpu.model}, {hardware.cpu.cores} cores; {gpus}; torch {hardware.torch_version}"
     size = f"{len(profile.layers)} layers, {profile.parameters:,} parameters"
     count = f"{plan.processes} process{'es' * (plan.processes > 1)}"
+    batch = effective_batch(config, plan)
     rows = [
         ("✓", "config", request.origin),
         ("✓", "hardware", machine),
@@ -33,6 +37,7 @@ def plan_lines(request: Request, planned: Planned) -> list[str]:
         ("✓", "weights", why["weights"]),
         _adapter_row(config, planned),
         ("✓", "strategy", f"{plan.strategy}, {count}: {why['strategy']}"),
+        ("✓", "batch", f"{batch}: rows a device × processes × accumulated passes, in one step"),
     ]
     if "device_map" in why:
         rows.append(("✓", "device map", why["device_map"]))
@@ -50,7 +55,18 @@ def _adapter_row(config: Config, planned: Planned) -> tuple[str, str, str]:
     counted = f"{profile.trainable:,} of {profile.parameters:,} parameters are trained ({share:.2f} %)"
     if config.method == "full":
         return "-", "adapter", f"none (method: full); {counted}"
-    return "✓", "adapter", f"LoRA r {config.lora.r} on {', '.join(planned.targets)}; {counted}"
+    return "✓", "adapter", f"LoRA r {config.lora.r} on {_targets(planned.targets)}; {counted}"
+
+
+def _targets(names: tuple[str, ...]) -> str:
+    """Names of adapted layers; what differs in a layer's number alone is told once: `layers.[0-3].self_attn.q_proj`."""
+    numbers: dict[str, list[int]] = {}
+    for name in names:
+        parts = name.split(".")
+        at = next((i for i, part in enumerate(parts[:-1]) if part.isdigit()), None)
+        shape = name if at is None else ".".join([*parts[:at], "{}", *parts[at + 1 :]])
+        numbers.setdefault(shape, []).extend([] if at is None else [int(parts[at])])
+    return ", ".join(shape.replace("{}", f"[{in_ranges(found)}]") for shape, found in numbers.items())
 
 
 def parts_table(planned: Planned) -> list[str]:

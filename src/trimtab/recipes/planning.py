@@ -15,6 +15,7 @@ from trimtab.placement import (
     profile_model,
     resolve,
 )
+from trimtab.recipes.effective_batch import check_effective_batch
 from trimtab.recipes.table import recipe_of
 
 
@@ -43,6 +44,8 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
 
     recipe = recipe_of(config)
     model: Any = load_skeleton(config.model, recipe.family)
+    if recipe.fit is not None:
+        recipe.fit(config, model)
     architecture = type(model).__name__
     targets: tuple[str, ...] = ()
     if config.method == "lora":
@@ -52,4 +55,5 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     on_cpu = request.device == "cpu" or (request.device == "auto" and not hardware.accelerators)
     work = recipe.workload(config, on_cpu)
     plan = resolve(request, hardware, profile, work, full_tuning=config.method == "full")
+    check_effective_batch(config, plan)
     return Planned(hardware, profile, architecture, targets, plan)

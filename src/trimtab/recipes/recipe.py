@@ -16,6 +16,7 @@ from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
 from trimtab.models.families import CAUSAL_LM, Family
 from trimtab.placement import PlacementPlan, Workload
+from trimtab.recipes.look import Look, prompt_answered, prompts_answered
 from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.run_folder import RunFolder
 
@@ -126,9 +127,15 @@ class Recipe:
     """What is tried with the weights before the trainer is built."""
     rewarded: bool = False
     """It generates and learns from rewards: its loss does not tell how good the answers are."""
-    samples: bool = True
-    """Whether `samples.prompts` are answered: not where prompts are no chat."""
-    counts: bool = False
-    """Whether its held-out rows have answers that can be counted right (`samples.held_out`)."""
+    fit: Callable[[Config, Any], None] | None = None
+    """What is done to the loaded model, weights or none, before its adapter is added."""
+    asks: Callable[[Job], list[dict[str, Any]]] = lambda job: [
+        {"prompt": prompt} for prompt in job.config.samples.prompts
+    ]
+    """What is asked before and after training, each as a sample tells it; `look` answers."""
+    look: Callable[[Job, Any], Look] | None = prompts_answered
+    """What the model answers; None where nothing is asked."""
+    answer: Callable[[Config, PlacementPlan, Any, str, Sequence[Path]], str] | None = prompt_answered
+    """One question, with pictures or none, to the model that a run kept; None where its models answer none."""
     captures: bool = False
     """Whether steps are captured as CUDA graphs, which need a stream of their own."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import set_seed
 
 from trimtab.config import Config
-from trimtab.models.sample import answer, held_out_answers
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
 from trimtab.recipes.card import model_card
+from trimtab.recipes.look import Look
 from trimtab.recipes.recipe import Driver, Job, Recipe, Say
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
 from trimtab.recipes.table import recipe_of
@@ -38,7 +38,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
     checkpoint = checkpoint_to_resume(config, run)
     job = Job(config, plan, run, say, checkpoint, recipe.prepare(config, plan, say))
 
-    job.model = load_tuned(config, plan, recipe.family)
+    job.model = load_tuned(config, plan, recipe.family, recipe.fit)
     say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
     if recipe.prove is not None:
         recipe.prove(job)
@@ -69,7 +69,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
             driver.part()
         elif before is not None:
             # Last, for it may take long: what was trained is safe by now.
-            _compare(job, summary, before, _look(recipe, job, driver))
+            _compare(recipe, job, summary, before, _look(recipe, job, driver))
             _tell(job, driver, summary)
     return summary
 
@@ -94,21 +94,11 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
     }
 
 
-class Look(NamedTuple):
-    """What the model answers, for people to read and to count."""
-
-    answers: list[str]
-    """To `samples.prompts`."""
-    right: int = 0
-    of: int = 0
-    """Held-out rows that were answered (`samples.held_out`), and how many of them right to the letter."""
-
-
 def _first_look(recipe: Recipe, job: Job, driver: Driver) -> Look | None:
     """Answers before the first step; a resumed run reads those of its first start, if it asks the same."""
     samples, run = job.config.samples, job.run
     asked = {"prompts": samples.prompts, "held_out": samples.held_out}
-    if not recipe.samples or not any(asked.values()):
+    if recipe.look is None or not any(asked.values()):
         return None
     if job.checkpoint is not None and (run.path / BASELINE).is_file():
         kept = run.read_json(BASELINE)
@@ -122,25 +112,20 @@ def _first_look(recipe: Recipe, job: Job, driver: Driver) -> Look | None:
 
 
 def _look(recipe: Recipe, job: Job, driver: Driver) -> Look:
-    samples, plan, tokenizer = job.config.samples, job.plan, job.prepared.processor
-    if plan.strategy == "sharded":
+    assert recipe.look is not None
+    if job.plan.strategy == "sharded":
         # No process holds the whole model, so none can answer by itself.
-        return Look(["(not sampled: the model is sharded)"] * len(samples.prompts))
-    answers = answer(driver.model, tokenizer, samples.prompts, plan, samples.max_new_tokens)
-    if not (recipe.counts and samples.held_out and job.prepared.eval):
-        return Look(answers)
-    return Look(
-        answers, **held_out_answers(driver.model, tokenizer, job.prepared.eval, plan, samples.held_out)
-    )
+        return Look(["(not sampled: the model is sharded)"] * len(recipe.asks(job)))
+    return recipe.look(job, driver.model)
 
 
-def _compare(job: Job, summary: dict[str, Any], before: Look, after: Look) -> None:
+def _compare(recipe: Recipe, job: Job, summary: dict[str, Any], before: Look, after: Look) -> None:
     """Both looks side by side, into the summary."""
-    asked = zip(job.config.samples.prompts, before.answers, after.answers, strict=True)
-    summary["samples"] = [{"prompt": prompt, "before": old, "after": new} for prompt, old, new in asked]
+    asked = zip(recipe.asks(job), before.answers, after.answers, strict=True)
+    summary["samples"] = [sample | {"before": old, "after": new} for sample, old, new in asked]
     if after.of:
         figures = {"before": before.right / before.of, "after": after.right / after.of}
-        summary.setdefault("metrics", {})[f"exact match on {after.of} held-out rows"] = figures
+        summary.setdefault("metrics", {})[f"{after.scored} on {after.of} held-out rows"] = figures
 
 
 def _keep(job: Job, driver: Driver) -> None:

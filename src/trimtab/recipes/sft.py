@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trimtab.config.schema import Config
 from trimtab.placement import PlacementPlan, Workload, bare_model, return_outputs
+from trimtab.recipes.look import rows_answered
+from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
 if TYPE_CHECKING:
@@ -67,20 +69,6 @@ def _build(job: Job) -> TrainerDriver:
     return driver
 
 
-def _outcome(job: Job, driver: TrainerDriver) -> dict[str, Any]:
-    """Held-out loss before the first step, and of the weights that are kept."""
-    if driver.ended_early:
-        return {}
-    losses = [entry for entry in driver.history if "eval_loss" in entry]
-    after = driver.best
-    if after is None and losses and losses[-1]["step"] == driver.steps[0]:
-        after = losses[-1]["eval_loss"]
-    if after is None and job.prepared.eval is not None:
-        after = driver.trainer.evaluate()["eval_loss"]
-    before = next((entry["eval_loss"] for entry in losses if entry["step"] == 0), None)
-    return {"eval_loss": {"before": before, "after": after}}
-
-
 SFT = Recipe(
     name="sft",
     words=lambda config: "supervised fine-tuning",
@@ -88,6 +76,6 @@ SFT = Recipe(
     need=_need,
     prepare=_prepare,
     build=_build,
-    outcome=_outcome,
-    counts=True,
+    outcome=held_out_loss,
+    look=rows_answered,
 )

@@ -266,6 +266,7 @@ ZEROTH_ORDER = Recipe(
     prepare=_prepare,
     build=_build,
     outcome=_outcome,
-    samples=False,
+    look=None,
+    answer=None,
     captures=True,
 )

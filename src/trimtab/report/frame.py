@@ -40,6 +40,7 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; } nav a { color: inherit;
 .said { white-space: pre-wrap; overflow: auto; max-height: 18rem; overflow-wrap: anywhere; min-width: 8rem; }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { opacity: .75; font-size: .85rem; }
+td img { display: block; max-width: 16rem; height: auto; margin: .2rem 0; }
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; } svg > rect { fill: none; }
 svg line[stroke="#ddd"] { stroke: var(--line); }
 @media (prefers-color-scheme: dark) {

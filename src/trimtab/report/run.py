@@ -12,6 +12,7 @@ from typing import Any
 from trimtab.monitor.wording import count_of, duration, size
 from trimtab.report.curves import Panel, draw, panels
 from trimtab.report.frame import cut, facts, folded, note, page, plain, raw_table, said, section, table, text
+from trimtab.report.pictures import shown
 from trimtab.report.run_facts import Event, Row, RunFacts, moment
 
 STEPS_SHOWN = 12
@@ -175,9 +176,15 @@ def _answers(run: RunFacts) -> str:
         answers = run.baseline.get("answers") or []
         pairs = zip(prompts, answers, strict=False)
         samples = [{"prompt": prompt, "before": before} for prompt, before in pairs]
-    head = ["prompt", "before", "after"]
-    cells = ([sample.get(key) for key in head] for sample in samples)
-    return raw_table(head, ([said("missing" if cell is None else cell) for cell in row] for row in cells))
+    told = [key for key in ("expected",) if any(key in sample for sample in samples)]
+    head = ["prompt", *told, "before", "after"]
+    cells = [
+        [said("missing" if sample.get(key) is None else sample[key]) for key in head] for sample in samples
+    ]
+    if not any(sample.get("pictures") for sample in samples):
+        return raw_table(head, cells)
+    seen = [shown(run.path, sample.get("pictures"), str(sample.get("prompt", ""))) for sample in samples]
+    return raw_table(["picture", *head], ([picture, *row] for picture, row in zip(seen, cells, strict=True)))
 
 
 def _health(events: Sequence[Event]) -> Iterable[str]:

@@ -1,0 +1,85 @@
+"""The trainer of pictures: the loss is found in whatever a model returns; the head works on the answers alone.
+
+Batches come from the collator whole. It knows nothing of devices: the plan and accelerate put things in their places.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from trimtab.data.render import IGNORED
+from trimtab.models.diffusion import MaskedDiffusion
+from trimtab.models.outputs import loss_in_step, loss_of
+from trimtab.placement import bare_model
+
+Batch = dict[str, Any]
+
+
+class PictureTrainer(Trainer):
+    """A Trainer that takes what a model returns as it comes, counted over all processes and passes of a step."""
+
+    def __init__(self, *, objective: MaskedDiffusion | None = None, **given: Any) -> None:
+        """`objective` in place of the model's own loss."""
+        super().__init__(**given)
+        self._objective = objective
+        # Have the trainer count each step's tokens: some models (Qwen's) say that they do not count, and none is asked.
+        self.model_accepts_loss_kwargs = True
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        if self._objective is not None:
+            # An evaluation masks a row alike every time, so that its losses can be compared.
+            masked = self._objective.inputs(inputs, self.state.global_step if model.training else None)
+            with self._objective.pictures_once():
+                outputs = model(**masked.inputs)
+            loss, _ = self._objective.loss(outputs.logits, masked.targets, num_items_in_batch)
+        else:
+            outputs = model(**inputs)
+            loss = (
+                loss_of(outputs)
+                if num_items_in_batch is None
+                else loss_in_step(outputs, trained_tokens(inputs), num_items_in_batch)
+            )
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            # The tokens are those of all processes; the gradients are averaged over the processes afterwards.
+            loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+
+def trained_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
+    """Where a batch has tokens that are trained on: each is told by the one before it, so never the first of a row."""
+    labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"][..., 1:]
+    return torch.ne(labels, IGNORED)
+
+
+class AnswersAlone:
+    """A collator's batches, with the places of the answers: of a picture's hundreds of tokens no logits are needed."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Batch]) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: Sequence[Any]) -> Batch:
+        batch = self.collate(rows)
+        ahead = batch["labels"][:, 1:]
+        # At least one place, so that a batch without any answer fails by its loss and not by an empty shape.
+        places = (ahead != IGNORED).any(0).nonzero().flatten()
+        places = places if len(places) else torch.zeros(1, dtype=torch.long)
+        return batch | {"logits_to_keep": places, "shift_labels": ahead[:, places].contiguous()}
+
+
+def answers_alone(model: Any, collate: Callable[[Sequence[Any]], Batch]) -> Callable[[Sequence[Any]], Batch]:
+    """The collator that fits the model: some take the places of the wanted logits, a model of one's own may not."""
+    bare = bare_model(model)
+    takes = "logits_to_keep" in inspect.signature(bare.forward).parameters
+    ours = type(bare).__module__.startswith("transformers.")
+    return AnswersAlone(collate) if takes and ours else collate
