@@ -25,7 +25,7 @@ def _is_shape(storage: torch.UntypedStorage) -> bool:
 
 def address(storage: torch.UntypedStorage) -> int:
     """A number in the place of the address of memory that is not there: of each storage its own."""
-    return storage._cdata << 12
+    return int(storage._cdata) << 12
 
 
 class VirtualStorage(torch.UntypedStorage):

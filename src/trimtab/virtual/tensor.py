@@ -125,10 +125,8 @@ class VirtualTensor(torch.Tensor):
     def data_ptr(self) -> int:
         if self.payload.is_meta:
             # No memory is there; who compares addresses sees which tensors share one.
-            return (
-                address(self.payload.untyped_storage())
-                + int(self.payload.storage_offset()) * self.payload.element_size()
-            )
+            offset = int(self.payload.storage_offset()) * self.payload.element_size()
+            return address(self.payload.untyped_storage()) + offset
         return self.payload.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
