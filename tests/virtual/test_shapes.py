@@ -170,6 +170,7 @@ def test_what_is_written_from_unknown_values_is_unknown(machine: Machine) -> Non
 def test_weights_on_the_host_take_no_memory_and_move_as_they_should(machine: Machine) -> None:
     layer = nn.Linear(1 << 16, 1 << 16)  # 16 GiB
     assert layer.weight.device == torch.device("cpu")
+    assert layer.weight.data_ptr() == layer.weight.untyped_storage().data_ptr() != layer.bias.data_ptr()
     assert not layer.weight.is_cuda
     assert isinstance(layer.weight, nn.Parameter)
     assert machine.devices[0].allocated == 0
@@ -220,6 +221,8 @@ def test_saving_writes_stand_ins_and_tells(machine: Machine, tmp_path: Path) -> 
     torch.save(layer.state_dict(), tmp_path / "weights.pt")
     save_file({"weight": layer.weight.detach()}, tmp_path / "weights.safetensors")
     assert (tmp_path / "weights.safetensors").stat().st_size > 512 * 512 * 4
+    torch.save(nn.Linear(2048, 2048), tmp_path / "host.pt")
+    assert torch.load(tmp_path / "host.pt", weights_only=False).weight.shape == (2048, 2048)
     assert machine.asked
     with pytest.raises(NotSimulated, match="shapes alone"):
         torch.save(nn.Linear(1 << 14, 1 << 14).cuda().state_dict(), tmp_path / "more.pt")

@@ -1,4 +1,4 @@
-"""Models of which only the shape is known, so that a run of their size can be planned and rehearsed with nothing fetched.
+"""Models of which only the shape is known: runs of their size are planned and rehearsed with nothing fetched.
 
 Their rows are read by the built-in model's tokenizer, and pictures by SigLIP's own steps. There are no weights: `train`
 refuses them.
@@ -66,7 +66,7 @@ def shape_processor(config: Any) -> ProcessorMixin:
     tokenizer = shape_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE_TOKEN]})
     side = config.vision_config.image_size
-    return LlavaProcessor(  # type: ignore[no-any-return]
+    return LlavaProcessor(
         image_processor=SiglipImageProcessorPil(size={"height": side, "width": side}),
         tokenizer=tokenizer,
         patch_size=config.vision_config.patch_size,

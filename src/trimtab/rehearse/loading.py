@@ -1,6 +1,7 @@
 """Where shapes only are rehearsed: `from_pretrained` of transformers builds the model from its config alone.
 
-Put in when the program imports transformers. It never downloads weights, and never looks whether they are there.
+Put in when the program imports transformers. It never downloads weights, and never looks whether they are there. Where
+a program writes big weights that nobody has, safetensors refuses.
 """
 
 from __future__ import annotations
@@ -58,10 +59,26 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 def build_from_configs() -> None:
     """From now on models are built from their configs alone."""
-    if _MODULE in sys.modules:
-        _replace(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _AfterImport(_MODULE, _replace))
+    for name, change in ((_MODULE, _replace), ("safetensors.torch", _refuse_to_write)):
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _AfterImport(name, change))
+
+
+def _refuse_to_write(module: Any) -> None:
+    """Weights that nobody has are written as noughts while they are small; of big ones nothing would be shown by it."""
+    real = module.save_file
+
+    @functools.wraps(real)
+    def save_file(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        from trimtab.virtual import unknown
+
+        missing = [tensor for tensor in tensors.values() if unknown.is_unknown(tensor)]
+        unknown.refuse_more(sum(tensor.numel() * tensor.element_size() for tensor in missing))
+        return real(tensors, *args, **kwargs)
+
+    module.save_file = save_file
 
 
 def _replace(module: Any) -> None:
@@ -79,6 +96,8 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     """A model as `from_pretrained` returns it, but for its values."""
     import torch
     from transformers import PretrainedConfig
+
+    from trimtab.virtual import unknown
 
     finding = {key: kwargs[key] for key in _OF_FINDING if kwargs.get(key) is not None}
     told = kwargs.pop("output_loading_info", False)
@@ -99,6 +118,8 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     whole = _only_device(device_map)
     with torch.device(whole if whole is not None else "cpu"):
         model = cls._from_config(config, *model_args, **options)
+    for parameter in model.parameters():
+        unknown.forget(parameter)
     model.eval()
     if device_map is not None and whole is None:
         _spread(model, device_map, kwargs.get("max_memory"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trimtab.virtual.faults import Fault
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 class RehearsalObserver(Observer):
@@ -33,12 +33,12 @@ class RehearsalObserver(Observer):
 
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
-        inner = next((frame for frame in fault.frames if not frame.file.startswith((_OWN, _TORCH))), None)
+        inner = next((frame for frame in fault.frames if not frame.file.startswith((OWN, _TORCH))), None)
         key = (fault.kind, fault.op, fault.frame, inner or fault.message)
         finding = self._known.get(key)
         if finding is None:
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
-            fault.frames = [frame for frame in fault.frames if not frame.file.startswith(_OWN)]
+            fault.frames = [frame for frame in fault.frames if not frame.file.startswith(OWN)]
             finding = self._echoed(diagnose(fault))
             for check in self._process.checks:
                 finding = check.enrich(finding, None)
@@ -56,7 +56,7 @@ class RehearsalObserver(Observer):
 
     def asked(self, asked: Asked) -> None:
         """Write each line down once."""
-        if asked in self._asked or (asked.library is not None and asked.library.file.startswith(_OWN)):
+        if asked in self._asked:
             return
         self._asked.add(asked)
         lines = [asked.frame, asked.library if asked.library != asked.frame else None]

@@ -139,11 +139,11 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, one_rank
-    from trimtab.rehearse.observer import RehearsalObserver
+    from trimtab.rehearse import checks, loading, observer, one_rank
     from trimtab.virtual import bootstrap
 
-    machine.observer = RehearsalObserver(process)
+    machine.observer = observer.RehearsalObserver(process)
+    machine.hidden = (observer.OWN,)
     if machine.shapes:
         loading.build_from_configs()
         one_rank.start_only_the_first()

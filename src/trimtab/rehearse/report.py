@@ -12,6 +12,7 @@ from itertools import groupby
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse.run import Result
+from trimtab.rehearse.session import WORDS
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
 _WIDTH = 110
@@ -29,15 +30,6 @@ def render(result: Result, *, colour: bool = False) -> str:
     return "\n\n".join([*blocks, *_not_proven(result, paint), _verdict(result, paint)])
 
 
-_HOW = {
-    "value": "read",
-    "decision": "decided by",
-    "shape": "sized by",
-    "copy": "copied",
-    "watch": "watched by",
-}
-
-
 def _not_proven(result: Result, paint: Paint) -> list[str]:
     """Where the program asked for values, of which shapes have none."""
     if not result.asked:
@@ -46,9 +38,9 @@ def _not_proven(result: Result, paint: Paint) -> list[str]:
     for asked in sorted(result.asked, key=lambda asked: not asked.decides):
         place = asked.where or asked.inside
         if place is None:
-            lines += _field(_HOW[asked.how], asked.op, 12)
+            lines += _field(WORDS[asked.how], asked.op, 12)
             continue
-        lines += _field(_HOW[asked.how], _line_of(place), 12)
+        lines += _field(WORDS[asked.how], _line_of(place), 12)
         if asked.where is not None and asked.inside is not None:
             lines += _field("", f"inside {_line_of(asked.inside)}", 12)
     return ["\n".join(lines)]

@@ -273,7 +273,12 @@ def _result(
         notes.append(
             f"rank 0 of {gathered.stands_for} stands for all: the others run the same step on rows of their own"
         )
-    proven = proven and not any(asked.decides for asked in gathered.asked)
+    deciding = sum(asked.decides for asked in gathered.asked)
+    if deciding:
+        proven = False
+        notes.append(
+            f"what the program does hangs on values that shapes do not have, at {deciding} of its lines"
+        )
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
     return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked)
 

@@ -114,6 +114,16 @@ class Recorder:
         self.write(t="start", pid=self._pid, parent=os.getppid(), forked=forked)
 
 
+WORDS = {
+    "value": "read",
+    "decision": "decided by",
+    "shape": "sized by",
+    "copy": "copied",
+    "watch": "watched by",
+}
+"""How a value was asked for, in words."""
+
+
 @dataclass(frozen=True)
 class AskedAt:
     """A line at which the program asked a tensor for a value, where only its shape is known."""
@@ -125,6 +135,11 @@ class AskedAt:
     where: Place | None
     inside: Place | None
     """The line of a library, where that is what asked."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> AskedAt:
+        """Back from its JSON form."""
+        return cls(data["how"], data["op"], place_from(data["where"]), place_from(data["inside"]))
 
     @property
     def decides(self) -> bool:
@@ -174,9 +189,7 @@ def gather(folder: Path) -> Gathered:
                     if record["text"] not in result.notes:
                         result.notes.append(record["text"])
                 case "asked":
-                    one = AskedAt(
-                        record["how"], record["op"], place_from(record["where"]), place_from(record["inside"])
-                    )
+                    one = AskedAt.from_dict(record)
                     if one not in result.asked:
                         result.asked.append(one)
                 case "stands-for":

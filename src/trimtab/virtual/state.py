@@ -66,6 +66,8 @@ class Machine:
         self.host = VirtualDevice(HOST, "host", 1 << 60, (0, 0))
         self.asked: dict[Asked, int] = {}
         """Values that were asked of shapes, and how often."""
+        self.hidden: tuple[str, ...] = ()
+        """Folders of who listens: their lines on the stack are neither the program's nor a library's."""
         self.devices = [VirtualDevice(index, name, total_bytes, capability) for index in range(count)]
         self.observer = observer
         self.on_fault: OnFault = on_fault

@@ -53,7 +53,9 @@ class VirtualStorage(torch.UntypedStorage):
     def data_ptr(self) -> int:
         if _is_shape(self):
             # No memory is there; who compares addresses sees which tensors share one.
-            return address(self)
+            block: Any = getattr(self, "_virtual_block", None)
+            on_host = self.device.type == "cpu" and block is not None
+            return memory.host_address(block) if on_host else address(self)
         return super().data_ptr()
 
     def cpu(self) -> torch.UntypedStorage:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trimtab.virtual import faults, origin, state
 from trimtab.virtual.amp import KEY as AUTOCAST
-from trimtab.virtual.memory import Block
+from trimtab.virtual.memory import Block, host_address
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.storage import address, label_storage
@@ -262,10 +262,17 @@ class HostTensor(VirtualTensor):
         return super().type(dtype, non_blocking, **kwargs)
 
     def data_ptr(self) -> int:
-        # Memory on the host is read by its address: there has to be some.
         if self.payload.is_meta:
-            self.payload, self._block.unknown = _given_out(self, "data_ptr"), True
+            offset = int(self.payload.storage_offset()) * self.payload.element_size()
+            return host_address(self._block) + offset
         return self.payload.data_ptr()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as a tensor of stand-ins: what is written to a file has to have bytes."""
+        values = _given_out(self, "__reduce_ex__")
+        if isinstance(self, nn.Parameter):
+            return torch._utils._rebuild_parameter, (values, self.requires_grad, OrderedDict())
+        return values.__reduce_ex__(protocol)
 
     def pin_memory(self, device: Any = None) -> Tensor:
         return self

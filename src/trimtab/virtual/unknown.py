@@ -6,10 +6,11 @@ as it would in an ordinary run. Every such question is told to the machine in fo
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.virtual import functions, origin, state
 from trimtab.virtual.memory import human
@@ -27,13 +28,22 @@ def is_unknown(tensor: Any) -> bool:
     return tensor.__class__ in VIRTUAL and (tensor.payload.is_meta or tensor._block.unknown)
 
 
+def forget(tensor: Any) -> None:
+    """What this tensor holds is not what it will hold: weights that nobody read."""
+    if tensor.__class__ in VIRTUAL:
+        tensor._block.unknown = True
+
+
 def asked(how: How, op: str) -> None:
     """A value that is not there was asked for at the present line: tell the machine."""
     in_force = state.machine()
     if in_force is None:
         return
-    frames = origin.stack(1)
-    first = next((frame for frame, _ in frames if not frame.file.startswith(origin.TORCH)), None)
+    frames = [pair for pair in origin.stack(1) if not pair[0].file.startswith(in_force.hidden)]
+    inner = list(takewhile(lambda frame: frame.file.startswith(origin.TORCH), (frame for frame, _ in frames)))
+    if any(frame.file == nn.init.__file__ for frame in inner):
+        return  # random weights are looked at while they are made: nothing of the program hangs on it
+    first = frames[len(inner)][0] if len(inner) < len(frames) else None
     told = Asked(how, op, next((frame for frame, user in frames if user), None), first)
     in_force.asked[told] = in_force.asked.get(told, 0) + 1
     if in_force.observer is not None:
@@ -54,7 +64,7 @@ def filled(payload: Tensor) -> Tensor:
     """Memory of that shape, for a program that reads bytes or numbers of it."""
     if not payload.is_meta:
         return payload.clone()
-    _refuse_more(payload.numel() * payload.element_size())
+    refuse_more(payload.numel() * payload.element_size())
     with torch._C.DisableTorchFunction():
         return torch.full(payload.size(), hint(payload), dtype=payload.dtype, device="cpu")
 
@@ -76,12 +86,13 @@ def _give_out(tensor: Any, method: str) -> Any:
 
 def _bytes_for(size: int) -> torch.UntypedStorage:
     asked("value", "UntypedStorage.cpu")
-    _refuse_more(size)
+    refuse_more(size)
     with torch._C.DisableTorchFunction():
         return torch.zeros(size, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
-def _refuse_more(size: int) -> None:
+def refuse_more(size: int) -> None:
+    """Say that values are asked for of which there are none, and too many for stand-ins."""
     if size > _MOST_BYTES:
         raise state.NotSimulated(
             f"{human(size)} of values are read, and shapes alone are rehearsed: so much memory is not made up"
