@@ -129,3 +129,34 @@ def skeleton(model_type: str, device: str = "meta", **changes: Any) -> Any:
     )
     with torch.device(device):
         return auto.from_config(config(model_type, **changes))
+
+
+def batch(model_type: str) -> dict[str, Any]:
+    """One row with a picture or a clip between words."""
+    import torch
+
+    placeholders = {"llava_onevision": 10, "idefics3": 1, "higgs_audio_v2": 3}.get(model_type, 4)
+    ids = torch.tensor([[5, 6, *[100] * placeholders, 7, 8, 9]])
+    generator = torch.Generator().manual_seed(0)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if model_type == "higgs_audio_v2":
+        codes = torch.randint(0, 1026, (1, 3, 4), generator=generator)
+        return inputs | {
+            "audio_input_ids": codes,
+            "audio_input_ids_mask": torch.ones(1, 3, dtype=torch.bool),
+        }
+    shapes = {
+        "llava_onevision": (1, 2, 3, 28, 28),
+        "idefics3": (1, 1, 3, 28, 28),
+        "qwen2_5_vl": (16, 3 * 2 * 14 * 14),
+        "qwen3_vl": (16, 3 * 2 * 16 * 16),
+    }
+    pixels = torch.randn(shapes.get(model_type, (1, 3, 28, 28)), generator=generator)
+    inputs |= {"pixel_values": pixels, "labels": ids}
+    if model_type == "llava_onevision":
+        inputs["image_sizes"] = torch.tensor([[28, 28]])
+    if model_type in ("paligemma", "gemma3"):
+        inputs["token_type_ids"] = (ids == 100).long()
+    if model_type.startswith("qwen"):
+        inputs |= {"image_grid_thw": torch.tensor([[1, 4, 4]]), "mm_token_type_ids": (ids == 100).int()}
+    return inputs

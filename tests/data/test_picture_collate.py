@@ -15,7 +15,7 @@ from tiny_processors import FAMILIES, Family, tiny_pair, tiny_processor
 from trimtab.data.clean import BadRow
 from trimtab.data.picture_collate import PictureCollator
 from trimtab.data.picture_tokens import moved
-from trimtab.data.pictures import PictureRow
+from trimtab.data.pictures import Picture, PictureRow
 from trimtab.data.render import IGNORED
 from trimtab.errors import RequestError
 
@@ -228,6 +228,8 @@ def words_by_space(family: Family, scheme: str) -> Any:
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     made.decoder = decoders.Replace("▁", " ")
     made.add_special_tokens(special)
+    if scheme == "gemma":
+        made.add_tokens(["\n", "\n\n"])  # Gemma's has them beside its special ones, and they end no turn
     made.post_processor = processors.TemplateProcessing(
         single=[str(family.bos), "$A"],
         pair=None,
@@ -280,17 +282,15 @@ def test_paligemma_reads_its_prefix_both_ways_and_knows_one_answer() -> None:
 
 
 def test_pictures_are_opened_and_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trimtab.data import pictures
-
     made = collator("llava_onevision")
     opened, prepared = [], []
-    decode, preprocess = pictures.decode, type(made.processor.image_processor).preprocess
+    decode, preprocess = Picture.open, type(made.processor.image_processor).preprocess
 
     def counted(self: Any, images: Any, *more: Any, **options: Any) -> Any:
         prepared.extend(image for row in images for image in row)
         return preprocess(self, images, *more, **options)
 
-    monkeypatch.setattr(pictures, "decode", lambda data: opened.append(data) or decode(data))
+    monkeypatch.setattr(Picture, "open", lambda self: opened.append(self) or decode(self))
     monkeypatch.setattr(type(made.processor.image_processor), "preprocess", counted)
     made([talk(), question(ASKED, "14", SQUARE)])
     assert len(opened) == len(prepared) == 3

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from trimtab.data.clean import BadRow
+from trimtab.data.picture_modes import as_rgb
 from trimtab.data.pictures import Picture, decode
 from trimtab.errors import RequestError
 
@@ -31,12 +32,15 @@ def saved(image: Image.Image, form: str, **save: Any) -> bytes:
     return held.getvalue()
 
 
-def pixel(data: bytes, place: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
-    image = decode(data)
+def first(image: Image.Image, place: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
     assert image.mode == "RGB"
     found = image.getpixel(place)
     assert isinstance(found, tuple)
     return found
+
+
+def pixel(data: bytes, place: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
+    return first(decode(data), place)
 
 
 def near(found: tuple[int, ...], wanted: tuple[int, ...], by: int = 4) -> bool:
@@ -281,3 +285,17 @@ def test_a_picture_is_small_to_send_and_opens_in_a_forked_worker(tmp_path: Path,
     assert len(pickle.dumps(one)) < 500
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map(_size, [one, Picture(picture(), "x")]) == [(2000, 1000), (8, 6)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [("RGBa", (227, 142, 157)), ("PA", (227, 142, 157)), ("HSV", RED), ("RGBX", RED), ("YCbCr", RED)],
+)
+def test_modes_that_only_a_decoder_gives(mode: str, wanted: tuple[int, ...]) -> None:
+    image = Image.new("RGBA", (2, 2), (*RED, 128)).convert(mode)
+    assert near(first(as_rgb(image, None)), wanted)
+
+
+def test_premultiplied_grey_is_laid_over_white() -> None:
+    image = Image.new("LA", (2, 2), (200, 128)).convert("La")
+    assert near(first(as_rgb(image, None)), (227, 227, 227))

@@ -116,7 +116,7 @@ def test_bad_rows_are_dropped_and_counted(chatml: PreTrainedTokenizerFast, write
 
 def test_bad_rows_can_stop_the_run(chatml: PreTrainedTokenizerFast, write: Write) -> None:
     with pytest.raises(RequestError, match=r"line 3: `output` is null"):
-        prepare(chatml, write(*alpaca(2), {"instruction": "a", "output": None}), bad_rows="error")
+        prepare(chatml, write(*alpaca(2), {"instruction": "a", "output": None}), bad_rows="stop")
 
 
 def test_kept_duplicates_stay_on_one_side(chatml: PreTrainedTokenizerFast, write: Write) -> None:

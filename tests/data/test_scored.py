@@ -79,7 +79,7 @@ def test_rows_that_cannot_be_used_are_counted_or_stop_the_run(tmp_path: Path) ->
     assert report.first_dropped["no column `text`"].endswith("line 6")
     assert any("dropped 1: no column `text`" in line for line in report.lines())
     with pytest.raises(RequestError, match="line 5: `label` holds '7'"):
-        prepared(*ours, "data.bad_rows=error")
+        prepared(*ours, "data.bad_rows=stop")
 
 
 def test_a_wrong_column_name_says_which_row_and_what_is_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from trimtab.config.schema import DataSettings
-from trimtab.data.sources import Loaded, load_rows
+from trimtab.data.sources import Loaded, encoded_rows, load_rows
 from trimtab.errors import RequestError
 
 Write = Callable[..., str]
@@ -134,3 +134,15 @@ def test_local_data_asks_for_no_credentials(write: Write, monkeypatch: pytest.Mo
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     assert len(load(write({"text": "a"}), endpoint_url="http://127.0.0.1:9").rows) == 1
+
+
+def test_pictures_of_a_table_stay_in_it() -> None:
+    held = [{"bytes": b"not opened", "path": None}, None]
+    features = datasets.Features(image=datasets.Image(), pages=datasets.List(datasets.Image()))
+    table = datasets.Dataset.from_dict({"image": held, "pages": [held[:1], []]}, features=features)
+    rows = encoded_rows(table, "acme/quiz[train]")
+    assert [row.where for row in rows] == ["acme/quiz[train], row 1", "acme/quiz[train], row 2"]
+    assert [row.values["image"].value() for row in rows] == held
+    assert [row.values["pages"] for row in rows] == [held[:1], []]
+    alone = encoded_rows(table.select_columns(["image"]), "x")
+    assert [list(row.values) for row in alone] == [["image"], ["image"]]

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from masked_rows import END, IMAGE, MASK, PLAN, ROWS, padded, seeing_model, seen_batch, text_model
 from trimtab.errors import RequestError
-from trimtab.models.diffusion import EndedAnswers, MaskedDiffusion, mask_token_id, spare_tokens, with_ends
+from trimtab.models.diffusion import MaskedDiffusion, mask_token_id, spare_tokens
+from trimtab.models.ended_answers import EndedAnswers, with_ends
 
 LENGTH = 5
 Row = tuple[list[int], list[int]]
@@ -234,6 +235,16 @@ def test_answers_are_filled_with_ends_and_nothing_stands_behind_them() -> None:
     assert longest["labels"].ne(no).sum(1).tolist() == [4, 4, 4]
 
 
+def test_an_answer_that_was_cut_does_not_end_there(model: Any) -> None:
+    """The first row lost its end; the second has another one than the filling, and what a template put behind it."""
+    batch = padded([([5], [20, 21]), ([6], [22, 9, 10])])
+    objective = MaskedDiffusion(model, mask_id=MASK, end_id=END, seed=0, answer_length=4, ends=[9])
+    made = objective.ended(lambda rows: batch)([])
+    assert made["labels"].tolist() == [[-100, 20, 21, -100, -100], [-100, 22, 9, 10, END]]
+    assert made["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+    assert int(losses(objective, model, made, 0)[1]) == 6
+
+
 def test_only_the_last_answer_of_a_conversation_is_filled() -> None:
     batch = padded([([5], [20, 21, END, 6, 22])])
     batch["labels"][0, 4] = -100
@@ -293,7 +304,7 @@ def test_the_mask_token_is_the_settings_or_the_tokenizers(tiny_model: Path) -> N
     with pytest.raises(RequestError, match="ends an answer"):
         mask_token_id(tokenizer, "<|im_end|>")
 
-    more = ["<filename>", "<|reserved_1|>", "<|image_pad|>"]
+    more = ["<filename>", "<|reserved_1|>", "<|image_pad|>", "<start_of_turn>"]
     tokenizer.add_tokens(more, special_tokens=True)
     assert spare_tokens(tokenizer) == ["<|reserved_1|>", "<filename>"]
     with pytest.raises(RequestError, match=r"such as <\|reserved_1\|>, <filename>"):

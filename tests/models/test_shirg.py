@@ -23,6 +23,11 @@ def test_the_default_is_256_and_724_tokens() -> None:
     tower = {"model_type": "siglip_vision_model", **SIGLIP, "image_size": 384}
     grid = grid_of(ShirgSettings(), config("llava_onevision", vision_config=tower))
     assert (grid.side, grid.pooled, grid.keep, grid.tokens) == (32, 256, 724, 980)
+    model = model_of("llava_onevision", ShirgSettings())
+    pixels = torch.randn(1, 2, 3, 448, 448)
+    with torch.no_grad():
+        given = model.get_image_features(pixel_values=pixels).pooler_output
+    assert [tuple(one.shape) for one in given] == [(980, TEXT["hidden_size"])]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -140,7 +145,10 @@ def test_attention_is_that_of_the_pooling_head_where_there_is_one(head: bool) ->
         assert seen.readings.shape == (3, SIGLIP["num_attention_heads"], 16)
     else:
         direct = torch.cosine_similarity(seen.fovea, seen.fovea.mean(1, keepdim=True), dim=-1)
-        assert seen.readings.shape == (3, SIGLIP["num_hidden_layers"], 16)
+        assert seen.readings.shape == (3, 1, 16)
+        every = through_tower(model.base_model, pixels, every_layer=True)
+        assert every.readings.shape == (3, SIGLIP["num_hidden_layers"], 16)
+        assert torch.equal(every.attention, seen.attention)
     assert torch.allclose(seen.attention, direct, atol=1e-5)
 
 
@@ -328,3 +336,11 @@ def test_a_copy_of_the_model_sees_with_its_own_weights() -> None:
             weight.mul_(0.5)
     assert torch.equal(model(**batch).loss, before)
     assert not torch.equal(other(**batch).loss, before)
+
+
+def test_an_image_token_outside_the_vocabulary() -> None:
+    """As PaliGemma's may be: it is never looked up among the words."""
+    model = attach_shirg(skeleton("paligemma", "cpu", image_token_index=200).eval(), SMALL)
+    batch = batch_of()
+    batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == 100, 200)
+    assert torch.isfinite(model(**batch, token_type_ids=(batch["labels"] != -100).long()).loss)

@@ -10,6 +10,7 @@ import shirg_ranks
 import torch
 from test_take_part_ranks import two_ranks
 
+from masked_rows import END, MASK, PLAN
 from tiny_models import SIGLIP
 from tiny_shirg import SMALL, batch_of, model_of
 from trimtab.config.schema import LoraSettings
@@ -22,7 +23,6 @@ from trimtab.models.shirg_tokens import look
 from trimtab.models.unmask import unmask
 
 EVERYWHERE = LoraSettings(r=2, targets=["all-linear", "vision", "connector"])
-MASK, END = 3, 2
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -159,7 +159,7 @@ def test_masked_diffusion_sees_each_picture_once_and_chooses_by_the_question(
 ) -> None:
     batch = batch_of(rows=2)
     objective = MaskedDiffusion(seeing, mask_id=MASK, end_id=END, seed=0)
-    objective.check(batch)
+    objective.check(batch, PLAN)
     assert objective.two_way.shares
     kept = kept_by(seeing, monkeypatch)
     with torch.no_grad():

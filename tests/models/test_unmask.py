@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from masked_rows import END, MASK, PLAN, padded, seeing_model, seen_batch, text_model
 from trimtab.config.schema import VisionSettings
 from trimtab.models.diffusion import MaskedDiffusion
+from trimtab.models.sample import AT_ONCE
 from trimtab.models.two_way import TwoWay
-from trimtab.models.unmask import AT_ONCE, answer_by_unmasking, schedule, unmask
+from trimtab.models.unmask import answer_by_unmasking, schedule, unmask
 
 QUESTIONS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 LENGTH = 6
@@ -140,6 +141,7 @@ class Questions:
 
     def __init__(self, tokenizer: Any) -> None:
         self.processor = SimpleNamespace(tokenizer=tokenizer)
+        self.end_ids = [tokenizer.eos_token_id]
 
     def __call__(self, rows: list[str]) -> dict[str, torch.Tensor]:
         tokenizer = self.processor.tokenizer

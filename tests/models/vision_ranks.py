@@ -13,12 +13,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tiny_models import skeleton
+from picture_rows import drawn, question
+from tiny_processors import tiny_pair, tiny_processor
 from trimtab.config.schema import LoraSettings
+from trimtab.data.picture_collate import PictureCollator
 from trimtab.models import IMAGE_TEXT
 from trimtab.models.adapters import add_lora
 from trimtab.models.take_part import take_part
-from vision_batches import picture_batch, picture_processor, text_batch
 
 # What the two ranks have at each step.
 STEPS = [("pictures", "text"), ("text", "pictures"), ("text", "text"), ("pictures", "pictures")]
@@ -26,19 +27,20 @@ TARGETS = ["all-linear", "vision", "connector"]
 
 
 def adapted(model_type: str, *, helped: bool) -> Any:
+    made, processor = tiny_pair(model_type)
     torch.manual_seed(0)
-    model = add_lora(skeleton(model_type, "cpu"), LoraSettings(r=2, targets=TARGETS), IMAGE_TEXT)
-    model.config.use_cache = model.config.get_text_config().use_cache = False
+    made.config.use_cache = made.config.get_text_config().use_cache = False
+    model = add_lora(made, LoraSettings(r=2, targets=TARGETS), IMAGE_TEXT)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     if helped:
-        take_part(model, picture_processor(model_type))
+        take_part(model, processor)
     return model.train()
 
 
 def batch_of(model_type: str, kind: str, seed: int) -> dict[str, Any]:
-    if kind == "text":
-        return text_batch(model_type, seed=seed)
-    return picture_batch(model_type, picture_processor(model_type), seed=seed)
+    pictures = [drawn(20 + seed, 30)] if kind == "pictures" else []
+    rows = [question(f"How many bars, {seed}?", f"{seed} of them", *pictures)]
+    return PictureCollator(tiny_processor(model_type))(rows)
 
 
 def optimizer_of(model: Any) -> torch.optim.Optimizer:
@@ -46,11 +48,12 @@ def optimizer_of(model: Any) -> torch.optim.Optimizer:
 
 
 def shard(model: Any) -> Any:
-    """As Accelerate does it: a group for each layer that the model wants whole, one for the rest."""
+    """As Accelerate does it: a group for each layer that the model wants whole, the embeddings, and the rest."""
     layers = set(model.get_base_model()._no_split_modules)
     for module in model.modules():
         if type(module).__name__ in layers:
             fully_shard(module)
+    fully_shard(model.get_input_embeddings())
     return fully_shard(model)
 
 

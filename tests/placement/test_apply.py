@@ -161,6 +161,12 @@ def test_trainer_options(case: str) -> None:
     assert {name: options.get(name) for name in expected} == expected
     assert ("fsdp" in options) == (given.strategy == "sharded")
     assert options["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+    assert options["ddp_find_unused_parameters"] is False
+
+
+def test_unused_parameters_are_looked_for_where_the_plan_says() -> None:
+    options = trainer_options(plan(strategy="data_parallel", processes=2, unused_parameters=True))
+    assert options["ddp_find_unused_parameters"] is True
 
 
 VALID_HERE = {

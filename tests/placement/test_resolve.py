@@ -566,6 +566,19 @@ def test_processes_on_the_cpu_share_its_memory() -> None:
     assert "it may swap" in plan_for(machine(), SMALL, processes=16).notes[0]
 
 
+def test_ddps_flags_have_a_reason() -> None:
+    plan = plan_for(MACHINES["4 gpus"], processes=2)
+    assert not plan.unused_parameters
+    assert plan.reasons["ddp"].startswith("find_unused_parameters off: every trained tensor takes part")
+    routed = dataclasses.replace(SMALL, routed=True)
+    plan = plan_for(MACHINES["4 gpus"], routed, processes=2)
+    assert plan.unused_parameters
+    assert plan.reasons["ddp"].startswith("find_unused_parameters on: no token may go to some of the experts")
+    for other in (plan_for(MACHINES["4 gpus"], routed, model_parallel=True), plan_for(machine(), routed)):
+        assert "ddp" not in other.reasons
+        assert not other.unused_parameters
+
+
 def test_memory_of_every_gpu_that_a_launch_uses() -> None:
     assert set(plan_for(MACHINES["4 gpus"], processes=2).memory) == {"cuda:0", "cuda:1"}
     assert set(plan_for(MACHINES["4 gpus"], model_parallel=True).memory) == {f"cuda:{i}" for i in range(4)}

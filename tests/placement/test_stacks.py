@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from tiny_models import AUDIO, CAUSAL, IMAGE_TEXT, skeleton
+from tiny_models import AUDIO, CAUSAL, IMAGE_TEXT, batch, skeleton
 from trimtab import virtual_gpus
 from trimtab.config.schema import LoraSettings
 from trimtab.models.adapters import add_lora
@@ -29,6 +29,7 @@ from trimtab.placement import (
 )
 from trimtab.placement.balance import balanced_map
 from trimtab.placement.profile import CUDA_CONTEXT_BYTES
+from trimtab.placement.stacks import layer_classes
 
 MODELS = [*CAUSAL, *IMAGE_TEXT, *AUDIO]
 # architecture: layers of the tower, the module that the language model is
@@ -233,35 +234,6 @@ def test_a_frozen_tower_keeps_nothing_for_the_backward_pass() -> None:
     assert activations(language) > activations(profiled("gemma3")[1], training=False) / 2
 
 
-def batch(model_type: str) -> dict[str, Any]:
-    """One row with a picture or a clip between words."""
-    placeholders = {"llava_onevision": 10, "idefics3": 1, "higgs_audio_v2": 3}.get(model_type, 4)
-    ids = torch.tensor([[5, 6, *[100] * placeholders, 7, 8, 9]])
-    generator = torch.Generator().manual_seed(0)
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if model_type == "higgs_audio_v2":
-        codes = torch.randint(0, 1026, (1, 3, 4), generator=generator)
-        return inputs | {
-            "audio_input_ids": codes,
-            "audio_input_ids_mask": torch.ones(1, 3, dtype=torch.bool),
-        }
-    shapes = {
-        "llava_onevision": (1, 2, 3, 28, 28),
-        "idefics3": (1, 1, 3, 28, 28),
-        "qwen2_5_vl": (16, 3 * 2 * 14 * 14),
-        "qwen3_vl": (16, 3 * 2 * 16 * 16),
-    }
-    pixels = torch.randn(shapes.get(model_type, (1, 3, 28, 28)), generator=generator)
-    inputs |= {"pixel_values": pixels, "labels": ids}
-    if model_type == "llava_onevision":
-        inputs["image_sizes"] = torch.tensor([[28, 28]])
-    if model_type in ("paligemma", "gemma3"):
-        inputs["token_type_ids"] = (ids == 100).long()
-    if model_type.startswith("qwen"):
-        inputs |= {"image_grid_thw": torch.tensor([[1, 4, 4]]), "mm_token_type_ids": (ids == 100).int()}
-    return inputs
-
-
 @pytest.mark.parametrize("gpus", [2, 8])
 @pytest.mark.parametrize("model_type", [*IMAGE_TEXT, *AUDIO])
 def test_a_split_model_computes_what_the_whole_one_does(model_type: str, gpus: int) -> None:
@@ -292,3 +264,18 @@ def test_a_split_model_computes_what_the_whole_one_does(model_type: str, gpus: i
         logits.float().pow(2).mean().backward()
         assert torch.equal(logits.detach().cpu(), expected.detach())
         assert {n for n, parameter in split.named_parameters() if parameter.grad is not None} == reached
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers"),
+    [
+        ("llama", ["LlamaDecoderLayer"]),
+        ("llava_onevision", ["Qwen2DecoderLayer", "SiglipEncoderLayer"]),
+        ("qwen3_vl", ["Qwen3VLTextDecoderLayer", "Qwen3VLVisionBlock"]),
+        ("gemma3", ["Gemma3DecoderLayer", "SiglipEncoderLayer"]),
+    ],
+)
+def test_layers_are_sharded_by_the_classes_that_are_there(model_type: str, layers: list[str]) -> None:
+    assert layer_classes(skeleton(model_type)) == layers
+    adapted = add_lora(skeleton(model_type), LoraSettings(r=2))
+    assert layer_classes(adapted.get_base_model()) == layers

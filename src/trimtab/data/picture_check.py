@@ -19,6 +19,9 @@ from trimtab.data.sources import Cell
 
 MOST_THREADS = 8
 
+_Looked = tuple[str, tuple[int, int] | None]
+"""A picture's digest, and its size where it was decoded."""
+
 
 def checked_rows(
     rows: Sequence[PictureRow], max_pixels: int, decoded: bool, tally: Tally, repeats: bool
@@ -36,10 +39,10 @@ def checked_rows(
     seen: set[str] = set()
     pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="pictures")
     try:
-        looked: dict[Path | bytes | Cell, Future[str]] = {}
+        looked: dict[Path | bytes | Cell, Future[_Looked]] = {}
         for picture in (picture for row in rows for picture in row.pictures):
             if picture.source not in looked:
-                looked[picture.source] = pool.submit(_digest, picture, decoded)
+                looked[picture.source] = pool.submit(_look, picture, decoded)
         for row in track(
             rows,
             description=f"checking {len(looked):,} pictures",
@@ -47,15 +50,17 @@ def checked_rows(
             transient=True,
             disable=not (looked and sys.stderr.isatty()),
         ):
-            found = []
+            found, pictures = [], []
             try:
                 for picture in row.pictures:
                     where = picture.where
-                    found.append(looked[picture.source].result())
+                    digest, size = looked[picture.source].result()
+                    found.append(digest)
+                    pictures.append(replace(picture, size=size))
             except BadRow as bad:
                 tally.bad(str(bad), where)
                 continue
-            whole = replace(row, key=content_key(row, tuple(found)))
+            whole = replace(row, pictures=tuple(pictures), key=content_key(row, tuple(found)))
             if whole.key in seen and not repeats:
                 tally.drop("repeats an earlier row", row.where)
                 continue
@@ -89,10 +94,10 @@ def _limited(row: PictureRow, max_pixels: int) -> PictureRow:
     return replace(row, pictures=tuple(replace(picture, most_pixels=max_pixels) for picture in row.pictures))
 
 
-def _digest(picture: Picture, decoded: bool) -> str:
-    data = picture.read()
+def _look(picture: Picture, decoded: bool) -> _Looked:
+    data, size = picture.read(), None
     if decoded:
-        decode(data, picture.most_pixels)
+        size = decode(data, picture.most_pixels).size
     elif not data:
         raise BadRow("picture is empty (0 bytes)")
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data).hexdigest(), size

@@ -25,6 +25,10 @@ _LABELS = "labels"
 Batch = dict[str, Any]
 
 
+class TooLong(RequestError):
+    """A row of which `max_length` would leave no answer, or a part of a picture."""
+
+
 class PictureCollator:
     """Makes batches of rows with pictures. `max_length` cuts answers, never pictures."""
 
@@ -75,16 +79,17 @@ class PictureCollator:
         """Raise BadRow where the row cannot be written for this model; opens no picture."""
         self.text.written(row)
 
-    def length(self, row: PictureRow) -> int:
-        """How many tokens the row takes. Pictures of sizes that were met before are opened, but not prepared again.
+    def length(self, row: PictureRow, *, asked: bool = False) -> int:
+        """How many tokens the row takes, or its last question with what stands before it.
 
-        A token more or less is possible where what stands for a picture touches the words beside it.
+        A picture of a size that was met before is not prepared again, nor opened where its size is known. A token
+        more or less is possible where what stands for a picture touches the words beside it.
         """
-        written = self._written(row)
+        written = self._written(row, asked=asked)
         words = len(self.processor.tokenizer(written.text + (written.suffix or ""))["input_ids"])
-        images = [picture.open() for picture in row.pictures]
-        sizes = tuple(image.size for image in images)
+        sizes = tuple(picture.size or picture.open().size for picture in row.pictures)
         if sizes not in self._taken:
+            images = [picture.open() for picture in row.pictures]
             (made,), _ = processed(self.processor, [written], [images] if images else None, self._opening)
             self._taken[sizes] = len(made.offsets) - words
         return words + self._taken[sizes]
@@ -164,8 +169,8 @@ def _refused(row: PictureRow, reason: str) -> RequestError:
     )
 
 
-def _too_long(row: PictureRow, tokens: int, most: int, why: str) -> RequestError:
-    return RequestError.of(
+def _too_long(row: PictureRow, tokens: int, most: int, why: str) -> TooLong:
+    return TooLong.of(
         f"{row.where}: {tokens:,} tokens, and data.max_length={most:,}",
         why,
         "raise data.max_length, remove the row, or let data.too_long=drop leave such rows out",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from typing import Literal
 
 from trimtab.config.schema import DataSettings, VisionSettings
 from trimtab.data.clean import Tally, usable
@@ -22,7 +24,9 @@ from trimtab.data.report import PictureReport, SourceReport
 from trimtab.data.split import hold_out
 from trimtab.errors import RequestError
 
-Draw = Callable[[str, int, int], list[PictureRow]]
+Part = Literal["train", "eval"]
+Draw = Callable[[Part, int, int], list[PictureRow]]
+Fitting = Callable[[PictureRow, Tally], bool]
 
 
 @dataclass(frozen=True)
@@ -37,21 +41,21 @@ class PreparedPictures:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A source of pictures that Trimtab makes itself: split, number of rows and seed to rows."""
+    """A source of pictures that Trimtab makes itself: from a part, a number of rows and a seed."""
 
     draw: Draw
     train: int
     eval: int
 
 
-def _drawn(split: str, number: int, seed: int) -> list[PictureRow]:
+def _drawn(part: Part, number: int, seed: int) -> list[PictureRow]:
     from trimtab.data.drawn import drawn_rows
 
-    rows: list[PictureRow] = drawn_rows(split, number, seed)
+    rows: list[PictureRow] = drawn_rows(part, number, seed)
     return rows
 
 
-BUILT_IN = {"drawn-pictures": BuiltIn(_drawn, train=2000, eval=200)}
+BUILT_IN = {"drawn-pictures": BuiltIn(_drawn, train=16000, eval=300)}
 """The built-in sources of pictures, by the name that `data.source` has for them."""
 
 # The pictures are the same ones in every run; the run's own seed is for their order.
@@ -79,16 +83,20 @@ class _Source:
 
 
 def prepare_pictures(
-    data: DataSettings, vision: VisionSettings, seed: int, say: Callable[[str], None]
+    data: DataSettings,
+    vision: VisionSettings,
+    seed: int,
+    say: Callable[[str], None],
+    fits: Fitting | None = None,
 ) -> PreparedPictures:
-    """Read, check and split the rows of a run with pictures. `say` tells what takes long."""
-    main = _read(data.source, "data.source", "train", data, vision, say)
+    """Read, check and split the rows of a run with pictures. `say` tells what takes long; `fits` what a model takes."""
+    main = _read(data.source, "data.source", "train", data, vision, say, fits)
     held: _Source | None = None
     train, evaluated, split = main.rows, list[PictureRow](), "data.eval_fraction=0"
     notes: list[str] = []
     own = data.source if data.source in BUILT_IN and data.eval_fraction > 0 else None
     if source := data.eval_source or own:
-        held = _read(source, "data.eval_source", "eval", data, vision, say)
+        held = _read(source, "data.eval_source", "eval", data, vision, say, fits)
         evaluated = held.rows
         split = f"data.eval_source={source}" if data.eval_source else "the set's own held-out pictures"
         if shared := len(main.pictures & held.pictures):
@@ -131,10 +139,11 @@ def _hold_out(
 def _read(
     source: str,
     setting: str,
-    part: str,
+    part: Part,
     data: DataSettings,
     vision: VisionSettings,
     say: Callable[[str], None],
+    fits: Fitting | None,
 ) -> _Source:
     tally = Tally(strict=data.bad_rows == "stop")
     if source in BUILT_IN:
@@ -150,11 +159,14 @@ def _read(
     kept, digests = checked_rows(
         rows, vision.max_pixels, vision.check_pictures, tally, repeats=data.keep_duplicates
     )
+    if fits is not None:
+        fitting = [fits(row, tally) for row in kept]
+        kept, digests = list(compress(kept, fitting)), list(compress(digests, fitting))
     if not kept:
         raise RequestError.of(
             f"{setting}={source}: none of its {about.rows_read:,} rows can be trained on",
             "; ".join(tally.reasons()),
-            "repair the rows and their pictures, or check data.columns",
+            "repair the rows and their pictures, check data.columns, or raise data.max_length",
         )
     about.rows_kept = len(kept)
     about.dropped = dict(tally.dropped.most_common())

@@ -31,7 +31,10 @@ FORMATS = {
 def read_own(rows: list[Row], data: DataSettings, tally: Tally) -> Reading:
     """How rows of no declared set are read: by their columns."""
     rows = [_as_image_folder(row, data) for row in rows]
-    found = detect(rows, "auto", data.columns, FORMATS)
+    # Where there is a question, a picture with a text would leave it out.
+    asks = "question" in rows[0].values or "question" in data.columns
+    formats = {name: form for name, form in FORMATS.items() if not (asks and name == "picture_text")}
+    found = detect(rows, "auto", data.columns, formats)
     return Reading(
         rows=rows,
         make=lambda row: _made(row, found, data, tally),

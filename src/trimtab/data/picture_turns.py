@@ -60,9 +60,10 @@ def conversation(
             raise BadRow("empty answer" if role == "assistant" else "empty user message")
         if parts:
             messages.append({"role": role, "content": parts})
+    made = _up_to_last_answer(messages, pictures, row, tally)
     if places != len(beside or ()):
-        raise BadRow(f"{places} places for pictures in `{name}` and {len(beside or ())} pictures beside it")
-    return _up_to_last_answer(messages, pictures, row, tally)
+        raise BadRow(f"places for pictures in `{name}`: {places}; pictures beside it: {len(beside or ())}")
+    return made
 
 
 def _role_and_content(turn: Any, name: str) -> tuple[str, Any]:

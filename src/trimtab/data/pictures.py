@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ class Picture:
 
     most_pixels: int = MOST_PIXELS
     """A picture that declares more is refused before it is decoded."""
+
+    size: tuple[int, int] | None = field(default=None, compare=False)
+    """Width and height as `open` gives them, where it was opened before."""
 
     def open(self) -> Image.Image:
         """The picture, upright, as RGB; what was transparent is white."""

@@ -42,17 +42,18 @@ class Row(NamedTuple):
         return f"{self.file}, {self.unit} {self.number}"
 
 
-def read_file(path: Path, shown: str | None = None) -> list[Row]:
-    """All rows of a file, by its suffix. `shown` is the name that errors use (an `s3://` address, say)."""
+def read_file(path: Path, shown: str | None = None, most: int | None = None) -> list[Row]:
+    """The rows of a file, by its suffix. `shown` is the name that errors use (an `s3://` address, say). `most` spares
+    reading what is not wanted where the file lets one stop; more rows than that may come."""
     if shown is None:
-        return [row._replace(folder=path.parent) for row in _read(path, str(path))]
-    return _read(path, shown)
+        return [row._replace(folder=path.parent) for row in _read(path, str(path), most)]
+    return _read(path, shown, most)
 
 
-def _read(path: Path, shown: str) -> list[Row]:
+def _read(path: Path, shown: str, most: int | None) -> list[Row]:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return _read_parquet(path, shown)
+        return _read_parquet(path, shown, most)
     if suffix not in READERS:
         raise RequestError.of(
             f"{shown}: a file of kind `{suffix or 'no suffix'}`",
@@ -192,12 +193,18 @@ def _csv_rows(reader: Any, shown: str) -> Iterator[Row]:
         yield Row(dict(zip(columns, padded, strict=True)), shown, line, "line")
 
 
-def _read_parquet(path: Path, shown: str) -> list[Row]:
+def _read_parquet(path: Path, shown: str, most: int | None) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    items: list[dict[str, Any]] = []
     try:
-        items = pq.read_table(path).to_pylist()
+        with pq.ParquetFile(path) as file:
+            # In small batches: a row with a picture may have megabytes.
+            for batch in file.iter_batches(batch_size=256):
+                items += batch.to_pylist()
+                if most is not None and len(items) >= most:
+                    break
     except pa.ArrowInvalid as error:
         raise RequestError.of(
             f"{shown}: not a readable Parquet file",

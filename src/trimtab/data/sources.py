@@ -106,7 +106,10 @@ def _load_local(path: Path, settings: DataSettings, setting: str) -> Loaded:
     if path.is_dir():
         inside = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file, path))
         names = _choose([file.as_posix() for file in inside], settings.split, f"{setting}={path}", notes)
-    rows = [row for name in names for row in read_file(Path(name))]
+    rows: list[Row] = []
+    for name in names:
+        if settings.max_rows is None or len(rows) < settings.max_rows:
+            rows += read_file(Path(name), most=settings.max_rows)
     return Loaded(rows, f"{path} (local {'folder' if path.is_dir() else 'file'})", names, notes=notes)
 
 
@@ -160,9 +163,9 @@ def encoded_rows(table: datasets.Dataset, shown: str) -> list[Row]:
     others = table.remove_columns(single)
     names = list(table.features)
     rows = []
-    for place in range(len(table)):
-        values = others[place] if others.features else {}
-        values |= {name: Cell(cells, place, name) for name, cells in pictures.items()}
+    # A table without columns has no rows to go through.
+    for place, rest in enumerate(others if others.features else ({} for _ in range(len(table)))):
+        values = rest | {name: Cell(cells, place, name) for name, cells in pictures.items()}
         rows.append(Row({name: values[name] for name in names}, shown, place + 1))
     return rows
 

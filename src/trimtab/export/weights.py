@@ -61,7 +61,11 @@ def tuned_model(config: Config, weights: Path, *, progress: bool) -> tuple[Any, 
     stored = read_config(config.model, tuned).dtype or torch.float32
     # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
     options = {"dtype": torch.float32, "use_safetensors": True, **_place(config.model, tuned)}
-    model: Any = recipe_of(config).family.auto.from_pretrained(**options).eval()
+    recipe = recipe_of(config)
+    model: Any = recipe.family.auto.from_pretrained(**options).eval()
+    if recipe.fit is not None:
+        # So that the exported config tells what the model was trained with.
+        recipe.fit(config, model)
     if tuned is None:
         _check_tied(model, weights)
         _check_finite(weights)

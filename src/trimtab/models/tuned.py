@@ -11,7 +11,7 @@ from trimtab.config.schema import Config
 from trimtab.models.adapters import add_lora
 from trimtab.models.families import CAUSAL_LM, Family
 from trimtab.models.load import load_model
-from trimtab.placement import PlacementPlan, verify
+from trimtab.placement import PlacementPlan, checkpoint_plainly, verify
 
 
 def load_tuned(
@@ -27,6 +27,7 @@ def load_tuned(
     model: Any = load_model(config.model, plan, family)
     if fit is not None:
         fit(config, model)
+    checkpoint_plainly(model)
     if config.method == "lora":
         torch.manual_seed(config.seed)
         model = add_lora(model, config.lora, family)

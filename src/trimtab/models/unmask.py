@@ -7,13 +7,12 @@ the model in the mode it was in.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trimtab.models.diffusion import mask_token_id
 from trimtab.models.picture_features import pictures_remembered
-from trimtab.models.sample import ends_of
+from trimtab.models.sample import AT_ONCE, answering, ends_of, shown
 from trimtab.models.two_way import Batch, TwoWay, token_inputs, with_columns
 from trimtab.placement import PlacementPlan, move
 
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from trimtab.config.schema import VisionSettings
-
-AT_ONCE = 16
-"""Rows that are answered together."""
+    from trimtab.data.picture_collate import PictureCollator
+    from trimtab.data.pictures import PictureRow
 
 
 def unmask(
@@ -104,37 +102,25 @@ def opened(
 def answer_by_unmasking(
     model: Any,
     processor: Any,
-    collator: Any,
-    rows: Sequence[Any],
+    collator: PictureCollator,
+    rows: Sequence[PictureRow],
     plan: PlacementPlan,
     settings: VisionSettings,
 ) -> list[str]:
-    """One answer to each row's last question, which `collator.asked` puts."""
-    import torch
-    from rich.console import Console
-    from rich.progress import track
-
+    """One answer per row, to its last question; `collator` is the PictureCollator of the training."""
     tokenizer = processor.tokenizer
-    mask_id = mask_token_id(tokenizer, settings.mask_token)
-    ends = ends_of(model, tokenizer)
-    said: list[str] = []
-    autocast = torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32")
-    for first in track(
-        range(0, len(rows), AT_ONCE),
-        description=f"answering {len(rows)}",
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ):
-        with autocast:
-            given = unmask(
+    said: list[list[int]] = []
+    with answering(model, plan):
+        for batch in shown(
+            [rows[first : first + AT_ONCE] for first in range(0, len(rows), AT_ONCE)], len(rows)
+        ):
+            said += unmask(
                 model,
-                move(dict(collator.asked(list(rows[first : first + AT_ONCE]))), plan),
+                move(collator.asked(batch), plan),
                 answer_length=settings.answer_length,
                 steps=settings.unmask_steps or settings.answer_length,
-                mask_id=mask_id,
-                ends=ends,
+                mask_id=mask_token_id(tokenizer, settings.mask_token),
+                ends=ends_of(model, tokenizer) | set(collator.end_ids),
                 end_id=tokenizer.eos_token_id,
             )
-        said += [str(tokenizer.decode(ids, skip_special_tokens=True)).strip() for ids in given]
-    return said
+    return [str(tokenizer.decode(ids, skip_special_tokens=True)).strip() for ids in said]

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trimtab.placement.apply import bind_arguments, move, own_stream, place, prepare_process, trainer_options
+from trimtab.placement.apply import (
+    bind_arguments,
+    checkpoint_plainly,
+    move,
+    own_stream,
+    place,
+    prepare_process,
+    trainer_options,
+)
+from trimtab.placement.arrival import verify_gradients
 from trimtab.placement.edges import return_outputs
 from trimtab.placement.memory import out_of_memory
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
 from trimtab.placement.resolve import check_request, resolve
 from trimtab.placement.sizing import PlacementError
-from trimtab.placement.verify import Check, PlacementFault, verify, verify_gradients
+from trimtab.placement.verify import Check, PlacementFault, verify
 
 if TYPE_CHECKING:
     from trimtab.placement.guard import PlacementGuard
@@ -29,6 +38,7 @@ __all__ = [
     "bare_model",
     "bind_arguments",
     "check_request",
+    "checkpoint_plainly",
     "move",
     "out_of_memory",
     "own_stream",

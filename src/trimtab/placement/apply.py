@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import os
 import warnings
@@ -19,6 +20,7 @@ from trimtab.hardware import Launcher, detect_launcher
 from trimtab.hardware.launcher import RANK_VARIABLES
 from trimtab.placement.plan import PlacementPlan
 from trimtab.placement.profile import bare_model
+from trimtab.placement.stacks import layer_classes
 
 if TYPE_CHECKING:
     import torch
@@ -55,20 +57,41 @@ def prepare_process(plan: PlacementPlan, launcher: Launcher | None = None) -> No
         torch.cuda.set_device(torch.device(plan.device))
 
 
-def trainer_options(plan: PlacementPlan) -> dict[str, Any]:
-    """The device and precision part of `TrainingArguments`, from the plan alone."""
+def trainer_options(plan: PlacementPlan, model: nn.Module | None = None) -> dict[str, Any]:
+    """The device and precision part of `TrainingArguments`, from the plan alone.
+
+    With the model at hand its own layers are sharded one by one. Accelerate would look for every layer that the model's
+    parts name, and refuse a SigLIP tower for want of SigLIP's text layers.
+    """
     options: dict[str, Any] = {
         "use_cpu": plan.kind == "cpu",
         "bf16": plan.precision == "bf16",
         "fp16": plan.precision == "fp16",
-        "ddp_find_unused_parameters": False,
+        "ddp_find_unused_parameters": plan.unused_parameters,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "dataloader_pin_memory": plan.kind == "cuda",
     }
     if plan.strategy == "sharded":
         options["fsdp"] = True
         options["fsdp_config"] = {"version": 2}
+        if model is not None:
+            options["fsdp_config"]["transformer_layer_cls_to_wrap"] = layer_classes(bare_model(model))
     return options
+
+
+def checkpoint_plainly(model: nn.Module) -> list[str]:
+    """Take re-entrant checkpointing from a model that switched it on by itself; returns the names of the modules.
+
+    Re-entrant segments drop the gradients of a tower, whose pixels require none, and let DDP see a tensor ready twice.
+    """
+    changed = []
+    for name, module in model.named_modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if isinstance(function, functools.partial) and function.keywords.get("use_reentrant", True):
+            options = {**function.keywords, "use_reentrant": False}
+            module._gradient_checkpointing_func = functools.partial(function.func, *function.args, **options)
+            changed.append(name)
+    return changed
 
 
 def bind_arguments(arguments: Any, plan: PlacementPlan) -> None:

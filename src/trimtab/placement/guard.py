@@ -1,15 +1,23 @@
-"""A callback that gives any Hugging Face Trainer or TRL trainer the placement checks, at the first step only."""
+"""A callback that gives any Hugging Face Trainer or TRL trainer the placement checks, at the first steps only.
+
+What the first step cannot show yet is looked at again in the following ones: a low-rank factor whose other half started
+at zero, a tower without a picture in the batch. No check talks to another process: the gradient that was reduced over
+all of them is what counts, and each process of a sharded model looks at its own part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback
 
+from trimtab.errors import some_of
+from trimtab.placement.arrival import Arrival, look
 from trimtab.placement.plan import PlacementPlan, Precision
+from trimtab.placement.profile import bare_model
 from trimtab.placement.verify import (
     Check,
     PlacementFault,
@@ -18,8 +26,13 @@ from trimtab.placement.verify import (
     passed,
     same_device,
     verify,
-    verify_gradients,
 )
+
+if TYPE_CHECKING:
+    from trimtab.placement.witness import Witness
+
+PATIENCE = 100
+"""Optimizer steps after which nothing is waited for any longer."""
 
 
 class PlacementGuard(TrainerCallback):
@@ -32,18 +45,31 @@ class PlacementGuard(TrainerCallback):
     def __init__(self, plan: PlacementPlan | None = None, say: Callable[[str], None] | None = None) -> None:
         self.plan = plan
         self.checks: list[Check] = []
+        self.table: list[str] = []
+        """Which adapted modules got gradients in the first step, by part of the model."""
         self._say = say
         self._in_force: PlacementPlan | None = None
-        self._waiting = False
+        self._step: int | None = None
+        """Optimizer steps that were looked at; None: there is nothing to look for any more."""
         self._broken: list[str] = []
         self._hooks: list[Any] = []
+        self._witness: Witness | None = None
+        self._trained: dict[str, bool] = {}
+        self._last: Arrival | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = kwargs["model"]
         plan = self.plan or _plan_of_trainer(args, model)
-        self._in_force, self._waiting, self._broken, self.checks = plan, True, [], []
+        self._in_force, self._step, self._broken, self.checks, self.table = plan, 0, [], [], []
+        self._last = None
         self._remove_hooks()
         self._note(_trainer_devices(args, plan, kwargs.get("train_dataloader")))
+        self._trained = {name: p.requires_grad for name, p in model.named_parameters()}
+        if not getattr(args, "torch_compile", False):
+            from trimtab.placement.witness import Witness
+
+            # A compiled model would be compiled with the hooks, and again without them.
+            self._witness = Witness(bare_model(model))
         if plan.strategy == "sharded":
             # FSDP replaces parameters by shards of its own; the check of their gradients still holds.
             return
@@ -57,34 +83,100 @@ class PlacementGuard(TrainerCallback):
             ]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self._waiting or self._in_force is None:
+        if self._step is None or self._in_force is None:
             return
-        self._waiting = False
-        self._remove_hooks()
+        self._step += 1
+        first, model = self._step == 1, kwargs["model"]
         if getattr(args, "deepspeed", None):
             # DeepSpeed keeps the gradients in buffers of its own.
+            self._done()
             return
-        if self._broken:
+        if self._broken and first:
+            self._remove_hooks()
             passed([finite_check(self._broken)])
-        self._note(verify_gradients(kwargs["model"], finite=not self._in_force.scaler))
+        self._check_unflipped(model)
+        found = look(model, finite=first and not self._in_force.scaler, witness=self._witness)
+        if first:
+            self._note(found.checks)
+            self.table = found.table
+            self._tell(f"  {line}" for line in found.table)
+        self._go_on(found)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._remove_hooks()
+        if self._step and self._last is not None and self._last.waiting:
+            self._give_up(self._last)
+        self._done()
+
+    def _go_on(self, found: Arrival) -> None:
+        """Leave off when all has been seen; otherwise take along what the next step has to show."""
+        before, self._last = self._last, found
+        if not found.waiting and not found.idle:
+            if before is not None:
+                self._note(
+                    [Check("gradients later", True, f"{_outstanding(before)} arrived, step {self._step}")]
+                )
+            self._done()
+        elif self._step == PATIENCE:
+            self._give_up(found)
+            self._done()
+        elif found.waiting and self._witness is not None:
+            self._witness.forget()
+        else:
+            self._remove_hooks()
+
+    def _give_up(self, found: Arrival) -> None:
+        what = f"after {self._step} steps not seen yet: {_outstanding(found)}"
+        self.checks.append(Check("gradients later", None, what))
+        self._tell([f"! gradients later: {what}"])
+
+    def _check_unflipped(self, model: Any) -> None:
+        """`requires_grad` must not change after wrapping: DDP and the optimizer know the tensors as they were."""
+        now = {name: p.requires_grad for name, p in model.named_parameters()}
+        flipped = [
+            f"{name} is now {'trained' if now[name] else 'frozen'}"
+            for name, was in self._trained.items()
+            if now.get(name, was) != was
+        ]
+        if flipped:
+            detail = (
+                f"changed for {len(flipped)} tensors after training began: {some_of(flipped)}; DDP and the optimizer "
+                "were made for the tensors as they were: freeze first, then add adapters, then wrap"
+            )
+            passed([Check("requires_grad", False, detail)])
 
     def _look(self, name: str, parameter: torch.Tensor) -> None:
         if name not in self._broken and parameter.grad is not None and not is_finite(parameter.grad):
             self._broken.append(name)
 
+    def _done(self) -> None:
+        self._step = None
+        self._remove_hooks()
+
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._witness is not None:
+            self._witness.remove()
+            self._witness = None
 
     def _note(self, checks: list[Check]) -> None:
         self.checks += checks
+        self._tell(f"✓ {check.name}: {check.detail}" for check in checks)
+
+    def _tell(self, lines: Iterable[str]) -> None:
         if self._say is not None:
-            for check in checks:
-                self._say(f"✓ {check.name}: {check.detail}")
+            for line in lines:
+                self._say(line)
+
+
+def _outstanding(found: Arrival) -> str:
+    """In words, what a step could not show."""
+    told = [f"{found.idle} low-rank factors (lora_A, while lora_B is zero)"] if found.idle else []
+    for what in dict.fromkeys(found.waiting.values()):
+        modules = [name for name, waited in found.waiting.items() if waited == what]
+        told.append(f"{some_of(modules, 1)} ({what})")
+    return " and ".join(told)
 
 
 def _trainer_devices(args: Any, plan: PlacementPlan, dataloader: Any) -> list[Check]:

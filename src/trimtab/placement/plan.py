@@ -73,6 +73,8 @@ class PlacementPlan:
     device_map: Mapping[str, str] | None = None
     """Module name to device, for a split model."""
     processes: int = 1
+    unused_parameters: bool = False
+    """Whether DDP looks, in every step, for trained tensors that the step left out."""
     launcher: str = "none"
     memory: Mapping[str, MemoryShare] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)

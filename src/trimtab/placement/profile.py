@@ -5,6 +5,7 @@ The figures are estimates from shapes. They decide what fits; they never stand i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 ADAM_BYTES = 8
 CUDA_CONTEXT_BYTES = 600 * 2**20
 """CUDA context, cuBLAS workspace and allocator slack on one GPU."""
+_EXPERT = re.compile(r"expert\w*\.\d+\.", re.IGNORECASE)
 HEAD_CHUNK_TOKENS = 256
 """Logits are computed in tiles of about this many tokens, not for the whole batch."""
 
@@ -82,6 +84,8 @@ class ModelProfile(Widths):
     """The other stacks: vision towers, codecs."""
     ties: tuple[tuple[str, str], ...] = ()
     """Parts that share a tensor, and so a device."""
+    routed: bool = False
+    """Whether trained tensors belong to single experts, some of which a step may leave out."""
 
     @property
     def parameters(self) -> int:
@@ -194,6 +198,7 @@ def profile_model(model: nn.Module) -> ModelProfile:
         key_value=_attention_width(text, widths["hidden"], queries=False),
         towers=towers,
         ties=ties,
+        routed=any(p.requires_grad and _EXPERT.search(name) for name, p in base.named_parameters()),
     )
 
 

@@ -60,6 +60,9 @@ def resolve(
         "weights": _weights_reason(weights, precision, full_tuning),
         "strategy": choice.reason,
     }
+    looks = choice.strategy == "data_parallel" and profile is not None and profile.routed
+    if choice.strategy == "data_parallel" and work.training:
+        reasons["ddp"] = _ddp_reason(looks)
     device_map: Mapping[str, str] | None = None
     memory: Mapping[str, MemoryShare]
     if choice.strategy == "split":
@@ -81,10 +84,22 @@ def resolve(
         strategy=choice.strategy,
         device_map=device_map,
         processes=choice.processes,
+        unused_parameters=looks,
         launcher=hardware.launcher.name,
         memory=memory,
         reasons=reasons,
         notes=tuple(note for note in notes if note),
+    )
+
+
+def _ddp_reason(looks: bool) -> str:
+    unused = (
+        "find_unused_parameters on: no token may go to some of the experts that are trained"
+        if looks
+        else "find_unused_parameters off: every trained tensor takes part in every step"
+    )
+    return (
+        f"{unused}; static_graph off: steps differ in their graphs, and nothing is checkpointed re-entrantly"
     )
 
 

@@ -41,6 +41,12 @@ def find_stacks(model: nn.Module) -> list[str]:
     return [max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()))]
 
 
+def layer_classes(model: nn.Module) -> list[str]:
+    """Names of the classes of all its layers: the language model's, and those of towers beside it."""
+    stacks = (model.get_submodule(name) for name in find_stacks(model))
+    return sorted({type(layer).__name__ for stack in stacks for layer in stack.children()})
+
+
 def language_root(model: nn.Module, stacks: list[str]) -> str:
     """Name of the module that holds the text's embeddings and the layers above them; empty where that is the model."""
     get_embeddings: Any = getattr(model, "get_input_embeddings", None)

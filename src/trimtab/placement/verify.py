@@ -1,4 +1,4 @@
-"""Proves that model, optimizer and gradients are where and what the plan says. It repairs nothing."""
+"""Proves that model and optimizer are where and what the plan says; gradients: `arrival.py`. It repairs nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import TrimtabError, some_of
+from trimtab.placement.gradients import frozen_at_zero
 from trimtab.placement.plan import PlacementPlan
 from trimtab.placement.profile import bare_model
 
@@ -40,30 +41,19 @@ def verify(model: nn.Module, plan: PlacementPlan, optimizer: Any | None = None) 
         _trainable(model),
         _trainable_format(model, plan),
     ]
+    if frozen := frozen_at_zero(model):
+        checks.append(frozen_check(frozen))
     if optimizer is not None:
         checks.append(_in_optimizer(model, optimizer))
     return passed(checks)
 
 
-def verify_gradients(model: nn.Module, *, finite: bool = True) -> list[Check]:
-    """Check after the first backward pass that every trainable parameter has a gradient, and a finite one.
-
-    `finite=False` is for scaled fp16 gradients, which may overflow in the first steps by design.
-    """
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    missing = [n for n, p in trained if p.grad is None]
-    checks = [
-        _check(
-            "gradients arrive",
-            missing,
-            f"all {len(trained)} trainable tensors have one",
-            f"{len(missing)} of {len(trained)} trainable tensors got none: {some_of(missing)}; they are "
-            "not in the graph of the loss (a detached input, an unused branch, re-entrant checkpointing)",
-        )
-    ]
-    if finite:
-        checks.append(finite_check([n for n, p in trained if p.grad is not None and not is_finite(p.grad)]))
-    return passed(checks)
+def frozen_check(frozen: list[str]) -> Check:
+    detail = (
+        f"{len(frozen)} adapted modules were frozen after their adapters were added (requires_grad is False), and the "
+        f"adapters are still zero: {some_of(frozen)}; freeze first, then add adapters, then wrap"
+    )
+    return Check("adapters frozen", False, detail)
 
 
 def finite_check(broken: list[str]) -> Check:

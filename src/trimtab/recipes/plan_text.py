@@ -39,6 +39,8 @@ def plan_lines(request: Request, planned: Planned) -> list[str]:
         ("✓", "strategy", f"{plan.strategy}, {count}: {why['strategy']}"),
         ("✓", "batch", f"{batch}: rows a device × processes × accumulated passes, in one step"),
     ]
+    if "ddp" in why:
+        rows.append(("✓" if plan.unused_parameters else "-", "ddp", why["ddp"]))
     if "device_map" in why:
         rows.append(("✓", "device map", why["device_map"]))
     rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in request.defaults]

@@ -19,7 +19,13 @@ from trimtab.recipes.run_folder import RunFolder
 
 
 def trainer_arguments(
-    config: Config, plan: PlacementPlan, run: RunFolder, *, evaluates: bool, best: str = "eval_loss"
+    config: Config,
+    plan: PlacementPlan,
+    run: RunFolder,
+    *,
+    evaluates: bool,
+    best: str = "eval_loss",
+    model: Any = None,
 ) -> dict[str, Any]:
     """Every setting of `TrainingArguments` that recipes share; device and precision come from the plan alone.
 
@@ -63,7 +69,7 @@ def trainer_arguments(
         "seed": config.seed,
         "data_seed": config.seed,
         "push_to_hub": False,
-        **trainer_options(plan),
+        **trainer_options(plan, model),
     }
 
 

@@ -68,10 +68,12 @@ def _eyes(config: Config) -> tuple[Any, PictureCollator]:
 
 
 def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+    from trimtab.data.picture_fit import Fits
     from trimtab.data.picture_prepare import prepare_pictures
 
     processor, collator = _eyes(config)
-    data = prepare_pictures(config.data, config.vision, config.seed, say)
+    fits = Fits(collator, config.data.too_long)
+    data = prepare_pictures(config.data, config.vision, config.seed, say, fits)
     for line in data.report.lines():
         say(line)
     return Prepared(processor, data.train, data.eval, data.report, own=Seen(collator, data.metric))
@@ -82,6 +84,10 @@ def _fit(config: Config, model: Any) -> None:
         from trimtab.models.shirg import attach_shirg
 
         attach_shirg(model, config.shirg)
+    if config.method == "full":
+        from trimtab.models.unread import freeze_unread
+
+        freeze_unread(model)
 
 
 def _build(job: Job) -> TrainerDriver:
@@ -93,7 +99,7 @@ def _build(job: Job) -> TrainerDriver:
 
     config, plan, prepared = job.config, job.plan, job.prepared
     arguments = TrainingArguments(
-        **trainer_arguments(config, plan, job.run, evaluates=bool(prepared.eval)),
+        **trainer_arguments(config, plan, job.run, evaluates=bool(prepared.eval), model=job.model),
         # Rows are pictures and questions until the collator has read them.
         remove_unused_columns=False,
         label_names=["labels"],
@@ -102,11 +108,14 @@ def _build(job: Job) -> TrainerDriver:
     # Also of those that are only evaluated on: shards are gathered there as well.
     if not all(row.pictures for row in [*prepared.train, *(prepared.eval or ())]):
         take_part(job.model, prepared.processor)
+    collator = prepared.own.collator
+    objective = _masked_diffusion(job) if config.vision.objective == "masked_diffusion" else None
     driver = TrainerDriver(
         job,
         PictureTrainer,
         arguments,
-        data_collator=answers_alone(job.model, prepared.own.collator),
+        data_collator=objective.ended(collator) if objective else answers_alone(job.model, collator),
+        objective=objective,
     )
     if plan.strategy == "split":
         return_outputs(job.model)
@@ -124,6 +133,7 @@ def _masked_diffusion(job: Job) -> MaskedDiffusion:
         end_id=tokenizer.eos_token_id,
         seed=config.seed,
         answer_length=config.vision.answer_length,
+        ends=job.prepared.own.collator.end_ids,
     )
     objective.check(job.prepared.own.collator(list(job.prepared.train[:2])), job.plan)
     return objective

@@ -1,0 +1,136 @@
+"""Judges the gradients after a backward pass: what lacks one is named with its reason, or waited for.
+
+Three things are no fault yet: a tower without a picture in the batch, an expert that no token was sent to, and a step
+whose loss pulls at nothing (rewards that are all equal). They are waited for, and that is said. Nothing is repaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trimtab.errors import some_of
+from trimtab.placement.cutoff import explain, ran
+from trimtab.placement.gradients import Flow, Places, adapter_flows, frozen_at_zero, gradient_table
+from trimtab.placement.profile import bare_model
+from trimtab.placement.verify import Check, finite_check, frozen_check, is_finite, passed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trimtab.placement.witness import Witness
+
+PICTURES = "the first batch with more than text"
+EXPERTS = "a token for each expert"
+LOSS = "a step whose loss has a gradient at all"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What came after one backward pass."""
+
+    checks: list[Check]
+    table: list[str] = field(default_factory=list)
+    """The adapted modules, by part of the model; empty without adapters."""
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    """Modules that have no gradient for a reason that is no fault, and what is waited for."""
+    idle: int = 0
+    """Factors whose gradient has to be zero until the other factor has moved."""
+
+
+def verify_gradients(model: nn.Module, *, finite: bool = True, witness: Witness | None = None) -> list[Check]:
+    """Check after the first backward pass that every trainable parameter has a gradient, and a finite one.
+
+    An adapter's must also be other than zero, but for the factor that is multiplied by one that starts at zero. With a
+    witness of the pass the reason for a missing one is told. `finite=False` is for scaled fp16 gradients, which may
+    overflow in the first steps by design.
+    """
+    return look(model, finite=finite, witness=witness).checks
+
+
+def look(model: nn.Module, *, finite: bool = True, witness: Witness | None = None) -> Arrival:
+    """The same, with the table and with what is waited for."""
+    bare = bare_model(model)
+    names = {id(p): n for n, p in bare.named_parameters()}
+    flows = adapter_flows(model)
+    owners = {flow.name: flow.module for flow in flows}
+    trained = [(n, names.get(id(p), n), p) for n, p in model.named_parameters() if p.requires_grad]
+    none = {n: owners.get(own) or own.rpartition(".")[0] for n, own, p in trained if p.grad is None}
+    # One that is there and zero is a fault in an adapter alone: elsewhere it may be meant (a gate that starts shut).
+    zero = {f.name: f.module for f in flows if f.wanted and f.norm == 0}
+    waiting = _waits({*none.values(), *zero.values()}, flows, bare, witness)
+    if flows and not none and not any(f.norm for f in flows):
+        waiting = dict.fromkeys(zero.values(), LOSS)
+    lacking = {n: module for n, module in none.items() if module not in waiting}
+    nothing = list(dict.fromkeys(module for module in zero.values() if module not in waiting))
+    checks = [_arrive(lacking, len(trained), len(none) - len(lacking), waiting, witness)]
+    if nothing:
+        checks.append(_zero(nothing, witness))
+    if frozen := frozen_at_zero(model):
+        checks.append(frozen_check(frozen))
+    if finite:
+        checks.append(
+            finite_check([n for n, _, p in trained if p.grad is not None and not is_finite(p.grad)])
+        )
+    idle = sum(f.idle and f.trained and not f.norm for f in flows)
+    return Arrival(passed(checks), gradient_table(flows), waiting, idle)
+
+
+def _arrive(
+    lacking: Mapping[str, str], trained: int, waited: int, waiting: Mapping[str, str], witness: Witness | None
+) -> Check:
+    if not lacking:
+        have = f"all {trained} trainable tensors have one"
+        if waiting:
+            # With a part that takes part in every step, its gradient is there and zero.
+            count = f"{trained - waited} of {trained} trainable tensors have one; " if waited else f"{have}; "
+            have = f"{count}{len(waiting)} modules wait for {' and '.join(dict.fromkeys(waiting.values()))}"
+        return Check("gradients arrive", True, have)
+    some = some_of(list(lacking), 5 if witness is None else 2)
+    told = f"{len(lacking)} of {trained} trainable tensors got none: {some}; they are not in the graph of the loss"
+    if witness is None:
+        return Check(
+            "gradients arrive",
+            False,
+            f"{told} (a detached input, an unused branch, re-entrant checkpointing)",
+        )
+    return Check("gradients arrive", False, "\n".join([told, *_indented(lacking.values(), witness)]))
+
+
+def _zero(modules: list[str], witness: Witness | None) -> Check:
+    told = f"the gradient of {len(modules)} adapted modules is exactly zero: {some_of(modules)}"
+    return Check(
+        "gradients arrive",
+        False,
+        "\n".join([told, *(_indented(modules, witness) if witness is not None else [])]),
+    )
+
+
+def _indented(modules: Iterable[str], witness: Witness) -> list[str]:
+    return [f"    {line}" for line in explain(dict.fromkeys(modules), witness)]
+
+
+def _waits(modules: set[str], flows: list[Flow], bare: nn.Module, witness: Witness | None) -> dict[str, str]:
+    if witness is None or not modules:
+        return {}
+    known = {flow.module: flow.place for flow in flows}
+    places = Places(bare)
+    waits = {}
+    for module in sorted(modules):
+        place = known.get(module) or places.of(module)
+        unused = witness.expects_media and not ran(module, witness)
+        if witness.media is False and (place.beside or unused):
+            waits[module] = PICTURES
+        elif _unchosen(module, witness):
+            waits[module] = EXPERTS
+    return waits
+
+
+def _unchosen(module: str, witness: Witness) -> bool:
+    """Whether it is an expert that did not run, beside others that did: no token was sent to it."""
+    parts = module.split(".")
+    for at, part in enumerate(parts[1:], 1):
+        if part.isdigit() and "expert" in parts[at - 1].lower():
+            return not ran(".".join(parts[: at + 1]), witness) and ran(".".join(parts[:at]), witness)
+    return False
