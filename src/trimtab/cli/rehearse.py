@@ -31,6 +31,14 @@ def rehearse(
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")
     ] = None,
+    shapes_only: Annotated[
+        bool,
+        typer.Option(
+            "--shapes-only",
+            help="Big tensors have shapes and no values: models of any size run, from their config alone, and one "
+            "rank stands for all.",
+        ),
+    ] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to give it.")] = 600.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", dir_okay=False)
@@ -58,7 +66,7 @@ def rehearse(
                 "make the folder, or name another file",
             )
     words = list(target or [])
-    settings = Settings(max_steps=max_steps, gpus_given=gpus is not None)
+    settings = Settings(max_steps=max_steps, gpus_given=gpus is not None, shapes_only=shapes_only)
     machine = accelerators(gpus or "1")
     first = machine[0]
     major, minor = (first.capability or "9.0").split(".")

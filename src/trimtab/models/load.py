@@ -12,6 +12,7 @@ from trimtab.errors import RequestError, some_of
 from trimtab.models import builtin, tiny_vision
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, Family, families_of
+from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
@@ -48,9 +49,12 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """The model's tokenizer, with a chat template and a padding token always set."""
     from transformers import AutoTokenizer
 
-    source = model_source(settings)
-    with _readable_errors(settings, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source, **_remote(settings))
+    if is_shape(settings.name):
+        tokenizer = shape_tokenizer()
+    else:
+        source = model_source(settings)
+        with _readable_errors(settings, "tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(source, **_remote(settings))
     tokenizer.chat_template = chat_template_for(settings, tokenizer)
     _pad(tokenizer)
     return tokenizer
@@ -63,12 +67,15 @@ def load_processor(settings: ModelSettings, family: Family) -> PreTrainedTokeniz
     """
     if family.processor == "AutoTokenizer":
         return load_tokenizer(settings)
-    kind = _processor_class(load_model_config(settings))
-    with _readable_errors(settings, "processor", family):
-        pictures = {"backend": "pil"} if family.samples == "image" else {}
-        processor: ProcessorMixin = kind.from_pretrained(
-            model_source(settings), **pictures, **_remote(settings)
-        )
+    config = load_model_config(settings)
+    processor: ProcessorMixin
+    if is_shape(settings.name):
+        processor = shape_processor(config)
+    else:
+        kind = _processor_class(config)
+        with _readable_errors(settings, "processor", family):
+            pictures = {"backend": "pil"} if family.samples == "image" else {}
+            processor = kind.from_pretrained(model_source(settings), **pictures, **_remote(settings))
     if settings.chat_template is not None:
         processor.chat_template = chat_template_for(settings, processor.tokenizer)
     _pad(processor.tokenizer)
@@ -117,7 +124,14 @@ def _pad(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CAUSAL_LM) -> PreTrainedModel:
     """The model with its weights, on the plan's devices and in the plan's weight format."""
-    check_family(settings, load_model_config(settings), family)
+    config = load_model_config(settings)
+    check_family(settings, config, family)
+    if is_shape(settings.name) and not shapes_only():
+        raise RequestError.of(
+            f"model.name={settings.name}: a shape, without weights",
+            "it stands for models of its size in `trimtab plan` and `trimtab rehearse --shapes-only`",
+            "name a model that has weights, or rehearse with --shapes-only",
+        )
     source = model_source(settings)
     with _readable_errors(settings, "weights", family):
         loaded: Any = family.auto.from_pretrained(
@@ -128,6 +142,7 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **(_from_config_alone(config) if shapes_only() else {}),
             **family.options,
             **_remote(settings),
         )
@@ -136,6 +151,19 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
     _check_whole(settings, report, family)
     model.config.use_cache = False
     return model
+
+
+def _from_config_alone(config: Any) -> dict[str, Any]:
+    """For a rehearsal of shapes: the model is built from this, no other file is opened, and nobody is asked."""
+    return {"config": config, "local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
+
+
+def shapes_only() -> bool:
+    """Whether this process rehearses shapes alone."""
+    from trimtab.virtual.state import machine
+
+    in_force = machine()
+    return in_force is not None and in_force.shapes
 
 
 def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]], family: Family) -> None:

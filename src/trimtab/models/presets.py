@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trimtab.models import tiny_vision
+from trimtab.models.shape_names import SHAPES
 
 _SMOLLM_2 = {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
 _LLAMA_2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 2048}
@@ -47,5 +48,5 @@ def preset_config(name: str) -> Any | None:
     """The transformers config of a known model (by hub id, any case), or None."""
     from transformers import AutoConfig
 
-    shape = PRESETS.get(name.lower())
+    shape = PRESETS.get(name.lower()) or SHAPES.get(name.lower())
     return AutoConfig.for_model(**shape) if shape else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trimtab.diagnose import source
 from trimtab.diagnose.causes import diagnose
 from trimtab.rehearse import places
-from trimtab.virtual.observer import Observer
+from trimtab.virtual.observer import Asked, Observer
 
 if TYPE_CHECKING:
     from trimtab.diagnose.finding import Finding
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from trimtab.virtual.faults import Fault
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 class RehearsalObserver(Observer):
@@ -26,16 +28,17 @@ class RehearsalObserver(Observer):
     def __init__(self, process: Process) -> None:
         super().__init__()
         self._process = process
+        self._asked: set[Asked] = set()
         self._known: dict[tuple[object, ...], Finding] = {}
 
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
-        inner = next((frame for frame in fault.frames if not frame.file.startswith((_OWN, _TORCH))), None)
+        inner = next((frame for frame in fault.frames if not frame.file.startswith((OWN, _TORCH))), None)
         key = (fault.kind, fault.op, fault.frame, inner or fault.message)
         finding = self._known.get(key)
         if finding is None:
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
-            fault.frames = [frame for frame in fault.frames if not frame.file.startswith(_OWN)]
+            fault.frames = [frame for frame in fault.frames if not frame.file.startswith(OWN)]
             finding = self._echoed(diagnose(fault))
             for check in self._process.checks:
                 finding = check.enrich(finding, None)
@@ -50,6 +53,18 @@ class RehearsalObserver(Observer):
             if known.kind == finding.kind and known.cause and known.cause.line == finding.cause.line:
                 return known
         return finding
+
+    def asked(self, asked: Asked) -> None:
+        """Write each line down once."""
+        if asked in self._asked:
+            return
+        self._asked.add(asked)
+        lines = [asked.frame, asked.library if asked.library != asked.frame else None]
+        where, inside = (asdict(source.place(line.file, line.line)) if line else None for line in lines)
+        # Trimtab's own watch over a run asks whether values are finite, and would stop it otherwise.
+        own = asked.library is not None and asked.library.file.startswith(source.PACKAGE)
+        how = "watch" if own else asked.how
+        self._process.recorder.write(t="asked", how=how, op=asked.op, where=where, inside=inside)
 
     def collective(self, record: dict[str, Any]) -> None:
         """Compare with the other ranks before entering."""

@@ -139,11 +139,14 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks
-    from trimtab.rehearse.observer import RehearsalObserver
+    from trimtab.rehearse import checks, loading, observer, one_rank
     from trimtab.virtual import bootstrap
 
-    machine.observer = RehearsalObserver(process)
+    machine.observer = observer.RehearsalObserver(process)
+    machine.hidden = (observer.OWN,)
+    if machine.shapes:
+        loading.build_from_configs()
+        one_rank.start_only_the_first()
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))

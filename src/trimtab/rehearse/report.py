@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable
+from itertools import groupby
 
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse.run import Result
+from trimtab.rehearse.session import WORDS
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
 _WIDTH = 110
@@ -25,7 +27,23 @@ def render(result: Result, *, colour: bool = False) -> str:
         return f"\x1b[{code}m{text}\x1b[{_OFF}m" if colour else text
 
     blocks = [_block(number, finding, paint) for number, finding in enumerate(result.findings, 1)]
-    return "\n\n".join([*blocks, _verdict(result, paint)])
+    return "\n\n".join([*blocks, *_not_proven(result, paint), _verdict(result, paint)])
+
+
+def _not_proven(result: Result, paint: Paint) -> list[str]:
+    """Where the program asked for values, of which shapes have none."""
+    if not result.asked:
+        return []
+    lines = [paint(_YELLOW, "not proven: values that were asked for here were not computed")]
+    for asked in sorted(result.asked, key=lambda asked: not asked.decides):
+        place = asked.where or asked.inside
+        if place is None:
+            lines += _field(WORDS[asked.how], asked.op, 12)
+            continue
+        lines += _field(WORDS[asked.how], _line_of(place), 12)
+        if asked.where is not None and asked.inside is not None:
+            lines += _field("", f"inside {_line_of(asked.inside)}", 12)
+    return ["\n".join(lines)]
 
 
 def _block(number: int, finding: Finding, paint: Paint) -> str:
@@ -53,8 +71,8 @@ def _block(number: int, finding: Finding, paint: Paint) -> str:
     return "\n".join(lines)
 
 
-def _field(label: str, text: str) -> list[str]:
-    head = f"   {label:<{_LABEL}}"
+def _field(label: str, text: str, width: int = _LABEL) -> list[str]:
+    head = f"   {label:<{width}}"
     lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
         lines += textwrap.wrap(
@@ -94,20 +112,27 @@ def _verdict(result: Result, paint: Paint) -> str:
     faults = sum(finding.severity == "fault" for finding in result.findings)
     warnings = len(result.findings) - faults
     seen = f"{result.steps} optimizer step{'s' * (result.steps != 1)}, {result.seconds:.1f} s"
-    peaks = [
-        f"{device} peak {_size(figures['peak_bytes'])} of {_size(figures['capacity_bytes'])}"
-        for device, figures in result.memory.items()
-        if figures["peak_bytes"]
-    ]
-    facts = "; ".join([seen, *peaks])
+    facts = "; ".join([seen, *_peaks(result.memory)])
     also = f", {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
     why = ": " + "; ".join(result.notes) if result.notes else ""
     match result.verdict:
         case "clean":
-            return paint(_GREEN, f"clean: {name} ran without a fault{also}") + f" ({facts})" + why
+            clean = "clean in shapes" if result.shapes_only else "clean"
+            return paint(_GREEN, f"{clean}: {name} ran without a fault{also}") + f" ({facts})" + why
         case "fault":
             return paint(_RED, f"fault: {faults} in {name}{also}") + f" ({facts})" + why
     return paint(_YELLOW, f"unproven: {name}{also}") + why + f" ({facts})"
+
+
+def _peaks(memory: dict[str, dict[str, int]]) -> list[str]:
+    """Each GPU's peak; neighbours with the same one are told together."""
+    told: list[str] = []
+    used = [(device, figures) for device, figures in memory.items() if figures["peak_bytes"]]
+    for figures, group in groupby(used, key=lambda pair: pair[1]):
+        names = [device for device, _ in group]
+        who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} each"
+        told.append(f"{who} peak {_size(figures['peak_bytes'])} of {_size(figures['capacity_bytes'])}")
+    return told
 
 
 def _size(count: int) -> str:

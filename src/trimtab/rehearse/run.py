@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
+from trimtab.rehearse import one_rank
 from trimtab.rehearse.process import SETUP
-from trimtab.rehearse.session import VARIABLE, Gathered, Settings, gather, read_lines
+from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
 from trimtab.rehearse.system import belongs
 from trimtab.rehearse.target import parse_target
@@ -53,6 +54,10 @@ class Result:
     """Why nothing is proven, or what limits the verdict."""
     target: str = ""
     """What was rehearsed."""
+    shapes_only: bool = False
+    """Whether big tensors had shapes and no values."""
+    asked: list[AskedAt] = field(default_factory=list)
+    """Where the program asked a shape for a value: what follows from these is not proven."""
 
     @property
     def exit_code(self) -> int:
@@ -91,7 +96,8 @@ def rehearse(
         with _reserved_port() as port:
             launch = _Launch(port, secrets.token_hex(4), per_node, world)
             children = [
-                start(target.arguments, _environment(folder, settings, rank, launch)) for rank in range(world)
+                start(target.arguments, _environment(folder, settings, rank, launch))
+                for rank in range(1 if settings.shapes_only else world)
             ]
             try:
                 timed_out, standstill = _wait(children, started + timeout, folder)
@@ -103,7 +109,7 @@ def rehearse(
                 _signal_all(folder, signal.SIGKILL)
         seconds = time.monotonic() - started
         result = _result(folder, gathered, children, timed_out, timeout, seconds, standstill)
-        result.target = target.name
+        result.target, result.shapes_only = target.name, settings.shapes_only
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -138,7 +144,8 @@ def _environment(folder: Path, settings: Settings, rank: int, launch: _Launch) -
     # Which GPUs of this machine may be used says nothing about the virtual ones.
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if settings.launched:
-        environment.update(_launcher_variables(rank, launch))
+        given = one_rank.variables(rank, launch.per_node, launch.world, launch.port, launch.run)
+        environment.update(given)
     return environment
 
 
@@ -150,30 +157,9 @@ def _machine(settings: Settings) -> dict[str, Any]:
         "name": settings.gpu_name,
         "capability": list(settings.capability),
         "on_fault": "repair",
+        "shapes": settings.shapes_only,
         "visible_at_install": None,
         "setup": SETUP,
-    }
-
-
-def _launcher_variables(rank: int, launch: _Launch) -> dict[str, str]:
-    """What torchrun would set."""
-    per_node, world = launch.per_node, launch.world
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(rank % per_node),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "GROUP_RANK": str(rank // per_node),
-        "GROUP_WORLD_SIZE": str(world // per_node),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(world),
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(launch.port),
-        "TORCHELASTIC_RUN_ID": f"rehearsal-{launch.run}",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 
 
@@ -282,8 +268,26 @@ def _result(
         elif end["status"] and not faults:
             proven = False
             notes.append(f"the script ended with status {end['status']}, and no fault was seen")
+    if gathered.stands_for > 1:
+        _alike(gathered)
+        notes.append(
+            f"rank 0 of {gathered.stands_for} stands for all: the others run the same step on rows of their own"
+        )
+    deciding = sum(asked.decides for asked in gathered.asked)
+    if deciding:
+        proven = False
+        notes.append(
+            f"what the program does hangs on values that shapes do not have, at {deciding} of its lines"
+        )
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
-    return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes)
+    return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked)
+
+
+def _alike(gathered: Gathered) -> None:
+    """Ranks that were not started use their GPUs as the one that was."""
+    used = max(gathered.memory.values(), key=lambda figures: figures["peak_bytes"], default=None)
+    for figures in list(gathered.memory.values())[: gathered.stands_for]:
+        figures.update(used or {})
 
 
 def _hard_exit(status: int) -> Finding:

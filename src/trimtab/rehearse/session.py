@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trimtab.diagnose.finding import Finding
+from trimtab.diagnose.finding import Finding, Place, place_from
 
 VARIABLE = "TRIMTAB_REHEARSAL"
 """Names the folder to every process of a rehearsal."""
@@ -31,6 +31,8 @@ class Settings:
     gpu_name: str = "NVIDIA H100 80GB HBM3"
     capability: tuple[int, int] = (9, 0)
     max_steps: int | None = None
+    shapes_only: bool = False
+    """Whether big tensors have shapes and no values; then one rank stands for all."""
     launched: int = 0
     """How many ranks the rehearsal itself started (0: the script is on its own)."""
 
@@ -112,6 +114,39 @@ class Recorder:
         self.write(t="start", pid=self._pid, parent=os.getppid(), forked=forked)
 
 
+WORDS = {
+    "value": "read",
+    "decision": "decided by",
+    "shape": "sized by",
+    "copy": "copied",
+    "watch": "watched by",
+}
+"""How a value was asked for, in words."""
+
+
+@dataclass(frozen=True)
+class AskedAt:
+    """A line at which the program asked a tensor for a value, where only its shape is known."""
+
+    how: str
+    """value (taken to be shown), decision (branched on), shape (of another tensor), copy (into host memory), watch (by
+    Trimtab, whether it is finite)."""
+    op: str
+    where: Place | None
+    inside: Place | None
+    """The line of a library, where that is what asked."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> AskedAt:
+        """Back from its JSON form."""
+        return cls(data["how"], data["op"], place_from(data["where"]), place_from(data["inside"]))
+
+    @property
+    def decides(self) -> bool:
+        """Whether the program's way, or the size of a tensor, hangs on it."""
+        return self.how in ("decision", "shape")
+
+
 @dataclass
 class Gathered:
     """What all processes of a rehearsal left behind."""
@@ -122,6 +157,9 @@ class Gathered:
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     """How each process ended, by process id; one that was killed is missing."""
     notes: list[str] = field(default_factory=list)
+    asked: list[AskedAt] = field(default_factory=list)
+    stands_for: int = 1
+    """How many ranks the one that ran stands for."""
     unproven: bool = False
     """Whether something was met that a rehearsal cannot tell."""
 
@@ -150,6 +188,12 @@ def gather(folder: Path) -> Gathered:
                     result.unproven |= record["t"] == "unproven"
                     if record["text"] not in result.notes:
                         result.notes.append(record["text"])
+                case "asked":
+                    one = AskedAt.from_dict(record)
+                    if one not in result.asked:
+                        result.asked.append(one)
+                case "stands-for":
+                    result.stands_for = max(result.stands_for, record["n"])
                 case "end":
                     result.ends[record["pid"]] = record
         for number, finding in mine.items():

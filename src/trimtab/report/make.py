@@ -114,6 +114,7 @@ def _of_benchmark(folder: Path) -> Report:
 def _of_rehearsal(file: Path) -> Report:
     from trimtab.diagnose.finding import Finding
     from trimtab.rehearse.run import EXIT_CODES, Result
+    from trimtab.rehearse.session import AskedAt
     from trimtab.report.page import rehearsal_page
 
     content = _json(file)
@@ -128,6 +129,8 @@ def _of_rehearsal(file: Path) -> Report:
             seconds=content["seconds"],
             notes=content.get("notes", []),
             target=content.get("target") or file.name,
+            shapes_only=content.get("shapes_only", False),
+            asked=[AskedAt.from_dict(asked) for asked in content.get("asked", [])],
         )
         page = rehearsal_page(result)
     return Report(page, {"kind": "rehearsal", **content}, file.with_suffix(".html"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trimtab.rehearse.session import WORDS
 from trimtab.report.frame import page, raw_facts, section, table, text
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def rehearsal_page(result: Result) -> str:
                 kind=verdict,
             ),
             *(_finding(number, finding) for number, finding in enumerate(result.findings, 1)),
+            *([_not_proven(result)] if result.asked else []),
         ],
     )
 
@@ -47,6 +49,15 @@ def _finding(number: int, finding: Finding) -> str:
     rows.append(("fix", text(finding.fix)))
     title = f"{number}. {finding.kind} ({finding.severity}{times})"
     return section(title, [raw_facts(rows)], kind=finding.severity)
+
+
+def _not_proven(result: Result) -> str:
+    """Where values were asked for, of which shapes have none."""
+    rows = []
+    for asked in result.asked:
+        places = [_place(place) for place in (asked.where, asked.inside) if place is not None]
+        rows.append((WORDS[asked.how], "\n".join(places) or text(asked.op)))
+    return section("Not proven: these values were not computed", [raw_facts(rows)], kind="unproven")
 
 
 def _memory(result: Result) -> str:

@@ -32,6 +32,7 @@ def environment(machine: Machine, setup: str | None = None) -> dict[str, str]:
         "name": first.name,
         "capability": list(first.capability),
         "on_fault": machine.on_fault,
+        "shapes": machine.shapes,
         "visible_at_install": machine.visible_at_install,
         "setup": setup,
     }

@@ -31,11 +31,12 @@ from trimtab.virtual import (
     ranks,
     serialization,
     state,
+    unknown,
 )
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine, OnFault, Patch
-from trimtab.virtual.tensor import VirtualParameter, materialize
+from trimtab.virtual.tensor import PARAMETERS, materialize
 
 Settings = ParamSpec("Settings")
 
@@ -51,8 +52,12 @@ def install(
     capability: tuple[int, int] = (9, 0),
     observer: Observer | None = None,
     on_fault: OnFault = "raise",
+    shapes: bool = False,
 ) -> Machine:
-    """Put a machine in force for this process, until `uninstall`."""
+    """Put a machine in force for this process, until `uninstall`.
+
+    `shapes`: big tensors have a shape and no values, and take no memory of this machine.
+    """
     if count < 0:
         raise ValueError(f"the number of virtual GPUs cannot be negative, got {count}")
     if on_fault not in ("raise", "repair"):
@@ -64,6 +69,7 @@ def install(
         capability=capability,
         observer=observer,
         on_fault=on_fault,
+        shapes=shapes,
     )
     with ExitStack() as undo:
         state._stack.append(machine)
@@ -124,6 +130,7 @@ def install_from_environment() -> None:
         name=wanted["name"],
         capability=tuple(wanted["capability"]),
         on_fault=wanted["on_fault"],
+        shapes=wanted.get("shapes", False),
     )
     machine.visible_at_install = wanted["visible_at_install"]
     if wanted.get("setup"):
@@ -139,7 +146,8 @@ def _remember(module: nn.Module, inputs: Any = None) -> None:
 
 def _own_patches(machine: Machine) -> list[Patch]:
     return [
-        (functions, "HANDLERS", dict(functions.HANDLERS)),  # a rehearsal adds to them
+        # A rehearsal adds to them.
+        (functions, "HANDLERS", functions.HANDLERS | (unknown.handlers() if machine.shapes else {})),
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
@@ -152,7 +160,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
 def _parameter_new(original: Callable[..., Any]) -> Any:
     def __new__(cls: type, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Parameter(data), also of a virtual parameter: torch wants detach() to keep the class of a foreign one."""
-        return original(cls, data.detach() if data.__class__ is VirtualParameter else data, *args, **kwargs)
+        return original(cls, data.detach() if data.__class__ in PARAMETERS else data, *args, **kwargs)
 
     return staticmethod(__new__)
 

@@ -22,6 +22,7 @@ from trimtab.virtual import (
     processes,
     ranks,
     rules,
+    shapes,
     sharded,
     state,
     traces,
@@ -58,7 +59,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     4. Tell the observer; a process that was forked touches the GPU for the first time.
     5. Decide the device: `device=` of a factory, the rule of a mix (rules.py), the kind of a generator. No virtual
        device: it is an operation on the CPU.
-    6. Compute on the payloads; where CUDA's kernel differs from the CPU's, kernels.py steps in.
+    6. Compute on the payloads; where CUDA's kernel differs from the CPU's, kernels.py steps in. With shapes only,
+       shapes.py computes.
     7. Put the result on its device, as a fresh tensor, a view of the first operand, or that operand itself.
     """
     plan = PLANS.get(func) or plan_of(func)
@@ -91,6 +93,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if plan.seeded and named.get("generator") is not None:
         rules.generator(plan, named, slot)
         named["generator"] = generators.source_of(named["generator"])
+    if machine is not None and machine.shapes and slot is None:
+        slot = shapes.host_slot(machine, plan, args, kwargs)
     if slot is None:
         out = _on_cpu(plan, func, payloads, named)
         if observer is not None:
@@ -100,7 +104,10 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if plan.before is not None:
         payloads = plan.before(plan, payloads, args)
     try:
-        out = func(*payloads, **named)
+        if machine is not None and machine.shapes:
+            out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
+        else:
+            out = func(*payloads, **named)
     except (RuntimeError, IndexError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
@@ -151,6 +158,8 @@ def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
                 slot = own
             elif own is not None:
                 mix = mix or MIXED
+                if slot.index == state.HOST:
+                    slot = own
     return found, slot, mix
 
 
@@ -273,10 +282,10 @@ def _several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevi
 
 def _block_of(value: Tensor, inputs: list[Any]) -> Block | None:
     """The block that a result shares with an input (results of split, unbind and the like)."""
-    pointer = value.untyped_storage().data_ptr()
+    storage = value.untyped_storage()._cdata
     for tensor in inputs:
         payload = tensor.payload
-        if payload.layout is torch.strided and payload.untyped_storage().data_ptr() == pointer:
+        if payload.layout is torch.strided and payload.untyped_storage()._cdata == storage:
             return tensor._block  # type: ignore[no-any-return]
     return None
 

@@ -270,10 +270,10 @@ def _attention(
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     choice = torch._fused_sdp_choice(
-        payload_of(query),
-        payload_of(key),
-        payload_of(value),
-        payload_of(mask) if mask is not None else None,
+        _for_choice(query),
+        _for_choice(key),
+        _for_choice(value),
+        _for_choice(mask) if mask is not None else None,
         dropout_p,
         is_causal,
         scale=scale,
@@ -284,6 +284,15 @@ def _attention(
         return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
     math = torch._scaled_dot_product_attention_math
     return math(query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def _for_choice(tensor: Tensor) -> Tensor:
+    """What the choice of a kernel looks at: shapes and types. Memory that is never touched costs nothing."""
+    payload = payload_of(tensor)
+    if not payload.is_meta:
+        return payload
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(payload.size(), payload.stride(), dtype=payload.dtype, device="cpu")
 
 
 HANDLERS.update(

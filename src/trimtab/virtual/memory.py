@@ -35,13 +35,17 @@ def parse_bytes(size: str | int) -> int:
 class Block:
     """One allocation. All virtual tensors that alias a storage share its block; dropping the last one frees it."""
 
-    __slots__ = ("device", "nbytes")
+    __slots__ = ("device", "held", "nbytes", "unknown")
+
+    held: torch.Tensor
+    """Memory of the host behind a shape there, once its address was asked for."""
 
     def __init__(self, device: VirtualDevice, nbytes: int) -> None:
         # CUDA's allocator hands out multiples of 512 bytes.
         nbytes = (nbytes + 511) & -512
         self.device = device
         self.nbytes = 0
+        self.unknown = False  # whether what it holds was written from values that nobody computed (shapes.py)
         total = device.allocated + nbytes
         if total > device.limit_bytes:
             exhausted(device, nbytes)
@@ -56,6 +60,14 @@ class Block:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         return self
+
+
+def host_address(block: Block) -> int:
+    """The address of a shape on the host: programs may read there, and find noughts. Unread, it takes no memory."""
+    if not hasattr(block, "held"):
+        with torch._C.DisableTorchFunction():
+            block.held = torch.empty(block.nbytes, dtype=torch.uint8, device="cpu")
+    return block.held.data_ptr()
 
 
 def resize(block: Block, nbytes: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -42,6 +42,22 @@ class Fault:
     """All frames, libraries included, innermost first."""
 
 
+How = Literal["value", "decision", "shape", "copy"]
+"""How a value was asked for: taken to be shown, to branch on, to make a tensor's shape, or written to host memory."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A value that was asked of a tensor that has a shape only."""
+
+    how: How
+    op: str
+    frame: Origin | None
+    """The nearest line of user code."""
+    library: Origin | None
+    """The nearest line outside torch, user's or not."""
+
+
 class Observer:
     """Base class for listeners. Set `wants_ops` to be told of every operation (dear: one call per op)."""
 
@@ -52,6 +68,9 @@ class Observer:
 
     def op(self, name: str) -> None:
         """Told of each operation that reaches the dispatcher, by its aten name; only when `wants_ops`."""
+
+    def asked(self, asked: Asked) -> None:
+        """Told of each value that was asked of a shape (machines with shapes only)."""
 
     def collective(self, record: dict[str, Any]) -> None:
         """Told of each collective call between ranks."""

@@ -55,6 +55,7 @@ def _library_roots() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for root in roots for path in (os.path.realpath(root), root))
 
 
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _ROOTS = _library_roots()
 _user_code: dict[CodeType, bool] = {}

@@ -43,6 +43,8 @@ class Plan:
         self.parts = self.composite or self.author is not None
         self.factory = "device" in self.names
         self.seeded = "generator" in self.names
+        self.pointwise = torch.Tag.pointwise in func.tags
+        self.fresh = all(result.alias_info is None for result in schema.returns)
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
         self.kind = self._kind(func, schema)
 

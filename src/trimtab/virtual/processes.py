@@ -47,7 +47,7 @@ def initialise(in_force: Machine, message: str = BAD_FORK, raises: type[RuntimeE
 def used(in_force: Machine, index: int | None) -> VirtualDevice:
     """The device of an index (None: the current one) that the program is about to use."""
     device = in_force.at(index)
-    if not in_force.ready:
+    if not in_force.ready and device is not in_force.host:
         initialise(in_force)
     return device
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import faults, origin, sharded, state
+from trimtab.virtual import faults, lone_rank, origin, sharded, state
 from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.tensor import VIRTUAL
 
@@ -57,6 +57,8 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check(name, named)
         if machine.observer is not None and name not in _POINT_TO_POINT:
             machine.observer.collective(_record(name, named))
+        if machine.shapes:
+            return lone_rank.collective(func, name, named, _group(named))
 
     def payload(value: Any) -> Any:
         if value.__class__ not in VIRTUAL:
@@ -145,7 +147,10 @@ def patches(in_force: Machine) -> list[Patch]:
         if asked is not None:
             kwargs.pop("pg_options", None)
         _asked.clear()
-        native_init(real_backend, *args, **kwargs)
+        if in_force.shapes:
+            lone_rank.init_group(native_init, args, kwargs)
+        else:
+            native_init(real_backend, *args, **kwargs)
         if asked is not None:
             _asked[c10d._get_default_group().group_name] = asked
         sharded.answer_for_shards()
@@ -160,6 +165,8 @@ def patches(in_force: Machine) -> list[Patch]:
     ) -> Any:
         real_backend, asked = _mapped(backend) if backend is not None else (None, None)
         kwargs.pop("device_id", None)
+        if in_force.shapes:
+            real_backend = None  # that of the whole group, which connects to nobody
         group = native_new(ranks, timeout, real_backend, None if asked else pg_options, *args, **kwargs)
         if backend is None:
             asked = _asked.get(c10d._get_default_group().group_name)

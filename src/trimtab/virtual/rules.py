@@ -83,7 +83,7 @@ def slot_of(tensor: Tensor) -> Slot:
 
 def is_scalar(tensor: Tensor) -> bool:
     """A 0-dim tensor on the CPU, which CUDA takes beside any device."""
-    return tensor.__class__ not in VIRTUAL and tensor.dim() == 0
+    return tensor.dim() == 0 and device_of(tensor).type != "cuda"
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[torch.device]:

@@ -13,12 +13,16 @@ from typing import Any, Literal
 
 import torch
 
-from trimtab.virtual.observer import Observer
+from trimtab.virtual.observer import Asked, Observer
 from trimtab.virtual.wording import AcceleratorError, runtime_error
 
 OnFault = Literal["raise", "repair"]
 Patch = tuple[object, str, object]
 """An object, the name of an attribute, and what to set it to while a machine is in force."""
+
+
+HOST = 127
+"""The index by which C++ knows tensors on the host that have a shape only."""
 
 
 class VirtualDevice:
@@ -32,7 +36,7 @@ class VirtualDevice:
         self.capability = capability
         self.allocated = 0
         self.peak = 0
-        self.device = torch.device("cuda", index)
+        self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")
         # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.
         self.meta = torch.device("meta", index)
 
@@ -55,7 +59,15 @@ class Machine:
         capability: tuple[int, int],
         observer: Observer | None = None,
         on_fault: OnFault = "raise",
+        shapes: bool = False,
     ) -> None:
+        self.shapes = shapes
+        """Whether big tensors have shapes only, and no values (shapes.py)."""
+        self.host = VirtualDevice(HOST, "host", 1 << 60, (0, 0))
+        self.asked: dict[Asked, int] = {}
+        """Values that were asked of shapes, and how often."""
+        self.hidden: tuple[str, ...] = ()
+        """Folders of who listens: their lines on the stack are neither the program's nor a library's."""
         self.devices = [VirtualDevice(index, name, total_bytes, capability) for index in range(count)]
         self.observer = observer
         self.on_fault: OnFault = on_fault
@@ -87,6 +99,8 @@ class Machine:
         """The device of an index, None for the current one; raises as CUDA does where there is none."""
         if index is None:
             index = self.current_device
+        if index == HOST and self.shapes:
+            return self.host
         if not 0 <= index < len(self.devices):
             raise AcceleratorError(
                 runtime_error(

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from trimtab.virtual import memory
+
+# unknown.py puts here what answers for bytes that are not there; it stands above this module.
+_bytes_for: Callable[[int], torch.UntypedStorage]
+
+
+def set_bytes_for(give: Callable[[int], torch.UntypedStorage]) -> None:
+    """Say what stands in for the bytes of a storage that has a size and no memory."""
+    global _bytes_for
+    _bytes_for = give
+
+
+def _is_shape(storage: torch.UntypedStorage) -> bool:
+    return bool(torch.UntypedStorage.device.__get__(storage).type == "meta")
+
+
+def address(storage: torch.UntypedStorage) -> int:
+    """A number in the place of the address of memory that is not there: of each storage its own."""
+    return int(storage._cdata) << 12
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -30,6 +49,14 @@ class VirtualStorage(torch.UntypedStorage):
         if block is not None:
             memory.resize(block, size)
         return made
+
+    def data_ptr(self) -> int:
+        if _is_shape(self):
+            # No memory is there; who compares addresses sees which tensors share one.
+            block: Any = getattr(self, "_virtual_block", None)
+            on_host = self.device.type == "cpu" and block is not None
+            return memory.host_address(block) if on_host else address(self)
+        return super().data_ptr()
 
     def cpu(self) -> torch.UntypedStorage:
         return cpu_copy(self)
@@ -58,5 +85,7 @@ def _storage_from(data: bytes, location: str) -> torch.UntypedStorage:
 
 def cpu_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """An ordinary CPU storage with the same bytes."""
+    if _is_shape(storage):
+        return _bytes_for(storage.nbytes())
     with torch._C.DisableTorchFunction():
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).clone().untyped_storage()

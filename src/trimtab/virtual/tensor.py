@@ -15,16 +15,25 @@ from torch import Tensor, nn
 
 from trimtab.virtual import faults, origin, state
 from trimtab.virtual.amp import KEY as AUTOCAST
-from trimtab.virtual.memory import Block
+from trimtab.virtual.memory import Block, host_address
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
-from trimtab.virtual.storage import label_storage
+from trimtab.virtual.storage import address, label_storage
 
 _make = torch.Tensor._make_wrapper_subclass
 _INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE)
 
 # dispatch.py puts its worker here; the tensor module cannot import it without a circle.
 _worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+_given_out: Callable[[VirtualTensor, str], Any]
+
+
+def set_giving_out(give: Callable[[VirtualTensor, str], Any]) -> None:
+    """Tell the tensor class what answers in the place of values that were not computed (unknown.py)."""
+    global _given_out
+    _given_out = give
 
 
 def set_worker(worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
@@ -84,12 +93,12 @@ class VirtualTensor(torch.Tensor):
 
     @property
     def _is_param(self) -> bool:
-        return isinstance(self, VirtualParameter)
+        return isinstance(self, (VirtualParameter, HostParameter))
 
     @_is_param.setter
     def _is_param(self, value: bool) -> None:
         # nn.Parameter(virtual) marks its result thus; the class makes the mark last through every test of it.
-        self.__class__ = VirtualParameter if value else VirtualTensor
+        self.__class__ = parameter_class(self) if value else HostTensor if is_host(self) else VirtualTensor
 
     def get_device(self) -> int:
         return self._slot.index
@@ -114,6 +123,10 @@ class VirtualTensor(torch.Tensor):
         """Nothing runs asynchronously here, so there is nothing to keep alive."""
 
     def data_ptr(self) -> int:
+        if self.payload.is_meta:
+            # No memory is there; who compares addresses sees which tensors share one.
+            offset = int(self.payload.storage_offset()) * self.payload.element_size()
+            return address(self.payload.untyped_storage()) + offset
         return self.payload.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -141,11 +154,11 @@ class VirtualTensor(torch.Tensor):
         return self.cpu()
 
     def tolist(self) -> Any:
-        return self.payload.tolist()
+        return _given_out(self, "tolist") if _is_unknown(self) else self.payload.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
-            return self.payload.numpy(force=True)
+            return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
         if self.requires_grad:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
@@ -155,7 +168,7 @@ class VirtualTensor(torch.Tensor):
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
         faults.report("device-mismatch", message, "Tensor.numpy", [("self", self)], TypeError)
-        return self.payload.numpy(force=True)
+        return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
 
     def __dlpack__(self, **_: Any) -> Any:
         raise state.NotSimulated(
@@ -168,10 +181,12 @@ class VirtualTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         if self.dim() == 0:
-            return format(self.payload.item(), spec)
+            return format(self.item(), spec)
         return object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if _is_unknown(self):
+            return f"tensor(?, size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
         text = torch.Tensor.__repr__(self.payload)
         start = text.rfind(", dtype=")
         cut = start if start >= 0 else len(text) - 1
@@ -192,7 +207,7 @@ class VirtualTensor(torch.Tensor):
                 "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
             )
         payload = copy.deepcopy(self.payload, memo)
-        key = ("virtual block", payload.untyped_storage().data_ptr())
+        key = ("virtual block", payload.untyped_storage()._cdata)
         block = memo.get(key)  # type: ignore[call-overload]
         new = wrap(payload, self._slot, block)
         memo[key] = new._block  # type: ignore[index]
@@ -223,7 +238,80 @@ class VirtualParameter(VirtualTensor, nn.Parameter):
         return "Parameter containing:\n" + VirtualTensor.__repr__(self)
 
 
-VIRTUAL = frozenset((VirtualTensor, VirtualParameter))
+class HostTensor(VirtualTensor):
+    """A tensor on the CPU that has a shape and no values: there are some where shapes only are rehearsed."""
+
+    is_cuda = False
+    is_cpu = True
+
+    def get_device(self) -> int:
+        return -1
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        args = tuple(self._slot.meta if _means_cpu(value) else value for value in args)
+        if _means_cpu(kwargs.get("device")):
+            kwargs = {**kwargs, "device": self._slot.meta}
+        return moved(torch.Tensor.to, (self, *args), kwargs)
+
+    def cpu(self, memory_format: Any = None) -> Tensor:
+        return self
+
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if dtype is None:
+            return torch.Tensor.type(torch.empty(0, dtype=self.dtype))
+        return super().type(dtype, non_blocking, **kwargs)
+
+    def data_ptr(self) -> int:
+        if self.payload.is_meta:
+            offset = int(self.payload.storage_offset()) * self.payload.element_size()
+            return host_address(self._block) + offset
+        return self.payload.data_ptr()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as a tensor of stand-ins: what is written to a file has to have bytes."""
+        values = _given_out(self, "__reduce_ex__")
+        if isinstance(self, nn.Parameter):
+            return torch._utils._rebuild_parameter, (values, self.requires_grad, OrderedDict())
+        return values.__reduce_ex__(protocol)
+
+    def pin_memory(self, device: Any = None) -> Tensor:
+        return self
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
+
+
+class HostParameter(HostTensor, nn.Parameter):
+    """A parameter on the CPU that has a shape and no values."""
+
+
+PARAMETERS = frozenset((VirtualParameter, HostParameter))
+VIRTUAL = frozenset((VirtualTensor, HostTensor)) | PARAMETERS
+
+
+def is_host(tensor: VirtualTensor) -> bool:
+    """Whether it is one of the tensors on the CPU that have a shape only."""
+    return tensor._slot.index == state.HOST
+
+
+def parameter_class(tensor: Any) -> type:
+    """The class of a parameter that is made of a tensor."""
+    if not isinstance(tensor, VirtualTensor):
+        return nn.Parameter
+    return HostParameter if is_host(tensor) else VirtualParameter
+
+
+def _means_cpu(device: Any) -> bool:
+    kind = device.type if device.__class__ is torch.device else device if device.__class__ is str else None
+    return kind is not None and kind.startswith("cpu")
+
+
+def _is_unknown(tensor: VirtualTensor) -> bool:
+    return tensor.payload.is_meta or tensor._block.unknown
 
 
 def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> VirtualTensor:
@@ -244,6 +332,8 @@ def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> Vi
     made.payload = payload
     made._slot = slot
     made._block = block
+    if slot.index == state.HOST:
+        made.__class__ = HostTensor
     return made
 
 
@@ -344,6 +434,8 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
     if type(tensor) in VIRTUAL and type(new) in VIRTUAL and tensor.is_inference() is new.is_inference():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]
+        if is_host(new) is not issubclass(type(tensor), HostTensor):  # type: ignore[arg-type]
+            tensor._is_param = isinstance(tensor, nn.Parameter)
     else:
         replacement = new.detach()
         if replacement is new:
@@ -372,7 +464,7 @@ def become(tensor: Tensor, new: Tensor) -> None:
     tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
     tensor.__dict__.update(extra)
     if parameter:
-        tensor.__class__ = VirtualParameter if isinstance(tensor, VirtualTensor) else nn.Parameter
+        tensor.__class__ = parameter_class(tensor)
     if tensor.is_leaf and tensor.requires_grad != requires_grad:
         tensor.requires_grad_(requires_grad)
     if hooks:

@@ -82,7 +82,8 @@ class StaleLauncher(BaseCheck):
             zip(("backend", "init_method", "timeout", "world_size", "rank", "store"), args, strict=False)
         )
         named.update(kwargs)
-        if named.get("store") is not None or self.process.settings.launched:
+        settings = self.process.settings
+        if named.get("store") is not None or settings.launched or (settings.shapes_only and self._launched()):
             return False
         method = named.get("init_method") or "env://"
         if not str(method).startswith("env://"):

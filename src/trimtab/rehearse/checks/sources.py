@@ -17,6 +17,7 @@ from trimtab.diagnose.finding import Cause, Place, cause_at
 from trimtab.rehearse.checks.base import place_born
 from trimtab.virtual import functions
 from trimtab.virtual.tensor import payload_of
+from trimtab.virtual.unknown import is_unknown
 
 _ON_PURPOSE = frozenset(
     ("full", "full_like", "masked_fill", "masked_fill_", "where", "fill_", "empty", "empty_like", "tensor")
@@ -67,7 +68,7 @@ class Sources:
             return
         if values.numel() > _LARGEST or not values.is_floating_point() or values.layout is not torch.strided:
             return
-        if values.device.type == "meta":
+        if values.device.type == "meta" or is_unknown(result):
             return
         name = getattr(func, "__name__", "")
         if not _finite(values):

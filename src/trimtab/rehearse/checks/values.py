@@ -23,6 +23,7 @@ from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown, trained_by
 from trimtab.rehearse.checks.sources import Sources
 from trimtab.virtual import functions, state
+from trimtab.virtual.unknown import is_unknown
 
 _EVERY_STEP_UNTIL = 8
 _DIVERGED = 1e4
@@ -88,7 +89,7 @@ class Values(BaseCheck):
         if self._reported or self._scaled:
             return
         for root in roots:
-            if root.numel() != 1 or not root.is_floating_point():
+            if root.numel() != 1 or not root.is_floating_point() or is_unknown(root):
                 continue
             value = float(root.detach())
             if not math.isfinite(value):
@@ -112,6 +113,8 @@ class Values(BaseCheck):
             return
         steep = self._sources.steep
         for parameter in trained_by(optimizer):
+            if is_unknown(parameter):
+                continue
             if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
                 shape = tuple(parameter.shape)
                 message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
@@ -173,7 +176,7 @@ def _fill(tensor: Any) -> bool:
     """Make unwritten memory visible. Whole numbers have no NaN and stay as they are."""
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
         return False
-    if tensor.device.type == "meta" or tensor.layout is not torch.strided:
+    if tensor.device.type == "meta" or tensor.layout is not torch.strided or is_unknown(tensor):
         return False
     with torch.no_grad():
         tensor.detach().fill_(float("nan"))
@@ -181,7 +184,12 @@ def _fill(tensor: Any) -> bool:
 
 
 def _all_nan(tensor: torch.Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.device.type == "meta" or not tensor.numel():
+    if (
+        not tensor.is_floating_point()
+        or tensor.device.type == "meta"
+        or not tensor.numel()
+        or is_unknown(tensor)
+    ):
         return False
     with torch.no_grad():
         return bool(torch.isnan(tensor.detach()).all())

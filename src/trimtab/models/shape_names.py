@@ -1,0 +1,77 @@
+"""Models of which only the shape is known: runs of their size are planned and rehearsed with nothing fetched.
+
+Their rows are read by the built-in model's tokenizer, and pictures by SigLIP's own steps. There are no weights: `train`
+refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trimtab.models import builtin
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+IMAGE_TOKEN, IMAGE_ID = "<image>", 49152
+"""The token that a picture's places have in the text, and its number: the first after the tokenizer's own."""
+LLAVA_8B = "llava-8b-shape"
+_SIGLIP_SO400M = {
+    "model_type": "siglip_vision_model",
+    **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
+    **{"image_size": 384, "patch_size": 14, "vision_use_head": False},
+}
+_LLAMA_8B = {
+    "model_type": "llama",
+    **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+    **{"intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072},
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    LLAVA_8B: {
+        "model_type": "llava",
+        "vision_config": _SIGLIP_SO400M,
+        "text_config": _LLAMA_8B,
+        "image_token_id": IMAGE_ID,
+        "vision_feature_select_strategy": "full",
+        # The last layer but one, as LLaVA and LaViDa take it; the connector is a two-layer MLP with GELU.
+        "vision_feature_layer": -2,
+        "projector_hidden_act": "gelu",
+    }
+}
+_CHAT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def is_shape(name: str) -> bool:
+    """Whether a model's name stands for a shape alone."""
+    return name.lower() in SHAPES
+
+
+def shape_tokenizer() -> PreTrainedTokenizerBase:
+    """The built-in model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(builtin.builtin_folder()))
+    return tokenizer
+
+
+def shape_processor(config: Any) -> ProcessorMixin:
+    """What feeds a model that sees: LLaVA's processor around that tokenizer."""
+    from transformers import LlavaProcessor, SiglipImageProcessorPil
+
+    tokenizer = shape_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE_TOKEN]})
+    side = config.vision_config.image_size
+    return LlavaProcessor(
+        image_processor=SiglipImageProcessorPil(size={"height": side, "width": side}),
+        tokenizer=tokenizer,
+        patch_size=config.vision_config.patch_size,
+        vision_feature_select_strategy=config.vision_feature_select_strategy,
+        num_additional_image_tokens=0,
+        image_token=IMAGE_TOKEN,
+        chat_template=_CHAT,
+    )

@@ -1,0 +1,175 @@
+"""Where shapes only are rehearsed: `from_pretrained` of transformers builds the model from its config alone.
+
+Put in when the program imports transformers. It never downloads weights, and never looks whether they are there. Where
+a program writes big weights that nobody has, safetensors refuses.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from trimtab.virtual.wording import words
+
+_MODULE = "transformers.modeling_utils"
+# What says where weights come from and how they are read; the rest is for the config or for the model's class.
+_OF_LOADING = words(
+    """
+    state_dict proxies tqdm_class _from_pipeline _from_auto max_memory offload_folder offload_buffers subfolder
+    _commit_hash variant adapter_kwargs adapter_name generation_config gguf_file distributed_config device_mesh
+    tp_plan tp_size trust_remote_code allow_all_kernels use_kernels kernel_config key_mapping mirror _fast_init
+    low_cpu_mem_usage from_tf from_flax offload_state_dict cache_dir ignore_mismatched_sizes force_download
+    local_files_only token revision use_safetensors weights_only disable_mmap fusion_config
+    """
+)
+_OF_FINDING = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Waits for a module to be imported, calls `then` with it, and steps aside."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            run(module)
+            self._then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def build_from_configs() -> None:
+    """From now on models are built from their configs alone."""
+    for name, change in ((_MODULE, _replace), ("safetensors.torch", _refuse_to_write)):
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _AfterImport(name, change))
+
+
+def _refuse_to_write(module: Any) -> None:
+    """Weights that nobody has are written as noughts while they are small; of big ones nothing would be shown by it."""
+    real = module.save_file
+
+    @functools.wraps(real)
+    def save_file(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        from trimtab.virtual import unknown
+
+        missing = [tensor for tensor in tensors.values() if unknown.is_unknown(tensor)]
+        unknown.refuse_more(sum(tensor.numel() * tensor.element_size() for tensor in missing))
+        return real(tensors, *args, **kwargs)
+
+    module.save_file = save_file
+
+
+def _replace(module: Any) -> None:
+    real = module.PreTrainedModel.from_pretrained
+
+    @classmethod  # type: ignore[misc]
+    @functools.wraps(real.__func__)
+    def from_pretrained(cls: Any, name: Any, *model_args: Any, config: Any = None, **kwargs: Any) -> Any:
+        return _built(cls, name, model_args, config, kwargs)
+
+    module.PreTrainedModel.from_pretrained = from_pretrained
+
+
+def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs: dict[str, Any]) -> Any:
+    """A model as `from_pretrained` returns it, but for its values."""
+    import torch
+    from transformers import PretrainedConfig
+
+    from trimtab.virtual import unknown
+
+    finding = {key: kwargs[key] for key in _OF_FINDING if kwargs.get(key) is not None}
+    told = kwargs.pop("output_loading_info", False)
+    device_map = kwargs.pop("device_map", None)
+    dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None)
+    attention = kwargs.pop("attn_implementation", None)
+    quantized = kwargs.pop("quantization_config", None)
+    own = {key: value for key, value in kwargs.items() if key not in _OF_LOADING}
+    if isinstance(config, PretrainedConfig):
+        config = copy.deepcopy(config)
+    else:
+        source = config if config is not None else name
+        config, own = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **finding, **own)
+    _refuse_quantized(name, quantized or getattr(config, "quantization_config", None))
+    config.name_or_path = str(name)
+    options = own | ({"attn_implementation": attention} if attention is not None else {})
+    options["dtype"] = _dtype(config, dtype)
+    whole = _only_device(device_map)
+    with torch.device(whole if whole is not None else "cpu"):
+        model = cls._from_config(config, *model_args, **options)
+    for parameter in model.parameters():
+        unknown.forget(parameter)
+    model.eval()
+    if device_map is not None and whole is None:
+        _spread(model, device_map, kwargs.get("max_memory"))
+    nothing: dict[str, Any] = {
+        key: [] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+    }
+    return (model, nothing) if told else model
+
+
+def _refuse_quantized(name: Any, quantized: Any) -> None:
+    if quantized is not None:
+        from trimtab.virtual.state import NotSimulated
+
+        raise NotSimulated(f"{name}: quantized weights are not rehearsed by shapes alone")
+
+
+def _dtype(config: Any, asked: Any) -> Any:
+    """What `dtype` asks for; "auto" and nothing are what the config says, float32 where it says nothing."""
+    import torch
+
+    if asked in (None, "auto"):
+        asked = getattr(config, "dtype", None)
+    if isinstance(asked, str):
+        asked = getattr(torch, asked.removeprefix("torch."))
+    return asked if asked is not None else torch.float32
+
+
+def _only_device(device_map: Any) -> Any:
+    """The one device of a map that names only one."""
+    import torch
+
+    if isinstance(device_map, dict):
+        return device_map[""] if list(device_map) == [""] else None
+    if isinstance(device_map, int):
+        return torch.device("cuda", device_map)
+    if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        return None
+    return device_map
+
+
+def _spread(model: Any, device_map: Any, max_memory: Any) -> None:
+    """Lay a model out over devices as transformers does, with accelerate."""
+    from accelerate import dispatch_model, infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    if isinstance(device_map, str):
+        kept = getattr(model, "_no_split_modules", None)
+        kept = list(kept) if kept else None
+        if device_map != "sequential":
+            low = device_map == "balanced_low_0"
+            max_memory = get_balanced_memory(model, max_memory, kept, low_zero=low)
+        device_map = infer_auto_device_map(model, max_memory, kept)
+    dispatch_model(model, device_map=device_map)

@@ -1,0 +1,52 @@
+"""Where shapes only are rehearsed, one rank stands for all: a launcher starts rank 0 and nobody else.
+
+Ranks of a data-parallel run differ in their rows; what they hold and compute has one shape. What ranks do to each other
+is not rehearsed so: for that, rehearse with values.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+
+def variables(rank: int, per_node: int, world: int, port: int, run: str) -> dict[str, str]:
+    """What torchrun sets for a rank."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(rank // per_node),
+        "GROUP_WORLD_SIZE": str(world // per_node),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"rehearsal-{run}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def start_only_the_first() -> None:
+    """From now on torchrun (also the one inside `accelerate launch`) starts rank 0 alone, in this process's place."""
+    from torch.distributed.launcher import api
+
+    def launch(self: Any, *arguments: Any) -> dict[int, Any]:
+        config, entry = self._config, self._entrypoint
+        per_node = int(config.nproc_per_node)
+        given = variables(0, per_node, per_node * int(config.max_nodes), 29500, str(config.run_id))
+        if not isinstance(entry, str):
+            os.environ.update(given)
+            return {0: entry(*arguments)}
+        status = subprocess.call([entry, *map(str, arguments)], env={**os.environ, **given})
+        if status:
+            sys.exit(status)
+        return {0: None}
+
+    api.elastic_launch.__call__ = launch  # type: ignore[method-assign]

@@ -1,0 +1,291 @@
+"""Shapes only: big tensors of floating-point numbers have a shape and no storage, small ones and whole numbers values.
+
+What follows from a tensor without values has none either: its payload is a meta tensor (or, where it was small and had
+values before, its block says that they are not to be trusted). A value that is asked of one is answered with a stand-in
+and told to the machine (`asked`), with the line; the program goes on. Never makes a stand-in look like a result.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.virtual import state
+from trimtab.virtual.plans import FRESH, GENERAL, INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual.tensor import VIRTUAL
+from trimtab.virtual.unknown import asked, hint, is_unknown
+from trimtab.virtual.wording import words
+
+FLOATS = 1 << 16
+"""Floating-point tensors on a GPU with more elements than this have no storage."""
+ON_HOST = 1 << 20
+"""The same for uninitialised memory on the host: where a module makes its weights."""
+ANY = 1 << 26
+"""Tensors of any type with more elements than this have no storage."""
+_META = torch.device("meta")
+
+_UNWRITTEN = frozenset(("aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"))
+_INDEXED = frozenset(
+    f"aten::{name}"
+    for name in words("index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put")
+)
+
+
+def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> VirtualDevice | None:
+    """The host, for a result there that has no values: of unknown operands, or big memory that nobody has written."""
+    if plan.name in _UNWRITTEN:
+        asked_for = kwargs.get("device")
+        here = asked_for is None or asked_for.type == "cpu"
+        return machine.host if here and _made_elements(plan, args, kwargs) > ON_HOST else None
+    written = args[0] if plan.writes and args else None
+    for value in _tensors(args, kwargs):
+        if value is not written and is_unknown(value):
+            if isinstance(written, Tensor) and written.__class__ not in VIRTUAL:
+                # A program's own memory on the host: it keeps what it holds.
+                asked("copy", plan.name)
+                return None
+            return machine.host
+    return None
+
+
+def carry(
+    machine: Machine, plan: Plan, func: Any, args: Args, kwargs: Kwargs, payloads: Any, named: Any
+) -> Any:
+    """Carry out an operation on payloads of which some may have no values."""
+    unknown = any(map(is_unknown, _tensors(args, kwargs)))
+    if not unknown and not _grows(plan, payloads, named, args, kwargs):
+        made = func(*payloads, **named)
+        return made if plan.kind in (VIEW, INPLACE) or plan.writes else _lightened(made)
+    if plan.kind == VIEW:
+        made = func(*payloads, **named)
+        if made.dtype is torch.bool and made.is_meta:
+            made._hint = hint(payloads[0])
+        return made
+    if unknown and (rule := _RULES.get(plan.name)) is not None:
+        found = rule(plan, payloads, args)
+        if found is not None:
+            return found
+    if plan.writes:
+        _forget(plan, args, kwargs)
+        if not func._schema.returns:
+            return None
+    if plan.name in _INDEXED:
+        payloads = [payloads[0], _counted(payloads[1], args[1]), *payloads[2:]]
+    back: dict[int, Tensor] = {}
+    shaped = [_shaped(value, back) for value in payloads]
+    shaped_named = {name: _shaped(value, back) for name, value in named.items()}
+    if "device" in named:
+        shaped_named["device"] = _META
+    if named.get("generator") is not None:
+        shaped_named["generator"] = None
+    made = _on_shapes(plan, func, shaped, shaped_named)
+    if plan.kind == FRESH and (made.dtype is torch.bool or plan.name == "aten::sum"):
+        made._hint = _truth(plan, func, payloads, named)
+    return _handed_back(made, back)
+
+
+def _tensors(args: Args, kwargs: Kwargs) -> Any:
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            yield value
+        elif value.__class__ is list or value.__class__ is tuple:
+            yield from (item for item in value if isinstance(item, Tensor))
+
+
+def _made_elements(plan: Plan, args: Args, kwargs: Kwargs) -> int:
+    """The elements of what a factory makes, if they are floating-point numbers; else 0."""
+    size = next((value for value in args if value.__class__ in (list, tuple)), None)
+    like = args[0] if args and isinstance(args[0], Tensor) else None
+    dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
+    if plan.name == "aten::full" and kwargs.get("dtype") is None and args[1].__class__ is not float:
+        return 0
+    if not dtype.is_floating_point:
+        return 0
+    if size is None:
+        return like.numel() if like is not None else 0
+    return math.prod(size) if all(extent.__class__ is int for extent in size) else 0
+
+
+def _grows(plan: Plan, payloads: Any, named: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether an operation on values would make a tensor that is to have none."""
+    if plan.kind == VIEW or plan.writes:
+        return False
+    if plan.factory and _made_elements(plan, args, kwargs) > FLOATS:
+        return True
+    found = [value for value in _tensors(tuple(payloads), named)]
+    if not found:
+        return False
+    most = max(value.numel() for value in found)
+    if plan.pointwise and len(found) > 1:
+        most = max(most, math.prod(torch.broadcast_shapes(*(value.shape for value in found))))
+    return most > ANY or (most > FLOATS and any(v.is_floating_point() for v in found))
+
+
+def _lightened(made: Any) -> Any:
+    """A result, without storage where it is big and of floating-point numbers."""
+    if made.__class__ is Tensor:
+        if made.is_floating_point() and made.numel() > FLOATS and made.layout is torch.strided:
+            return torch.empty_strided(made.size(), made.stride(), dtype=made.dtype, device=_META)
+        return made
+    if isinstance(made, (list, tuple)):
+        kept = [_lightened(value) for value in made]
+        return tuple(kept) if isinstance(made, tuple) else kept
+    return made
+
+
+def _shaped(value: Any, back: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        if value.is_meta:
+            return value
+        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+        back[id(made)] = value
+        return made
+    if value.__class__ is list or value.__class__ is tuple:
+        return [_shaped(item, back) for item in value]
+    return value
+
+
+def _handed_back(made: Any, back: dict[int, Tensor]) -> Any:
+    """Results that are operands, as what they were before they were made shapes."""
+    if not back:
+        return made
+    if isinstance(made, (list, tuple)):
+        kept = [_handed_back(value, back) for value in made]
+        return tuple(kept) if isinstance(made, tuple) else kept
+    return back.get(id(made), made)
+
+
+def _forget(plan: Plan, args: Args, kwargs: Kwargs) -> None:
+    """What is written to from unknown values is unknown."""
+    for name, value in (*zip(plan.names, args, strict=False), *kwargs.items()):
+        if name in plan.writes:
+            for tensor in _tensors((value,), {}):
+                if tensor.__class__ in VIRTUAL:
+                    tensor._block.unknown = True
+
+
+_KNOWN: dict[Any, Any] = {}
+"""Shapes of results, by operation and shapes of operands: a network asks the same thousands of times."""
+_MOST_KNOWN = 1 << 16
+
+
+def _on_shapes(plan: Plan, func: Any, shaped: Any, named: Any) -> Any:
+    """The operation on meta tensors, which compute shapes; each distinct question once."""
+    lasting = plan.kind in (FRESH, INPLACE) or (plan.kind == GENERAL and not plan.writes and plan.fresh)
+    key = (func, _key(shaped), _key(tuple(named.items()))) if lasting else None
+    if key is not None:
+        try:
+            known = _KNOWN.get(key)
+        except TypeError:  # an argument that cannot be a key
+            key = known = None
+        if known is not None:
+            return shaped[0] if plan.kind == INPLACE else _made_like(known)
+    try:
+        made = func(*shaped, **named)
+    except NotImplementedError as error:
+        raise state.NotSimulated(
+            f"{plan.name} has no rule for shapes alone: rehearse it with values (a smaller model, no --shapes-only)."
+        ) from error
+    if key is not None and len(_KNOWN) < _MOST_KNOWN:
+        _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
+    return made
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.size(), value.stride(), value.dtype
+    if value.__class__ is list or value.__class__ is tuple:
+        return tuple(_key(item) for item in value)
+    return value.__class__, value  # 1, 1.0 and True are equal, and make other types
+
+
+def _described(made: Any) -> Any:
+    if isinstance(made, Tensor):
+        return made.size(), made.stride(), made.dtype
+    if isinstance(made, (list, tuple)):
+        return [_described(value) for value in made]
+    return None if made is None else (made,)
+
+
+def _made_like(known: Any) -> Any:
+    if known is None:
+        return None
+    if known.__class__ is list:
+        return tuple(_made_like(value) for value in known)
+    if len(known) == 1:
+        return known[0]
+    size, stride, dtype = known
+    return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+
+
+def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
+    """What a test says of hints (that a shape is finite, not NaN …), and what is put together of such tests."""
+    tests = [value for value in _tensors(tuple(payloads), named) if value.dtype is torch.bool]
+    if plan.name == "aten::sum":
+        return tests[0].numel() * hint(tests[0]) if tests else None
+    if not plan.pointwise:
+        return all(hint(value) for value in tests) if tests else None
+
+    def single(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return torch.tensor(hint(value), dtype=value.dtype, device="cpu")
+
+    return bool(func(*map(single, payloads), **{name: single(value) for name, value in named.items()}))
+
+
+def _scalar(plan: Plan, payloads: Any, args: Args) -> Any:
+    asked("value", plan.name)
+    return hint(payloads[0])
+
+
+def _same(plan: Plan, payloads: Any, args: Args) -> Any:
+    asked("decision", plan.name)
+    return payloads[0] is payloads[1]
+
+
+def _nothing(plan: Plan, payloads: Any, args: Args) -> Any:
+    asked("decision", plan.name)
+    return ()
+
+
+def _all_of(plan: Plan, payloads: Any, args: Args) -> Any:
+    """nonzero and masked_select of an unknown mask: all of it, the most that can be."""
+    mask = payloads[-1] if plan.name == "aten::masked_select" else payloads[0]
+    if not is_unknown(args[len(payloads) - 1 if plan.name == "aten::masked_select" else 0]):
+        count = int(mask.count_nonzero())
+    else:
+        asked("shape", plan.name)
+        count = mask.numel()
+    if plan.name == "aten::nonzero":
+        return torch.empty((count, mask.dim()), dtype=torch.int64, device=_META)
+    return torch.empty(count, dtype=payloads[0].dtype, device=_META)
+
+
+def _counted(indices: Any, given: Any) -> list[Any]:
+    """Indices with every mask replaced by as many positions as it selects."""
+    found: list[Any] = []
+    for payload, value in zip(indices, given, strict=True):
+        if payload is None or payload.dtype not in (torch.bool, torch.uint8):
+            found.append(payload)
+            continue
+        if is_unknown(value):
+            asked("shape", "aten::index")
+            count = payload.numel()
+        else:
+            count = int(payload.count_nonzero())
+        found += [torch.empty(count, dtype=torch.int64, device=_META) for _ in range(payload.dim())]
+    return found
+
+
+_RULES = {
+    "aten::_local_scalar_dense": _scalar,
+    "aten::equal": _same,
+    "aten::_assert_async": _nothing,
+    "aten::nonzero": _all_of,
+    "aten::masked_select": _all_of,
+}

@@ -1,0 +1,120 @@
+"""A number in the place of one that was never computed: it prints as `?`, and tells when a program decides by it.
+
+Arithmetic with it gives another such number. It is never shown as a result.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+SHOWN = "?"
+
+
+class StandIn(float):
+    """A float that stands for an unknown one. `decided` is told when a program compares it."""
+
+    decided: Callable[[], None]
+
+    def __new__(cls, value: float, decided: Callable[[], None]) -> StandIn:
+        made = super().__new__(cls, value)
+        made.decided = decided
+        return made
+
+    def __repr__(self) -> str:
+        return SHOWN
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return SHOWN
+
+    def __hash__(self) -> int:
+        return float.__hash__(self)
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        self.decided()
+        return bool(float(self))
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+    def __deepcopy__(self, memo: Any) -> StandIn:
+        return self
+
+
+def _arithmetic(name: str) -> Callable[[StandIn, Any], Any]:
+    own = getattr(float, name)
+
+    def compute(self: StandIn, *other: Any) -> Any:
+        try:
+            found = own(self, *other)
+        except (ZeroDivisionError, OverflowError):
+            found = math.nan
+        return StandIn(found, self.decided) if isinstance(found, float) else found
+
+    return compute
+
+
+def _comparison(name: str) -> Callable[[StandIn, Any], Any]:
+    own = getattr(operator, name)
+
+    def compare(self: StandIn, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        self.decided()
+        return own(float(self), float(other))
+
+    return compare
+
+
+def nested(values: Any, decided: Callable[[], None]) -> Any:
+    """Lists of numbers, with stand-ins for the floating-point ones."""
+    if isinstance(values, list):
+        return [nested(value, decided) for value in values]
+    return StandIn(values, decided) if isinstance(values, float) else values
+
+
+def unknown_array(array: Any, decided: Callable[[], None]) -> Any:
+    """An array of numpy whose numbers stand in for others, also after sums and means over it."""
+    kind = _array_kind(array.__class__)
+    made = array.view(kind)
+    made.decided = decided
+    return made
+
+
+@cache
+def _array_kind(base: Any) -> Any:
+    """A kind of array that gives out stand-ins. (numpy is there when a program asks for an array, and not before.)"""
+
+    def __array_finalize__(self: Any, source: Any) -> None:
+        self.decided = getattr(source, "decided", lambda: None)
+
+    def item(self: Any, *index: Any) -> Any:
+        return nested(base.item(self, *index), self.decided)
+
+    def tolist(self: Any) -> Any:
+        return nested(base.tolist(self), self.decided)
+
+    def shown(self: Any, *spec: Any) -> str:
+        return SHOWN
+
+    methods: dict[str, Any] = {"__array_finalize__": __array_finalize__, "item": item, "tolist": tolist}
+    return type(
+        "UnknownArray", (base,), {**methods, **dict.fromkeys(("__format__", "__str__", "__repr__"), shown)}
+    )
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(StandIn, f"__{_name}__", _arithmetic(f"__{_name}__"))
+    setattr(StandIn, f"__r{_name}__", _arithmetic(f"__r{_name}__"))
+for _name in ("neg", "pos", "abs"):
+    setattr(StandIn, f"__{_name}__", _arithmetic(f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(StandIn, f"__{_name}__", _comparison(_name))

@@ -1,0 +1,131 @@
+"""Values that nobody computed: which tensors have none, what is answered when a program asks for one, who is told.
+
+The answer is neutral (of numbers 1, of indices 0; of a test, what it says of such numbers), so that a program goes on
+as it would in an ordinary run. Every such question is told to the machine in force, with its line.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.virtual import functions, origin, state
+from trimtab.virtual.memory import human
+from trimtab.virtual.observer import Asked, How
+from trimtab.virtual.stand_in import StandIn, nested, unknown_array
+from trimtab.virtual.storage import set_bytes_for
+from trimtab.virtual.tensor import VIRTUAL, set_giving_out
+
+_MOST_BYTES = 1 << 28
+"""Stand-ins for memory that a program reads as bytes are made up to this size."""
+
+
+def is_unknown(tensor: Any) -> bool:
+    """Whether a tensor has a shape and no values (or none to be trusted)."""
+    return tensor.__class__ in VIRTUAL and (tensor.payload.is_meta or tensor._block.unknown)
+
+
+def forget(tensor: Any) -> None:
+    """What this tensor holds is not what it will hold: weights that nobody read."""
+    if tensor.__class__ in VIRTUAL:
+        tensor._block.unknown = True
+
+
+def asked(how: How, op: str) -> None:
+    """A value that is not there was asked for at the present line: tell the machine."""
+    in_force = state.machine()
+    if in_force is None:
+        return
+    frames = [pair for pair in origin.stack(1) if not pair[0].file.startswith(in_force.hidden)]
+    inner = list(takewhile(lambda frame: frame.file.startswith(origin.TORCH), (frame for frame, _ in frames)))
+    if any(frame.file == nn.init.__file__ for frame in inner):
+        return  # random weights are looked at while they are made: nothing of the program hangs on it
+    first = frames[len(inner)][0] if len(inner) < len(frames) else None
+    told = Asked(how, op, next((frame for frame, user in frames if user), None), first)
+    in_force.asked[told] = in_force.asked.get(told, 0) + 1
+    if in_force.observer is not None:
+        in_force.observer.asked(told)
+
+
+def hint(payload: Tensor) -> Any:
+    """One value for a tensor that has none: of numbers 1, of indices 0; of a test, what it says of such numbers."""
+    if not payload.is_meta and payload.numel() == 1:
+        return payload.item()  # what it held before it was written to from unknown values
+    found = payload.__dict__.get("_hint")
+    if found is not None:
+        return found
+    return False if payload.dtype is torch.bool else 1.0 if payload.is_floating_point() else 0
+
+
+def filled(payload: Tensor) -> Tensor:
+    """Memory of that shape, for a program that reads bytes or numbers of it."""
+    if not payload.is_meta:
+        return payload.clone()
+    refuse_more(payload.numel() * payload.element_size())
+    with torch._C.DisableTorchFunction():
+        return torch.full(payload.size(), hint(payload), dtype=payload.dtype, device="cpu")
+
+
+def _give_out(tensor: Any, method: str) -> Any:
+    """What a method answers that reads all values: numbers, an array, or memory."""
+    op = f"Tensor.{method}"
+    whole = tensor.dtype is torch.bool or not tensor.is_floating_point()
+    asked("decision" if whole and method == "tolist" else "value", op)
+    values = filled(tensor.payload)
+
+    def decided() -> None:
+        asked("decision", op)
+
+    if method == "tolist":
+        return nested(values.tolist(), decided)
+    return unknown_array(values.numpy(force=True), decided) if method == "numpy" else values
+
+
+def _bytes_for(size: int) -> torch.UntypedStorage:
+    asked("value", "UntypedStorage.cpu")
+    refuse_more(size)
+    with torch._C.DisableTorchFunction():
+        return torch.zeros(size, dtype=torch.uint8, device="cpu").untyped_storage()
+
+
+def refuse_more(size: int) -> None:
+    """Say that values are asked for of which there are none, and too many for stand-ins."""
+    if size > _MOST_BYTES:
+        raise state.NotSimulated(
+            f"{human(size)} of values are read, and shapes alone are rehearsed: so much memory is not made up"
+        )
+
+
+set_giving_out(_give_out)
+set_bytes_for(_bytes_for)
+
+
+def handlers() -> dict[Any, functions.Handler]:
+    """What answers above autograd when a number is taken out of a tensor."""
+    named = torch.Tensor
+    taken: dict[Any, functions.Handler] = {
+        function: _watched(function)
+        for function in (named.item, named.__float__, named.__int__, named.__index__)
+    }
+    return taken | {named.__bool__: _watched(named.__bool__, "decision")}
+
+
+def _watched(function: Any, how: How = "value") -> functions.Handler:
+    below = functions.HANDLERS.get(function, functions.call)
+
+    def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        if not is_unknown(tensor) or tensor.numel() != 1:
+            return below(func, args, kwargs)
+        op = f"Tensor.{function.__name__}"
+        found = hint(tensor.payload)
+        # A truth value or a whole number steers a program; a floating-point one is mostly shown.
+        asked(how if isinstance(found, float) else "decision", op)
+        if function is torch.Tensor.item:
+            return StandIn(found, lambda: asked("decision", op)) if isinstance(found, float) else found
+        return {"__bool__": bool, "__float__": float}.get(function.__name__, int)(found)
+
+    return answer

@@ -1,0 +1,234 @@
+"""Shapes only: what keeps its values, what has none, what is answered when one is asked for, and the memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from trimtab.virtual import faults
+from trimtab.virtual.context import virtual_gpus
+from trimtab.virtual.state import Machine, NotSimulated
+from trimtab.virtual.unknown import is_unknown
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with virtual_gpus(2, shapes=True) as made:
+        yield made
+
+
+def told(machine: Machine) -> set[tuple[str, str]]:
+    """How and by what values were asked for so far."""
+    return {(asked.how, asked.op) for asked in machine.asked}
+
+
+def big() -> torch.Tensor:
+    return torch.randn(512, 1024, device="cuda")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.attention(self.norm(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in parts)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + mixed.transpose(1, 2).flatten(2)
+        return x + self.mlp(x)
+
+
+def train(*, shapes: bool, optimizer: Any, checkpointing: bool, scaler: bool) -> tuple[int, int]:
+    """Two steps of a small transformer in mixed precision; peak and what is left, in bytes."""
+    torch.manual_seed(0)
+    with virtual_gpus(1, shapes=shapes) as machine:
+        embed, head = nn.Embedding(1000, 256).cuda(), nn.Linear(256, 1000).cuda()
+        blocks = nn.ModuleList(Block(256) for _ in range(2)).to("cuda")
+        trained = [*embed.parameters(), *blocks.parameters(), *head.parameters()]
+        steps = optimizer(trained)
+        scale = torch.amp.GradScaler("cuda", enabled=scaler)
+        for _ in range(2):
+            ids = torch.randint(0, 1000, (8, 96)).cuda()
+            with torch.autocast("cuda", torch.float16 if scaler else torch.bfloat16):
+                x = embed(ids)
+                for block in blocks:
+                    x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
+                loss = nn.functional.cross_entropy(head(x).flatten(0, 1), ids.flatten())
+            scale.scale(loss).backward()
+            scale.unscale_(steps)
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            scale.step(steps)
+            scale.update()
+            steps.zero_grad()
+        assert loss.shape == ()
+        device = machine.devices[0]
+        return device.peak, device.allocated
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("scaler", [False, True])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda trained: torch.optim.AdamW(trained, lr=1e-3),
+        lambda trained: torch.optim.AdamW(trained, lr=1e-3, foreach=True),
+        lambda trained: torch.optim.AdamW(trained, lr=1e-3, fused=True),
+        lambda trained: torch.optim.SGD(trained, lr=1e-3, momentum=0.9),
+    ],
+    ids=["adamw", "foreach", "fused", "sgd"],
+)
+def test_memory_is_that_of_a_run_with_values(optimizer: Any, checkpointing: bool, scaler: bool) -> None:
+    options = {"optimizer": optimizer, "checkpointing": checkpointing, "scaler": scaler}
+    assert train(shapes=True, **options) == train(shapes=False, **options)
+
+
+def test_big_floats_have_a_shape_and_whole_numbers_values(machine: Machine) -> None:
+    ids = torch.arange(2048, device="cuda").view(2, 1024)
+    assert not is_unknown(ids)
+    assert int(ids.sum()) == 2047 * 1024
+    x = big()
+    assert is_unknown(x)
+    assert x.device == torch.device("cuda:0")
+    assert machine.devices[0].allocated == 512 * 1024 * 4 + 2048 * 8
+    assert not is_unknown(torch.ones(8, device="cuda") * 2)
+    assert is_unknown(x.mean())
+    assert is_unknown(x.argmax(dim=-1))
+    assert not machine.asked
+
+
+def test_a_known_mask_selects_as_many_rows_as_it_does(machine: Machine) -> None:
+    mask = torch.arange(512, device="cuda") % 3 == 0
+    rows = big()[mask]
+    assert rows.shape == (171, 1024)
+    assert is_unknown(rows)
+    target = big()
+    target[mask] = rows
+    assert target.masked_select(mask[:, None].expand(512, 1024)).shape == (171 * 1024,)
+    assert not machine.asked
+
+
+def test_an_unknown_mask_is_told_and_selects_all(machine: Machine) -> None:
+    x = big()
+    assert x[x > 0].shape == (512 * 1024,)
+    assert torch.nonzero(x).shape == (512 * 1024, 2)
+    assert {how for how, _ in told(machine)} == {"shape"}
+
+
+def test_a_number_that_is_asked_for_shows_as_unknown_and_is_told_with_its_line(machine: Machine) -> None:
+    loss = big().mean()
+    line = sys._getframe().f_lineno + 1
+    number = loss.item()
+    assert f"{number} {number / 3:.4f} {round(2 * number, 3)} {loss:.2f}" == "? ? ? ?"
+    (first, *_) = machine.asked
+    assert (first.how, first.op) == ("value", "Tensor.item")
+    assert first.frame is not None
+    assert (Path(first.frame.file).name, first.frame.line) == ("test_shapes.py", line)
+    assert math.isfinite(number)
+    assert ("decision", "Tensor.item") not in told(machine)
+    assert number < 1e9
+    assert ("decision", "Tensor.item") in told(machine)
+
+
+def test_arrays_and_lists_of_unknown_numbers_show_as_unknown(machine: Machine) -> None:
+    losses = torch.stack([big().mean(), big().mean()])
+    array = losses.cpu().numpy()
+    assert str(array) == "?"
+    assert str(array.mean().item()) == "?"
+    assert str(losses.tolist()) == "[?, ?]"
+    assert "?" in repr(losses)
+
+
+def test_the_usual_questions_get_the_usual_answers(machine: Machine) -> None:
+    x = big()
+    assert torch.isfinite(x).all()
+    assert not torch.isnan(x).any()
+    assert torch.stack([torch.isfinite(x).all(), torch.isfinite(x.sum())]).all()
+    assert int(torch.isnan(x).sum()) == 0
+    assert {how for how, _ in told(machine)} == {"decision"}
+
+
+def test_what_is_written_from_unknown_values_is_unknown(machine: Machine) -> None:
+    small = torch.zeros(4, device="cuda")
+    view = small[1:]
+    small[0] = big().mean()
+    assert is_unknown(small)
+    assert is_unknown(view)
+    assert is_unknown(small + 1)
+
+
+def test_weights_on_the_host_take_no_memory_and_move_as_they_should(machine: Machine) -> None:
+    layer = nn.Linear(1 << 16, 1 << 16)  # 16 GiB
+    assert layer.weight.device == torch.device("cpu")
+    assert layer.weight.data_ptr() == layer.weight.untyped_storage().data_ptr() != layer.bias.data_ptr()
+    assert not layer.weight.is_cuda
+    assert isinstance(layer.weight, nn.Parameter)
+    assert machine.devices[0].allocated == 0
+    home = layer.weight
+    layer.to("cuda:1")
+    assert layer.weight is home
+    assert layer.weight.device == torch.device("cuda:1")
+    assert machine.devices[1].allocated == (1 << 34) + (1 << 18)
+    layer.to("cpu")
+    assert layer.weight.device == torch.device("cpu")
+    assert layer.weight.cpu() is layer.weight
+    assert machine.devices[1].allocated == 0
+
+
+def test_a_shape_on_the_host_does_not_mix_with_one_on_a_gpu(machine: Machine) -> None:
+    layer = nn.Linear(2048, 2048)
+    with pytest.raises(faults.DeviceMismatch, match="cpu"):
+        layer(torch.randn(2, 2048, device="cuda"))
+    mean = big().mean().cpu()
+    assert (big() * mean).device == torch.device("cuda:0")  # a 0-dim CPU tensor mixes with any device
+    assert layer(torch.randn(2, 2048)).shape == (2, 2048)
+
+
+def test_more_than_the_gpu_has_is_out_of_memory() -> None:
+    with (
+        virtual_gpus(1, memory="1GiB", shapes=True),
+        pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 1024"),
+    ):
+        torch.empty(1 << 28, device="cuda").add(torch.empty(1 << 28, device="cuda"))
+
+
+def test_tied_weights_share_an_address_and_others_do_not(machine: Machine) -> None:
+    one, other = nn.Linear(512, 512).cuda(), nn.Linear(512, 512).cuda()
+    tied = nn.Linear(512, 512).cuda()
+    tied.weight = one.weight
+    assert one.weight.data_ptr() == tied.weight.data_ptr() != other.weight.data_ptr()
+    assert one.weight.untyped_storage().data_ptr() != other.weight.untyped_storage().data_ptr()
+    before = machine.devices[0].allocated
+    twin = copy.deepcopy(one)
+    assert twin.weight.data_ptr() != one.weight.data_ptr()
+    assert machine.devices[0].allocated == before + 512 * 512 * 4 + 512 * 4
+
+
+def test_saving_writes_stand_ins_and_tells(machine: Machine, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    layer = nn.Linear(512, 512).cuda()
+    torch.save(layer.state_dict(), tmp_path / "weights.pt")
+    save_file({"weight": layer.weight.detach()}, tmp_path / "weights.safetensors")
+    assert (tmp_path / "weights.safetensors").stat().st_size > 512 * 512 * 4
+    torch.save(nn.Linear(2048, 2048), tmp_path / "host.pt")
+    assert torch.load(tmp_path / "host.pt", weights_only=False).weight.shape == (2048, 2048)
+    assert machine.asked
+    with pytest.raises(NotSimulated, match="shapes alone"):
+        torch.save(nn.Linear(1 << 14, 1 << 14).cuda().state_dict(), tmp_path / "more.pt")
+
+
+def test_a_machine_with_values_inside_one_without_has_values(machine: Machine) -> None:
+    with virtual_gpus(1):
+        assert torch.ones(1 << 20, device="cuda").sum().item() == 1 << 20
+    assert is_unknown(torch.ones(1 << 20, device="cuda"))
