@@ -40,7 +40,7 @@ def test_the_gpu_learns_what_the_cpu_learns(tmp_path: Path, more: tuple[str, ...
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("views", ["model", "shirg"])
 def test_half_precision_learns_on_the_gpu(tmp_path: Path, precision: str, views: str) -> None:
-    small = ("shirg.size=64", "shirg.crop=64", "shirg.keep=8") if views == "shirg" else ()
+    small = ("shirg.size=128", "shirg.crop=64", "shirg.keep=8") if views == "shirg" else ()
     summary, rows = train(
         tmp_path / "run", "device=cuda", f"precision={precision}", f"vision.views={views}", *small
     )
