@@ -190,3 +190,33 @@ def test_a_bad_row_is_named_before_anything_is_trained(
     summary, run = train(settings, f"data={own}", "data.bad_rows=drop", "samples.held_out=0")
     assert summary["train_rows"] + summary["eval_rows"] == 19
     assert sum(json.loads((run / "data.json").read_text())["train"]["dropped"].values()) == 1
+
+
+def test_text_comes_before_the_first_picture(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tower takes part from the first step on, with gradients of noughts; that it learns is seen with a picture.
+
+    The first picture moves one factor of each adapter, and only the second shows that the other gets its gradient.
+    """
+    told = [json.loads(line) for line in rows.read_text().splitlines()[:2]]
+    lines = []
+    for number in range(16):
+        seen = number in (3, 11)
+        picture = [str(rows.parent / told[0]["image"])] * seen
+        asked: list[dict[str, str]] = [{"type": "image"}] * seen + [{"type": "text", "text": f"{number}?"}]
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": f"it is {number}"}]
+        lines.append(json.dumps({"messages": messages, "images": picture}))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    settings = [
+        *("recipe=vision", f"model={model}", f"data={tmp_path / 'rows.jsonl'}", "device=cpu"),
+        *("lora.targets=[vision, connector, all-linear]", "training.batch_size=1", "training.epochs=1"),
+        *("training.keep_best=false", "monitor.progress=none", "data.eval_fraction=0", "data.max_length=256"),
+        f"output_dir={tmp_path / 'run'}",
+    ]
+    summary, _ = train(settings)
+    assert (summary["status"], summary["steps"]) == ("finished", 16)
+    said = capsys.readouterr().err
+    assert "20 modules wait for the first batch with more than text" in said
+    assert "gradients later" in said
+    assert "not seen yet" not in said

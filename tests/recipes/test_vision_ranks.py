@@ -168,3 +168,10 @@ def test_train_starts_the_processes_itself_and_all_make_the_same_steps(
     assert (summary["status"], summary["train_rows"], summary["steps"]) == ("finished", 7, 4)
     assert summary["eval_loss"]["after"] is not None
     assert "parallelism has already been used" not in done.stderr
+
+
+def test_masked_diffusion_over_two_ranks(mixed_rows: Path, tmp_path: Path) -> None:
+    """A row is masked by what it is and by the step, on whichever rank it lies."""
+    model = saved_pair("llava_onevision", tmp_path / "model")
+    own = ["vision.objective=masked_diffusion", "vision.mask_token=<video>", "vision.answer_length=24"]
+    agree(tmp_path, [*settings_for(model, mixed_rows), *own])

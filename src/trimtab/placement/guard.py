@@ -119,7 +119,8 @@ class PlacementGuard(TrainerCallback):
         elif self._step == PATIENCE:
             self._give_up(found)
             self._done()
-        elif found.waiting and self._witness is not None:
+        elif self._witness is not None:
+            # Also where only factors are waited for: text may follow on the first picture before they have moved.
             self._witness.forget()
         else:
             self._remove_hooks()
