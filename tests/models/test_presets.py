@@ -28,7 +28,8 @@ PUBLISHED = {
 
 
 def test_every_preset_is_published() -> None:
-    assert {name.lower() for name in PUBLISHED} == set(PRESETS)
+    own = {"tiny-vision"}  # Trimtab's, held to its folder by test_tiny_vision
+    assert {name.lower() for name in PUBLISHED} == set(PRESETS) - own
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

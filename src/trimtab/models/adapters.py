@@ -14,6 +14,7 @@ from trimtab.config.schema import LoraSettings
 from trimtab.errors import RequestError
 from trimtab.models.families import CAUSAL_LM, Family
 from trimtab.models.targets import Target
+from trimtab.models.unread import unread
 from trimtab.placement.stacks import find_stacks, language_root, tower_roots, tower_stacks, under
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def _targets(model: nn.Module, targets: str | list[str]) -> tuple[list[str], str
         found = layers.of_role(target.who) if target.who in ROLES else layers.named(target.who)
         if not found:
             raise layers.nothing_for(target)
+        if target.first is None and target.who in ROLES:
+            found = [name for name in found if name not in layers.unread]
         chosen.update(target.within(found, layers.lengths))
     others = [n for n, _ in model.named_modules() if n and n not in chosen]
     root = layers.root if all(under(n, layers.root) for n in chosen) else ""
@@ -124,6 +127,8 @@ class _LinearLayers:
         self.language = [n for n in inside if _under_any(n, roots)]
         beside = [n for n in inside if not _under_any(n, roots)]
         self.vision = [n for n in beside if _under_any(n, towers)]
+        self.unread = {name.rpartition(".")[0] for name in unread(model)}
+        """What the model never reads; a role means it only where its layers are asked for by number."""
         rest = [n for n in beside if not _under_any(n, towers)]
         # In a tower, beside its layers, there may be a head for pooling; Qwen keeps the connector itself there.
         self.connector = [n for n in rest if not _under_any(n, self._towers)] or rest

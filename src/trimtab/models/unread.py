@@ -11,21 +11,29 @@ from typing import Any
 
 
 def freeze_unread(model: Any) -> list[str]:
-    """Freeze what lies behind the taken layer, and name it. Models that take no layer by number are left alone."""
-    layer = getattr(model.config, "vision_feature_layer", None)
-    tower = getattr(model.base_model, "vision_tower", None)
+    """Freeze what lies behind the taken layer, and name it."""
+    names = unread(model)
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    return names
+
+
+def unread(model: Any) -> list[str]:
+    """Names of the parameters behind the taken layer. Models that take no layer by number have none."""
+    layer = getattr(getattr(model, "config", None), "vision_feature_layer", None)
+    tower = getattr(getattr(model, "base_model", None), "vision_tower", None)
     stack = getattr(getattr(tower, "encoder", None), "layers", None)
     if layer is None or tower is None or stack is None:
         return []
+    prefix = next(name for name, module in model.named_modules() if module is tower)
     # Number 0 is what goes into the first layer; numbers below 0 count from the last.
     taken = max(one % (len(stack) + 1) for one in ([layer] if isinstance(layer, int) else layer))
     in_stack = {id(tensor) for tensor in stack.parameters()}
     behind = {id(tensor) for later in stack[taken:] for tensor in later.parameters()}
-    frozen, passed = [], False
+    found, passed = [], False
     for name, tensor in tower.named_parameters():
         # In the order of the pass: embeddings, the layers, then norm and head.
         passed = passed or id(tensor) in in_stack
         if id(tensor) in behind or (passed and id(tensor) not in in_stack):
-            tensor.requires_grad_(False)
-            frozen.append(name)
-    return frozen
+            found.append(f"{prefix}.{name}")
+    return found
