@@ -125,7 +125,13 @@ class VisionSettings(RecipeSection):
             *([Default("samples.held_out", 100, counted)] if evaluates(config) else []),
             Default("samples.max_new_tokens", 32, "answers about pictures are short"),
             *(
-                [Default("vision.answer_length", 3, "drawn pictures are answered in one word or two, and an end")]
+                [
+                    Default(
+                        "vision.answer_length",
+                        3,
+                        "drawn pictures are answered in one word or two, and an end",
+                    )
+                ]
                 if drawn and self.objective == "masked_diffusion"
                 else []
             ),
