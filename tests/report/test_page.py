@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 from trimtab.diagnose.finding import Cause, Finding, Place
 from trimtab.rehearse.run import Result
+from trimtab.rehearse.session import AskedAt
 from trimtab.report.page import rehearsal_page
 
 
@@ -51,3 +52,11 @@ def test_texts_of_a_program_are_no_markup() -> None:
     assert not tags.seen & {"script", "img"}
     for escaped in ("&lt;script&gt;", "f(&lt;x&gt;)", "a &lt;note&gt;"):
         assert escaped in text
+
+
+def test_what_shapes_do_not_prove_is_on_the_page() -> None:
+    asked = AskedAt("decision", "Tensor.__bool__", Place("train.py", 7, "if loss < limit:"), None)
+    text = rehearsal_page(Result("unproven", [], {}, 1, 1.5, [], "train.py", shapes_only=True, asked=[asked]))
+    assert "unproven in shapes" in text
+    assert "train.py:7" in text
+    assert "if loss &lt; limit:" in text

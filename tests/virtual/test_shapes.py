@@ -194,6 +194,18 @@ def test_a_shape_on_the_host_does_not_mix_with_one_on_a_gpu(machine: Machine) ->
     assert layer(torch.randn(2, 2048)).shape == (2, 2048)
 
 
+def test_ids_and_labels_that_are_known_are_checked(machine: Machine) -> None:
+    table = nn.Embedding(1000, 256).cuda()
+    assert table(torch.tensor([0, 999], device="cuda")).shape == (2, 256)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        table(torch.tensor([0, 1000], device="cuda"))
+    logits = torch.randn(2, 100_000, device="cuda")
+    loss = nn.functional.cross_entropy(logits, torch.tensor([-100, 99_999], device="cuda"))
+    assert is_unknown(loss)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        nn.functional.cross_entropy(logits, torch.tensor([0, 100_000], device="cuda"))
+
+
 def test_more_than_the_gpu_has_is_out_of_memory() -> None:
     with (
         virtual_gpus(1, memory="1GiB", shapes=True),

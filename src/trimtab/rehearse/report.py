@@ -35,7 +35,9 @@ def _not_proven(result: Result, paint: Paint) -> list[str]:
     if not result.asked:
         return []
     lines = [paint(_YELLOW, "not proven: values that were asked for here were not computed")]
-    for asked in sorted(result.asked, key=lambda asked: not asked.decides):
+    watched = sum(asked.how == "watch" for asked in result.asked)
+    listed = [asked for asked in result.asked if asked.how != "watch"]
+    for asked in sorted(listed, key=lambda asked: not asked.decides):
         place = asked.where or asked.inside
         if place is None:
             lines += _field(WORDS[asked.how], asked.op, 12)
@@ -43,6 +45,9 @@ def _not_proven(result: Result, paint: Paint) -> list[str]:
         lines += _field(WORDS[asked.how], _line_of(place), 12)
         if asked.where is not None and asked.inside is not None:
             lines += _field("", f"inside {_line_of(asked.inside)}", 12)
+    if watched:
+        what = "whether losses and gradients are finite, and how large they are"
+        lines += _field(WORDS["watch"], f"Trimtab itself, at {watched} lines of its own: {what}", 12)
     return ["\n".join(lines)]
 
 

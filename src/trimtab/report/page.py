@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def rehearsal_page(result: Result) -> str:
     """The whole page."""
     verdict = result.verdict
+    where = " in shapes" if result.shapes_only else ""
     faults = sum(finding.severity == "fault" for finding in result.findings)
     summary = {
         "clean": "ran without a fault",
@@ -27,7 +28,7 @@ def rehearsal_page(result: Result) -> str:
         [
             f"<h1>Rehearsal of <code>{text(result.target)}</code></h1>",
             section(
-                f"{verdict}: {summary}",
+                f"{verdict}{where}: {summary}",
                 [*(f"<p>{text(line)}</p>" for line in told), _memory(result)],
                 kind=verdict,
             ),

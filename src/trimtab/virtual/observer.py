@@ -55,7 +55,7 @@ class Asked:
     frame: Origin | None
     """The nearest line of user code."""
     library: Origin | None
-    """The nearest line outside torch, user's or not."""
+    """The nearest line outside torch and the standard library, user's or not."""
 
 
 class Observer:

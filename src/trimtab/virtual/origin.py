@@ -56,9 +56,17 @@ def _library_roots() -> tuple[str, ...]:
 
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_STANDARD = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_PACKAGES = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("purelib", "platlib"))
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _ROOTS = _library_roots()
 _user_code: dict[CodeType, bool] = {}
+
+
+def is_plumbing(filename: str) -> bool:
+    """Whether a file is torch's or the standard library's: what runs there was asked for from elsewhere."""
+    standard = filename.startswith((_STANDARD, "<")) and not filename.startswith(_PACKAGES)
+    return standard or filename.startswith(TORCH)
 
 
 def is_user_file(filename: str) -> bool:

@@ -282,7 +282,31 @@ def _counted(indices: Any, given: Any) -> list[Any]:
     return found
 
 
-_RULES = {
+def _rows_there(plan: Plan, payloads: Any, args: Args) -> None:
+    """Known ids have to name rows of the table, whatever is in it."""
+    table, ids = payloads[0], payloads[1]
+    if ids.numel() and not ids.is_meta and not is_unknown(args[1]):
+        low, high = map(int, ids.aminmax())
+        if low < 0 or high >= table.size(0):
+            raise IndexError("index out of range in self")
+
+
+def _classes_there(plan: Plan, payloads: Any, args: Args) -> None:
+    """Known labels have to be among the classes, but for the one that does not count."""
+    target, ignored = payloads[1], payloads[4]
+    if target.is_meta or is_unknown(args[1]):
+        return
+    counted = target[target != ignored]
+    if counted.numel():
+        low, high = map(int, counted.aminmax())
+        if low < 0 or high >= payloads[0].size(1 if payloads[0].dim() > 1 else 0):
+            raise IndexError(f"Target {low if low < 0 else high} is out of bounds.")
+
+
+_RULES: dict[str, Any] = {
+    "aten::embedding": _rows_there,
+    "aten::nll_loss_forward": _classes_there,
+    "aten::nll_loss2d_forward": _classes_there,
     "aten::_local_scalar_dense": _scalar,
     "aten::equal": _same,
     "aten::_assert_async": _nothing,

@@ -40,7 +40,7 @@ def asked(how: How, op: str) -> None:
     if in_force is None:
         return
     frames = [pair for pair in origin.stack(1) if not pair[0].file.startswith(in_force.hidden)]
-    inner = list(takewhile(lambda frame: frame.file.startswith(origin.TORCH), (frame for frame, _ in frames)))
+    inner = list(takewhile(lambda frame: origin.is_plumbing(frame.file), (frame for frame, _ in frames)))
     if any(frame.file == nn.init.__file__ for frame in inner):
         return  # random weights are looked at while they are made: nothing of the program hangs on it
     first = frames[len(inner)][0] if len(inner) < len(frames) else None
