@@ -21,7 +21,9 @@ def explain(
 ) -> None:
     """Name the line that gives an output of class `kind` the field `name`, where the source shows it."""
     at = finding.where
-    made = {call.lineno for call in _makers(at.file, kind) if source.keyword(call, name)} if at else set()
+    made = (
+        {call.lineno for call in source.calls(at.file, kind) if source.keyword(call, name)} if at else set()
+    )
     node = source.statement(at.file, at.line) if at else None
     if at is not None and node is not None and made & set(range(node.lineno, (node.end_lineno or 0) + 1)):
         said = f"{kind} has no field {name!r}, and is made with it here"
@@ -43,10 +45,6 @@ def _fix(kind: str, name: str, first: str) -> str:
     )
 
 
-def _makers(file: str, kind: str) -> list[ast.Call]:
-    return source.calls(file, kind)
-
-
 def _model_files(error: BaseException) -> Iterator[str]:
     """The files of the program in which the modules that ran are written, the innermost module first."""
     for owner in values_named(error, "self"):
@@ -62,9 +60,8 @@ def _writers(file: str, name: str) -> Iterator[tuple[int, int]]:
     models = [n for n in source.walk(file) if isinstance(n, ast.ClassDef) and _has_forward(n)]
     spans = [(n.lineno, n.end_lineno or 0) for n in models]
     for node in source.walk(file):
-        line = getattr(node, "lineno", 0)
-        kind = _writes(node, name)
-        if kind is not None:
+        if (written := _written(node, name)) is not None:
+            kind, line = written
             inside = any(first <= line <= last for first, last in spans)
             yield kind + (0 if inside else 4), line
 
@@ -73,21 +70,22 @@ def _has_forward(node: ast.ClassDef) -> bool:
     return any(isinstance(inner, source.Function) and inner.name == "forward" for inner in node.body)
 
 
-def _writes(node: ast.AST, name: str) -> int | None:
-    """How a node writes a field: 0 `out[name] = …`, 1 setattr or `out.name =`, 2 by keyword, 3 as a dict's key."""
+def _written(node: ast.AST, name: str) -> tuple[int, int] | None:
+    """How a node writes a field, and on which line: 0 an item, 1 an attribute, 2 a keyword, 3 the key of a dict."""
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Subscript) and _is(target.slice, name):
-                return 0
+                return 0, node.lineno
             if isinstance(target, ast.Attribute) and target.attr == name and source.root(target) != "self":
-                return 1
+                return 1, node.lineno
     if isinstance(node, ast.Call):
         if source.called_name(node) in ("setattr", "__setitem__") and any(_is(a, name) for a in node.args):
-            return 1
-        if source.keyword(node, name) is not None and source.called_name(node) in ("update", "dict"):
-            return 2
-    if isinstance(node, ast.Dict) and any(key is not None and _is(key, name) for key in node.keys):
-        return 3
+            return 1, node.lineno
+        given = source.keyword(node, name)
+        if given is not None and source.called_name(node) in ("update", "dict"):
+            return 2, given.lineno
+    if isinstance(node, ast.Dict):
+        return next(((3, key.lineno) for key in node.keys if key is not None and _is(key, name)), None)
     return None
 
 

@@ -33,6 +33,7 @@ def explain(finding: Finding, error: BaseException, places: Sequence[Place]) -> 
     born = origin.born_of(tensor)
     made = source.place(born.file, born.line) if born is not None else None
     kind = str(tensor.dtype).removeprefix("torch.")
+    finding.kind = "batch-type"
     finding.tensors = [TensorNote(read.name, str(tensor.device), kind, shape, made)]
     decided = extents.decided_at(tensor, dimension) if dimension is not None else born
     what = (

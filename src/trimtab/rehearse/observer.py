@@ -37,6 +37,8 @@ class RehearsalObserver(Observer):
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
             fault.frames = [frame for frame in fault.frames if not frame.file.startswith(_OWN)]
             finding = self._echoed(diagnose(fault))
+            if self._of_a_worker(finding):
+                return
             for check in self._process.checks:
                 finding = check.enrich(finding, None)
             self._known[key] = finding
@@ -50,6 +52,13 @@ class RehearsalObserver(Observer):
             if known.kind == finding.kind and known.cause and known.cause.line == finding.cause.line:
                 return known
         return finding
+
+    def _of_a_worker(self, finding: Finding) -> bool:
+        """A batch that a forked worker put on the GPU is to be pinned: the worker's fault, which is known already."""
+        if finding.kind != "pin-of-gpu-tensor" or finding.cause is not None:
+            return False
+        found = (r["finding"]["kind"] for r in self._process.others_records() if r["t"] == "finding")
+        return "worker-uses-gpu" in found
 
     def collective(self, record: dict[str, Any]) -> None:
         """Compare with the other ranks before entering."""

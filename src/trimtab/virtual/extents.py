@@ -43,7 +43,7 @@ def _of(tensor: Tensor) -> Handles:
 def follow(plan: Plan, result: Tensor, args: Args) -> None:
     """Remember for a result which of its dimensions come from its operands, and which were decided here."""
     inputs = _tensors(args)
-    if not inputs or result.dim() == 0 or result is inputs[0]:
+    if not inputs or result.dim() == 0 or result is inputs[0] or result.is_nested:
         return
     if plan.name in _ORDERS:
         found: Sequence[Any] = _reordered(plan.name, _of(inputs[0]), args)
@@ -67,7 +67,7 @@ def _tensors(args: Args) -> list[Tensor]:
     for value in args:
         if value.__class__ is list or value.__class__ is tuple:
             value = next((item for item in value if isinstance(item, Tensor)), None)
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_nested:
             found.append(value)
     return found
 
