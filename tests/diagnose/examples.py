@@ -268,6 +268,7 @@ EXAMPLES: dict[str, str] = {
     " expected one of:",
     "model-output-field": "TypeError: CausalLMOutputWithPast.__init__() got an unexpected keyword"
     " argument 'new_input_ids'",
+    "model-output-fixed": "Exception: You cannot use ``update`` on a CausalLMOutputWithPast instance.",
     "views": "ValueError: SHIRG-Fovea expects 2 views, got 5 views in shape torch.Size([32, 5, 3, 384, 384])",
     "worker-killed": "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
     "shared-memory": "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is"

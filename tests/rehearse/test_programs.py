@@ -33,6 +33,16 @@ ONE_PROCESS = [
     ("clip_before_unscale", "scaler-misuse"),
     ("log_of_zero", "non-finite"),
     ("changed_in_place", "other-error"),
+    ("vision_question_key", "dataset-field"),
+    ("vision_collate_on_gpu", "worker-uses-gpu"),
+    ("vision_five_views", "batch-type"),
+    ("streamed_reply", "dataset-field"),
+    ("clip_frames", "batch-type"),
+    ("stored_features", "batch-type"),
+    ("unknown_keyword", "batch-type"),
+    pytest.param("mapped_instruction", "dataset-field", marks=pytest.mark.slow),
+    pytest.param("caption_collator", "dataset-field", marks=pytest.mark.slow),
+    pytest.param("tensor_in_reader", "worker-uses-gpu", marks=pytest.mark.slow),
 ]
 TWO_RANKS = [
     ("broadcast_shapes", "ranks-disagree"),
@@ -45,6 +55,10 @@ TWO_RANKS = [
     ("sharded_on_one_gpu", "placement-conflict"),
     ("mesh_only", "ranks-disagree"),
     ("optimizer_before_sharding", "no-gradient"),
+    ("vision_ready_twice", "ddp-ready-twice"),
+    ("vision_output_field", "batch-type"),
+    pytest.param("shared_block", "ddp-ready-twice", marks=pytest.mark.slow),
+    pytest.param("extra_outputs", "batch-type", marks=pytest.mark.slow),
 ]
 
 

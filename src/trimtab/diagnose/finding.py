@@ -27,7 +27,7 @@ KINDS: dict[str, str] = {
     "stale-launcher": "rank variables of an earlier launch are still set, or a launcher's are missing",
     "placement-conflict": "two parts of the program decide differently where things belong",
     "dataset-field": "a row or batch lacks a field that the code asks for",
-    "batch-type": "the batch holds something that is not a tensor, or cannot become one",
+    "batch-type": "the batch holds something that cannot become a tensor, or has another shape than it must",
     "map-location": "a checkpoint is loaded onto a device that is not there",
     "garbage-buffer": "a buffer or parameter was never given values",
     "non-finite": "weights, loss or gradients became NaN or infinite",

@@ -105,21 +105,21 @@ def expressions(file: str, line: int, frame: FrameType) -> Iterator[tuple[str, t
         if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
     ]
     for inner in sorted(named, key=lambda n: -len(ast.unparse(n))):
-        value = _value(inner, frame)
+        value = value_of(inner, frame)
         if isinstance(value, torch.Tensor):
             yield ast.unparse(inner), value
 
 
-def _value(node: ast.AST, frame: FrameType) -> Any:
+def value_of(node: ast.AST, frame: FrameType) -> Any:
     """What a plain chain of names, attributes and keys stands for; None for anything that would have to be computed."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
-        return _stored(_value(node.value, frame), node.attr)
+        return _stored(value_of(node.value, frame), node.attr)
     if isinstance(node, ast.Subscript):
-        base, key = _value(node.value, frame), _value(node.slice, frame)
+        base, key = value_of(node.value, frame), value_of(node.slice, frame)
         if isinstance(base, dict) and isinstance(key, str | int | tuple):
             return base.get(key)
         if (

@@ -70,6 +70,11 @@ batch-type: model-output-field
   why  the model adds '{name}' to its output, and {type} cannot be rebuilt with it (DDP and DataParallel rebuild
        outputs)
   fix  return only loss and logits from a wrapper's forward, or declare a ModelOutput with that field
+batch-type: model-output-fixed
+  text You cannot use ``(?P<what>update|setdefault|pop|__delitem__)`` on an? (?P<type>\w+) instance
+  why  {type} is one of transformers' output classes, whose fields are fixed: it refuses {what}
+  fix  make a new output: {type}(**{{**output, ...}}) with fields that it declares; give others beside it, or declare
+       a class of your own with them
 batch-type: views
   text expects (?P<want>\d+) views, got (?P<got>\d+)
   why  the image processor makes {got} views and this model takes {want}: the two are configured differently

@@ -7,13 +7,16 @@ arguments of the trainer that dropped a column, the checkpoint call that is re-e
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 
-from trimtab.diagnose import raised_data, raised_graph, source
+from trimtab.diagnose import raised_data, raised_graph, raised_keys, raised_output, raised_shape, source
 from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
-from trimtab.diagnose.logtext import is_library
-from trimtab.diagnose.raised_common import frames_of
+from trimtab.diagnose.logtext import clean_lines, frames, is_library
+
+CARRIED = "_trimtab_finding"
+"""Where an error that a worker raised carries what was found in the worker, as plain data."""
 
 
 def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding:
@@ -22,22 +25,55 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
     if known is not None:
         return known
     own = [p for p in places if source.is_user_file(p.file)]
+    if (carried := getattr(error, CARRIED, None)) is not None:
+        return _from_worker(Finding.from_dict(carried), error, own)
+    own = [*_remote_places(error), *own]
     where = own[0] if own else (places[0] if places else None)
     library = _library_line(places, where)
     text = ": ".join(filter(None, (type(error).__name__, str(error))))
     finding = Finding(kind="other-error", message=text, where=where, library=library)
     context = "\n".join(f"{p.file} {p.code}" for p in places)
+    name = why = ""
+    fields: dict[str, str] = {}
     if matched := match_message(text, context):
         pattern, fields = matched
+        name, why = pattern.name, pattern.cause.format_map(fields)
         finding.kind, finding.fix = pattern.kind, pattern.fix.format_map(fields)
-        why = pattern.cause.format_map(fields)
-        finding.cause = _specific(pattern.name, error, own, why) or cause_at(where, why)
-        _add_keys(finding, pattern.name, fields, error)
+        finding.cause = _specific(name, error, own, why) or cause_at(where, why)
     elif where is not None:
         finding.fix = (
             "the program itself fails here, whatever the device; correct this line or what it is given"
         )
+    if isinstance(error, KeyError):
+        raised_keys.explain(finding, error, why)
+    elif name == "model-output-field":
+        raised_output.explain(finding, error, own, fields["type"], fields["name"], why)
+    elif name not in _RULES:
+        raised_shape.explain(finding, error, places)
     return finding
+
+
+def _from_worker(finding: Finding, error: BaseException, own: Sequence[Place]) -> Finding:
+    """What was found in the worker that raised an error; a trainer that took a column away stands only here."""
+    key = re.search(r"KeyError: '([^']*)'", finding.message)
+    if finding.kind == "dataset-field" and key is not None:
+        asked = KeyError(key[1]).with_traceback(error.__traceback__)
+        why = "the trainer removes the columns that the model's forward does not take, and the collator needs this one"
+        taken = _specific("key-in-data", asked, own, why)
+        if taken is not None:
+            finding.cause = taken
+            finding.fix = "TrainingArguments(remove_unused_columns=False)"
+    return finding
+
+
+def _remote_places(error: BaseException) -> list[Place]:
+    """The program's lines in a traceback that another process sent as text, innermost first."""
+    remote = type(error.__cause__).__name__.endswith("RemoteTraceback")
+    text = str(error.__cause__) if remote else str(error)
+    if "Traceback (most recent call last)" not in text:
+        return []
+    found = [at for _, at in frames(clean_lines(text)) if source.is_user_file(at.file)]
+    return found[::-1]
 
 
 def _library_line(places: Sequence[Place], where: Place | None) -> Place | None:
@@ -92,19 +128,3 @@ _RULES: dict[str, Rule] = {
     "stale-store": raised_data.trusted_world_size,
     "store-connect": raised_data.trusted_world_size,
 }
-
-
-def _add_keys(finding: Finding, name: str, fields: dict[str, str], error: BaseException) -> None:
-    """Name the fields that are there, from the row or batch in the failing frame."""
-    if name not in ("key-of-column", "key-in-data") or finding.where is None:
-        return
-    missing = fields.get("name", "")
-    for frame in frames_of(error):
-        if frame.f_code.co_filename != finding.where.file:
-            continue
-        for value in list(frame.f_locals.values()):
-            rows = value if isinstance(value, list) and value else [value]
-            if isinstance(rows[0], dict) and rows[0] and missing not in rows[0]:
-                there = ", ".join(str(key) for key in list(rows[0])[:12])
-                finding.message += f" (the fields that are there: {there})"
-                return

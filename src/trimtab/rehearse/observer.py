@@ -40,6 +40,8 @@ class RehearsalObserver(Observer):
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
             fault.frames = [frame for frame in fault.frames if not frame.file.startswith(OWN)]
             finding = self._echoed(diagnose(fault))
+            if self._of_a_worker(finding):
+                return
             for check in self._process.checks:
                 finding = check.enrich(finding, None)
             self._known[key] = finding
@@ -65,6 +67,13 @@ class RehearsalObserver(Observer):
         own = asked.library is not None and asked.library.file.startswith(source.PACKAGE)
         how = "watch" if own else asked.how
         self._process.recorder.write(t="asked", how=how, op=asked.op, where=where, inside=inside)
+
+    def _of_a_worker(self, finding: Finding) -> bool:
+        """A batch that a forked worker put on the GPU is to be pinned: the worker's fault, which is known already."""
+        if finding.kind != "pin-of-gpu-tensor" or finding.cause is not None:
+            return False
+        found = (r["finding"]["kind"] for r in self._process.others_records() if r["t"] == "finding")
+        return "worker-uses-gpu" in found
 
     def collective(self, record: dict[str, Any]) -> None:
         """Compare with the other ranks before entering."""

@@ -139,7 +139,7 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank
+    from trimtab.rehearse import checks, loading, observer, one_rank, workers
     from trimtab.virtual import bootstrap
 
     machine.observer = observer.RehearsalObserver(process)
@@ -151,6 +151,7 @@ def _attach(process: Process, machine: Machine) -> None:
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
     _catch_spawned(process)
+    workers.install()
     process.checks = checks.all_checks(process)
     for check in process.checks:
         check.install()

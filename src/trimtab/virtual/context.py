@@ -24,6 +24,7 @@ from trimtab.virtual import (
     bootstrap,
     cuda,
     dispatch,
+    extents,
     functions,
     generators,
     legacy,
@@ -78,6 +79,7 @@ def install(
             for patch in patches(machine):
                 state.replace(undo, *patch)
         undo.callback(processes.enter(machine))
+        undo.callback(extents.enter())
         if len(state._stack) == 1:
             undo.callback(amp.enter())
             undo.enter_context(dispatch.VirtualMode())

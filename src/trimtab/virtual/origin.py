@@ -26,6 +26,7 @@ class Origin(NamedTuple):
 
 
 Handle = tuple[CodeType, int]
+"""A place in code, from which the line is worked out."""
 
 
 class Trace:
@@ -44,6 +45,8 @@ class Trace:
 
 
 ATTRIBUTE = "_trimtab"
+EXTENTS = "_trimtab_extents"
+"""What extents.py keeps beside it."""
 
 
 def _library_roots() -> tuple[str, ...]:
@@ -94,10 +97,10 @@ def here(skip: int = 0) -> Handle | None:
     return None
 
 
-def resolve(handle: Handle | None) -> Origin | None:
+def resolve(handle: Handle | Origin | None) -> Origin | None:
     """The line that a handle stands for."""
-    if handle is None:
-        return None
+    if handle is None or isinstance(handle, Origin):
+        return handle
     code, offset = handle
     line = next((number for start, end, number in code.co_lines() if start <= offset < end), None)
     return Origin(code.co_filename, line or code.co_firstlineno, code.co_name)

@@ -15,14 +15,16 @@ from trimtab.virtual import origin, processes, state
 from trimtab.virtual.storage import VirtualStorage, cpu_copy, label_storage
 from trimtab.virtual.tensor import wrap
 
+_OURS = {origin.ATTRIBUTE, origin.EXTENTS}
+
 
 def without_origin(original: Any) -> Any:
-    """torch._utils._get_obj_state without our own attribute: where a tensor was born is nobody's data."""
+    """torch._utils._get_obj_state without our own attributes: where a tensor was born is nobody's data."""
 
     def _get_obj_state(obj: Any) -> Any:
         found = original(obj)
-        if isinstance(found, dict) and origin.ATTRIBUTE in found:
-            found = {name: value for name, value in found.items() if name != origin.ATTRIBUTE}
+        if isinstance(found, dict) and not found.keys().isdisjoint(_OURS):
+            found = {name: value for name, value in found.items() if name not in _OURS}
         return found
 
     return _get_obj_state

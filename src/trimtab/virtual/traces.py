@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trimtab.virtual import origin
+from trimtab.virtual import extents, origin
 from trimtab.virtual.plans import VIEW, Plan
 from trimtab.virtual.rules import slot_of
 from trimtab.virtual.tensor import VIRTUAL
@@ -15,7 +15,7 @@ from trimtab.virtual.tensor import VIRTUAL
 def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     """Remember where a result was made, or where it was moved to its device or back from a virtual one."""
     if not isinstance(result, Tensor):
-        _trace_many(result)
+        _trace_many(plan, result, args)
         return
     source: Any = args[0] if args else None
     crossed = slot_of(source) is not slot_of(result)
@@ -23,6 +23,7 @@ def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
         origin.note_move(source, result)
     elif not (plan.kind == VIEW and _inherit(result, source)) and origin.ATTRIBUTE not in result.__dict__:
         result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
+    extents.follow(plan, result, args)
 
 
 def _inherit(result: Tensor, source: Any) -> bool:
@@ -34,9 +35,10 @@ def _inherit(result: Tensor, source: Any) -> bool:
     return True
 
 
-def _trace_many(result: Any) -> None:
+def _trace_many(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     if isinstance(result, (list, tuple)):
         trace = origin.Trace(origin.here(2))
         for item in result:
             if isinstance(item, Tensor) and origin.ATTRIBUTE not in item.__dict__:
                 item.__dict__[origin.ATTRIBUTE] = trace
+                extents.follow(plan, item, args)

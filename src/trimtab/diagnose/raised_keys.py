@@ -1,0 +1,116 @@
+"""A field that a row or batch lacks: which fields it has, and which of them is likely meant.
+
+Looks at the mapping that the failing line indexes, in the live frame; in a loader's worker that is the worker's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from trimtab.diagnose import holders, source
+from trimtab.diagnose.finding import Finding, cause_at
+from trimtab.diagnose.raised_common import frames_of
+
+_SAME = (
+    {"question", "query", "prompt", "instruction", "input", "problem", "request", "user"},
+    {
+        "answer",
+        "label",
+        "target",
+        "response",
+        "output",
+        "completion",
+        "reply",
+        "solution",
+        "chosen",
+        "assistant",
+    },
+    {"text", "content", "sentence", "caption", "document", "body", "description", "transcript", "passage"},
+    {"image", "picture", "img", "pixel_values", "photo", "pixels", "image_path"},
+    {"audio", "speech", "sound", "wav", "waveform", "input_values"},
+    {"messages", "conversations", "conversation", "dialog", "dialogue", "chat", "turns"},
+    {"input_ids", "ids", "tokens", "token_ids"},
+)
+"""Names that data sets give to one thing."""
+
+
+def explain(finding: Finding, error: BaseException, why: str) -> None:
+    """Add to a finding about a missing key what the mapping holds, and name the likely field in cause and fix."""
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if not isinstance(key, str) or finding.where is None:
+        return
+    at = (finding.where.file, finding.where.line)
+    frame = next((f for f in frames_of(error) if f.f_code.co_filename == at[0]), None)
+    found = next(_mappings(*at, frame, key), None) if frame is not None else None
+    if found is None:
+        return
+    name, fields = found
+    there = ", ".join(fields[:12]) + (f" and {len(fields) - 12} more" if len(fields) > 12 else "")
+    finding.message += f" (the fields that are there: {there})"
+    if finding.cause is not None and finding.cause.line != finding.where.line:
+        return  # another line took the field away
+    meant = likely(key, fields)
+    said = f"{name or 'the row'} has the fields {there}, and no {key!r}"
+    if meant is not None:
+        said += f"; {meant!r} is likely the one that is meant"
+        finding.fix = (
+            f"read {name or 'row'}[{meant!r}] here, or rename the field once, where the data is loaded "
+            f"(dataset.rename_column({meant!r}, {key!r}))"
+        )
+    finding.cause = cause_at(finding.where, said if meant is not None or not why else f"{said}: {why}")
+
+
+def likely(key: str, fields: list[str]) -> str | None:
+    """The field that a program means by a name that is not there: spelt alike, or another word for the same thing."""
+    plain = {_plain(field): field for field in reversed(fields)}
+    asked = _plain(key)
+    if asked in plain:
+        return plain[asked]
+    for group in ({_plain(word) for word in words} for words in _SAME):
+        if asked in group:
+            for name, field in reversed(plain.items()):
+                if name in group:
+                    return field
+    near = difflib.get_close_matches(asked, plain, 1, 0.7)
+    return plain[near[0]] if near else None
+
+
+def _plain(name: str) -> str:
+    """A name without case, joints and plural."""
+    bare = "".join(letter for letter in name.lower() if letter.isalnum())
+    return bare.removesuffix("s") or bare
+
+
+def _mappings(file: str, line: int, frame: FrameType, key: str) -> Iterator[tuple[str, list[str]]]:
+    """What a line asks for a key, with the names that it has: first where the source shows it, then any variable."""
+    node = source.statement(file, line)
+    for inner in source.header(node) if node is not None else ():
+        base, asked = _asked(inner)
+        if base is not None and asked is not None and holders.value_of(asked, frame) == key:
+            fields = _fields(holders.value_of(base, frame), key)
+            if fields:
+                yield ast.unparse(base), fields
+    for name, value in list(frame.f_locals.items()):
+        one = value[0] if isinstance(value, list) and value else value
+        if fields := _fields(one, key):
+            yield ("" if one is not value else name), fields
+
+
+def _asked(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
+    """The object and the key of `row[key]`, `row.pop(key)`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return node.value, node.slice
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) == 1:
+        return (node.func.value, node.args[0]) if node.func.attr == "pop" else (None, None)
+    return None, None
+
+
+def _fields(value: Any, key: str) -> list[str]:
+    """The names that a mapping, or a table with named columns, holds; none where it is neither, or has the key."""
+    names = value.keys() if isinstance(value, Mapping) else getattr(value, "column_names", None)
+    fields = [name for name in names or () if isinstance(name, str)] if not isinstance(value, type) else []
+    return fields if key not in fields else []
