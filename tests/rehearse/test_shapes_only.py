@@ -141,6 +141,20 @@ def test_one_rank_stands_for_all(rehearse_warm: Rehearse, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_config_takes_the_memory_that_it_takes_with_values(rehearse: Rehearse, repository: Path) -> None:
+    changes = ("samples.prompts=[]", "samples.held_out=0", "data.eval_fraction=0")
+    peaks = {}
+    for shapes_only in (False, True):
+        report = rehearse(
+            str(repository / "examples" / "sft.yaml"), *changes, gpus=1, max_steps=2, shapes_only=shapes_only
+        )
+        assert report["verdict"] == "clean", report["text"]
+        peaks[shapes_only] = report["memory"]["cuda:0"]["peak_bytes"]
+    assert peaks[True] == pytest.approx(peaks[False], rel=0.01)
+    assert "loss ?" in report["stderr"]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_example_of_eight_gpus_is_rehearsed_with_nothing_fetched(
     rehearse: Rehearse, repository: Path
