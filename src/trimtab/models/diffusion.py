@@ -99,7 +99,7 @@ class MaskedDiffusion:
             batch["question_mask"] = (answers.cumsum(1) == 0) & real
         targets = torch.cat([labels, labels]).masked_fill(~masked, IGNORED)
         noised = torch.cat([ids, ids]).masked_fill(masked, self.mask_id)
-        columns = answers.any(0).nonzero().flatten() if self.two_way.keeps else None
+        columns = self.two_way.reachable(answers.any(0).nonzero().flatten(), ids.shape[1])
         if columns is not None:
             targets = targets[:, columns]
         return Masked(self.two_way.inputs(noised, real, batch, columns), targets)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError
 from trimtab.models.picture_features import innermost, picture_arguments, pictures_repeated
-from trimtab.placement import bare_model
+from trimtab.placement import bare_model, on_several_devices
 
 if TYPE_CHECKING:
     import torch
@@ -32,11 +32,21 @@ class TwoWay:
         takes = inspect.signature(self.model.forward).parameters
         self.keeps = "logits_to_keep" in takes
         """Whether the model makes logits of chosen columns only."""
+        self.split = on_several_devices(self.model)
+        """Whether its head may lie elsewhere than its inputs: columns are then told as a number from the end."""
         self._any = any(one.kind is one.VAR_KEYWORD for one in takes.values())
         self._takes = set(takes)
         self.asks = "question_mask" in takes
         """Whether the model's tokens of a picture depend on its question, which is then told apart from the answer."""
         self._rope = innermost(self.model, "get_rope_index")
+
+    def reachable(self, columns: torch.Tensor, width: int) -> torch.Tensor | None:
+        """Those columns, or all from the first of them on where only that can be told; None where nothing can."""
+        import torch
+
+        if not self.keeps or not len(columns):
+            return None
+        return torch.arange(int(columns[0]), width, device=columns.device) if self.split else columns
 
     def mask(self, real: torch.Tensor) -> torch.Tensor:
         """From (rows, columns), true where a token stands, to (rows, 1, columns, columns).
@@ -64,7 +74,7 @@ class TwoWay:
     ) -> Batch:
         """The arguments of a pass over `ids`, which hold the rows of `real` and `others` once or several times over.
 
-        `columns` are those whose logits are wanted, where the model can be told.
+        `columns` are those whose logits are wanted (`reachable` ones), where the model can be told.
         """
         import torch
 
@@ -79,7 +89,7 @@ class TwoWay:
         if positions is not None:
             made["position_ids"] = torch.cat([positions] * copies, dim=1)
         if columns is not None and self.keeps:
-            made["logits_to_keep"] = columns
+            made["logits_to_keep"] = ids.shape[1] - int(columns[0]) if self.split else columns
         if self._any or "use_cache" in self._takes:
             made["use_cache"] = False
         return made

@@ -14,7 +14,7 @@ from trimtab.placement.apply import (
     trainer_options,
 )
 from trimtab.placement.arrival import verify_gradients
-from trimtab.placement.edges import return_outputs
+from trimtab.placement.edges import on_several_devices, return_outputs
 from trimtab.placement.memory import out_of_memory
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
@@ -40,6 +40,7 @@ __all__ = [
     "check_request",
     "checkpoint_plainly",
     "move",
+    "on_several_devices",
     "out_of_memory",
     "own_stream",
     "place",

@@ -34,3 +34,8 @@ def return_outputs(model: nn.Module) -> None:
         return outputs if device is None else move(outputs, device)
 
     inner.forward = at_the_edge
+
+
+def on_several_devices(model: nn.Module) -> bool:
+    """Whether a model is split: what is computed last may then lie elsewhere than what was given."""
+    return len({tensor.device for tensor in model.parameters()}) > 1

@@ -15,7 +15,7 @@ from transformers import Trainer
 from trimtab.data.render import IGNORED
 from trimtab.models.diffusion import MaskedDiffusion
 from trimtab.models.outputs import loss_in_step, loss_of
-from trimtab.placement import bare_model
+from trimtab.placement import bare_model, on_several_devices
 
 Batch = dict[str, Any]
 
@@ -65,15 +65,19 @@ def trained_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
 class AnswersAlone:
     """A collator's batches, with the places of the answers: of a picture's hundreds of tokens no logits are needed."""
 
-    def __init__(self, collate: Callable[[Sequence[Any]], Batch]) -> None:
-        self.collate = collate
+    def __init__(self, collate: Callable[[Sequence[Any]], Batch], *, from_the_end: bool = False) -> None:
+        """`from_the_end`: tell a number of last places, which needs no device; a split model's head has its own."""
+        self.collate, self._from_the_end = collate, from_the_end
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
         batch = self.collate(rows)
-        ahead = batch["labels"][:, 1:]
+        ahead = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
         # At least one place, so that a batch without any answer fails by its loss and not by an empty shape.
         places = (ahead != IGNORED).any(0).nonzero().flatten()
         places = places if len(places) else torch.zeros(1, dtype=torch.long)
+        if self._from_the_end:
+            first, width = int(places[0]), ahead.shape[1]
+            return batch | {"logits_to_keep": width - first, "shift_labels": ahead[:, first:].contiguous()}
         return batch | {"logits_to_keep": places, "shift_labels": ahead[:, places].contiguous()}
 
 
@@ -82,4 +86,6 @@ def answers_alone(model: Any, collate: Callable[[Sequence[Any]], Batch]) -> Call
     bare = bare_model(model)
     takes = "logits_to_keep" in inspect.signature(bare.forward).parameters
     ours = type(bare).__module__.startswith("transformers.")
-    return AnswersAlone(collate) if takes and ours else collate
+    if not (takes and ours):
+        return collate
+    return AnswersAlone(collate, from_the_end=on_several_devices(bare))
