@@ -183,6 +183,25 @@ def test_the_field_that_is_meant(read: str, program: str, tmp_path: Path) -> Non
     assert f"read {read} here" in finding.fix
 
 
+def test_what_the_line_does_not_name_is_not_taken_for_the_row(tmp_path: Path) -> None:
+    program = "config = {'query': 1}\ndef read(get):\n    return get('question')\nread({'a': {}}['a'].__getitem__)\n"
+    finding, _ = raised(program, tmp_path)
+    assert "the fields that are there" not in finding.message
+
+
+def test_a_row_of_a_table_has_its_columns(tmp_path: Path) -> None:
+    program = """
+        class Table:
+            column_names = ["query", "label"]
+            def __getitem__(self, index):
+                return {"query": 1, "label": 2}
+        table = Table()
+        table[0]["question"]
+        """
+    finding, _ = raised(program, tmp_path)
+    assert "read table[0]['query'] here" in finding.fix
+
+
 def test_a_field_that_nothing_resembles_is_not_guessed(tmp_path: Path) -> None:
     assert likely("bounding_box", ["image", "query", "label"]) is None
     finding, _ = raised("row = {'image': 1, 'query': 2}\nrow['bounding_box']\n", tmp_path)

@@ -40,7 +40,9 @@ ONE_PROCESS = [
     ("clip_frames", "batch-type"),
     ("stored_features", "batch-type"),
     ("unknown_keyword", "batch-type"),
-    pytest.param("mapped_instruction", "dataset-field", marks=pytest.mark.slow),
+    ("mapped_instruction", "dataset-field"),
+    ("pinned_audio", "batch-type"),
+    pytest.param("mapped_in_processes", "dataset-field", marks=pytest.mark.slow),
     pytest.param("caption_collator", "dataset-field", marks=pytest.mark.slow),
     pytest.param("tensor_in_reader", "worker-uses-gpu", marks=pytest.mark.slow),
 ]
@@ -57,7 +59,8 @@ TWO_RANKS = [
     ("optimizer_before_sharding", "no-gradient"),
     ("vision_ready_twice", "ddp-ready-twice"),
     ("vision_output_field", "batch-type"),
-    pytest.param("shared_block", "ddp-ready-twice", marks=pytest.mark.slow),
+    ("shared_block", "ddp-ready-twice"),
+    ("static_output", "batch-type"),
     pytest.param("extra_outputs", "batch-type", marks=pytest.mark.slow),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -12,14 +13,14 @@ import torch
 from trimtab.diagnose import holders, source
 
 
+def frames_and_lines(error: BaseException) -> list[tuple[FrameType, int]]:
+    """The frames of an exception's traceback with the line at which each stood, innermost first."""
+    return list(traceback.walk_tb(error.__traceback__))[::-1]
+
+
 def frames_of(error: BaseException) -> Iterator[FrameType]:
     """The frames of an exception's traceback, innermost first."""
-    found = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        found.append(traceback.tb_frame)
-        traceback = traceback.tb_next
-    return iter(found[::-1])
+    return (frame for frame, _ in frames_and_lines(error))
 
 
 def values_named(error: BaseException, name: str) -> Iterator[Any]:

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any
 
 from trimtab.diagnose import holders, source
-from trimtab.diagnose.finding import Finding, cause_at
-from trimtab.diagnose.raised_common import frames_of
+from trimtab.diagnose.finding import Finding, Place, cause_at
+from trimtab.diagnose.raised_common import frames_and_lines, values_named
 
 _SAME = (
     {"question", "query", "prompt", "instruction", "input", "problem", "request", "user"},
@@ -43,9 +43,7 @@ def explain(finding: Finding, error: BaseException, why: str) -> None:
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
     if not isinstance(key, str) or finding.where is None:
         return
-    at = (finding.where.file, finding.where.line)
-    frame = next((f for f in frames_of(error) if f.f_code.co_filename == at[0]), None)
-    found = next(_mappings(*at, frame, key), None) if frame is not None else None
+    found = next(_mappings(error, finding.where, key), None)
     if found is None:
         return
     name, fields = found
@@ -85,19 +83,36 @@ def _plain(name: str) -> str:
     return bare.removesuffix("s") or bare
 
 
-def _mappings(file: str, line: int, frame: FrameType, key: str) -> Iterator[tuple[str, list[str]]]:
-    """What a line asks for a key, with the names that it has: first where the source shows it, then any variable."""
-    node = source.statement(file, line)
-    for inner in source.header(node) if node is not None else ():
-        base, asked = _asked(inner)
-        if base is not None and asked is not None and holders.value_of(asked, frame) == key:
-            fields = _fields(holders.value_of(base, frame), key)
-            if fields:
-                yield ast.unparse(base), fields
-    for name, value in list(frame.f_locals.items()):
-        one = value[0] if isinstance(value, list) and value else value
-        if fields := _fields(one, key):
-            yield ("" if one is not value else name), fields
+def _mappings(error: BaseException, at: Place, key: str) -> Iterator[tuple[str, list[str]]]:
+    """What a line asks for a key, with the names that it has: where the source shows it, then any variable that the
+    line names, then the table that a library was reading."""
+    frame = next(
+        (f for f, line in frames_and_lines(error) if (f.f_code.co_filename, line) == (at.file, at.line)), None
+    )
+    node = source.statement(at.file, at.line)
+    if frame is not None and node is not None:
+        for inner in source.header(node):
+            base, asked = _asked(inner)
+            if base is not None and asked is not None and holders.value_of(asked, frame) == key:
+                yield from _of(base, frame, key)
+        for inner in source.header(node):
+            value = holders.value_of(inner, frame) if isinstance(inner, ast.Name) else None
+            one = value[0] if isinstance(value, list) and value else value
+            if fields := _fields(one, key):
+                yield ("" if one is not value else ast.unparse(inner)), fields
+    for owner in values_named(error, "self"):
+        if not isinstance(owner, Mapping) and (fields := _fields(owner, key)):
+            yield "", fields
+
+
+def _of(base: ast.expr, frame: FrameType, key: str) -> Iterator[tuple[str, list[str]]]:
+    """The names in what a line indexes, or in the table of which it is a row."""
+    if fields := _fields(holders.value_of(base, frame), key):
+        yield ast.unparse(base), fields
+    elif isinstance(base, ast.Subscript):
+        table = holders.value_of(base.value, frame)
+        if not isinstance(table, Mapping) and (fields := _fields(table, key)):
+            yield ast.unparse(base), fields
 
 
 def _asked(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
@@ -111,6 +126,6 @@ def _asked(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
 
 def _fields(value: Any, key: str) -> list[str]:
     """The names that a mapping, or a table with named columns, holds; none where it is neither, or has the key."""
-    names = value.keys() if isinstance(value, Mapping) else getattr(value, "column_names", None)
-    fields = [name for name in names or () if isinstance(name, str)] if not isinstance(value, type) else []
+    names = list(value) if isinstance(value, Mapping) else getattr(value, "column_names", None)
+    fields = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return fields if key not in fields else []

@@ -15,6 +15,7 @@ from torch import nn
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding, Place, TensorNote
+from trimtab.diagnose.raised_common import frames_and_lines
 from trimtab.diagnose.shape_reads import Read, Spot, number, reads
 from trimtab.virtual import extents, origin
 
@@ -57,14 +58,11 @@ def explain(finding: Finding, error: BaseException, places: Sequence[Place]) -> 
 def _spot(error: BaseException) -> Spot | None:
     """The line that raised, with those of the program that called it; None where a library raised."""
     found: Spot | None = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        own = source.is_user_file(file)
-        if own:
-            found = Spot(file, traceback.tb_lineno, traceback.tb_frame, found)
-        traceback = traceback.tb_next
-    return found if found is not None and own else None
+    own = False
+    for frame, line in reversed(frames_and_lines(error)):
+        own = source.is_user_file(frame.f_code.co_filename)
+        found = Spot(frame.f_code.co_filename, line, frame, found) if own else found
+    return found if own else None
 
 
 def _refused(spot: Spot) -> tuple[Read, Any, int | None] | None:

@@ -215,7 +215,7 @@ class VirtualTensor(torch.Tensor):
         new.requires_grad_(self.requires_grad)
         new.__class__ = self.__class__
         for name, value in self.__dict__.items():
-            if name not in _INTERNAL:
+            if name not in _INTERNAL or name == origin.EXTENTS:
                 new.__dict__[name] = copy.deepcopy(value, memo)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)

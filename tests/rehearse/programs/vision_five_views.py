@@ -18,9 +18,7 @@ class TwoViews(nn.Module):
 
     def forward(self, images):
         if images.shape[1] != 2:
-            raise ValueError(
-                f"SHIRG-Fovea expects 2 views, got {images.shape[1]} views in {images.shape}"
-            )  # where
+            raise ValueError(f"expects 2 views, got {images.shape[1]} in {images.shape}")  # where
         tokens = self.patch(images.flatten(0, 1)).mean((2, 3))
         return self.head(tokens.unflatten(0, (-1, 2)).flatten(1))
 
