@@ -38,6 +38,9 @@ def test_the_loss_falls_from_the_first_steps(objective: str, tmp_path: Path) -> 
     assert sum(losses[-3:]) < sum(losses[:3]) / 2
     assert summary["eval_loss"]["after"] < summary["eval_loss"]["before"] / 2
     assert list((run / "pictures").iterdir())
+    card = (run / "model" / "README.md").read_text()
+    assert "random numbers from a seed" in card
+    assert "base_model:" not in card, "the hub knows no such model"
 
 
 @pytest.mark.slow

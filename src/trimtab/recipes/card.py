@@ -6,7 +6,7 @@ from typing import Any
 
 import trimtab
 from trimtab.config.schema import Config
-from trimtab.models import builtin
+from trimtab.models import builtin, tiny_vision
 from trimtab.placement import PlacementPlan
 from trimtab.recipes.table import recipe_of
 
@@ -17,7 +17,8 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
     kind = "LoRA adapter" if config.method == "lora" else "model"
     lines = [
         "---",
-        f"base_model: {base}",
+        # The hub knows no model by the name of the built-in one that starts from noise.
+        *([] if config.model.name == tiny_vision.NAME else [f"base_model: {base}"]),
         f"library_name: {'peft' if config.method == 'lora' else 'transformers'}",
         f"pipeline_tag: {recipe_of(config).family.pipeline_tag}",
         f"tags: [trimtab, {config.recipe}]",
@@ -36,6 +37,12 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
                 if config.method == "lora"
                 else "."
             ),
+            "",
+        ]
+    if config.model.name == tiny_vision.NAME:
+        lines += [
+            "The base weights were random numbers from a seed (`model.name: tiny-vision` in Trimtab): all that it "
+            "knows it learned in this run.",
             "",
         ]
     lines += ["| | |", "|---|---|", f"| data | {config.data.source} |"]
