@@ -90,6 +90,12 @@ SHAPES = {
         left = parts[0].float()
         assert left.shape[1:] == (3,)
         """,
+    "a condition that is not computed again": """
+        grid = torch.ones(2, 5)  # CAUSE
+        ready = True
+        if ready and grid.size(1) % 2:
+            raise ValueError("odd")
+        """,
     "a tensor from a file": """
         import io
         file = io.BytesIO()
@@ -135,6 +141,10 @@ OTHER_REASONS = {
         x = torch.ones(3, 4)
         if x.shape[0] == 3:
             x @ x
+        """,
+    "another part of the condition": """
+        pair = (torch.ones(2), torch.ones(2))
+        assert len(pair) == 3 and pair[0].shape == pair, "no"
         """,
     "a list of numbers": """
         sizes = [1, 2]
@@ -200,6 +210,12 @@ def test_a_row_of_a_table_has_its_columns(tmp_path: Path) -> None:
         """
     finding, _ = raised(program, tmp_path)
     assert "read table[0]['query'] here" in finding.fix
+
+
+def test_an_index_that_is_a_tensor_is_no_field(tmp_path: Path) -> None:
+    program = "x, row = torch.ones(3), {'a': 1}\nx[torch.tensor([0, 1])].sum() + row['b']\n"
+    finding, _ = raised(program, tmp_path)
+    assert "(the fields that are there: a)" in finding.message
 
 
 def test_a_field_that_nothing_resembles_is_not_guessed(tmp_path: Path) -> None:

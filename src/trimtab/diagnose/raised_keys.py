@@ -93,7 +93,8 @@ def _mappings(error: BaseException, at: Place, key: str) -> Iterator[tuple[str, 
     if frame is not None and node is not None:
         for inner in source.header(node):
             base, asked = _asked(inner)
-            if base is not None and asked is not None and holders.value_of(asked, frame) == key:
+            found = holders.value_of(asked, frame) if asked is not None else None
+            if base is not None and isinstance(found, str) and found == key:
                 yield from _of(base, frame, key)
         for inner in source.header(node):
             value = holders.value_of(inner, frame) if isinstance(inner, ast.Name) else None

@@ -73,7 +73,11 @@ def _refused(spot: Spot) -> tuple[Read, Any, int | None] | None:
             broken = _broken(compare, truth, found, spot)
             if broken is not None:
                 return broken
-        for read in found.values():
+        # Not computed here: the shape is to blame where no other part of the condition can be.
+        alone = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.Or) is truth
+        parts = condition.values if isinstance(condition, ast.BoolOp) and alone else [condition]
+        if all(any(node in found for node in ast.walk(part)) for part in parts):
+            read = next(iter(found.values()))
             return read, None, read.dimensions[0] if len(read.dimensions) == 1 else None
     return None
 

@@ -47,7 +47,7 @@ def reads(node: ast.AST, spot: Spot, depth: int = 3) -> Iterator[Read]:
         return
     owner, asked = _owner(node)
     tensor = holders.value_of(owner, spot.frame) if owner is not None else None
-    if owner is None or not isinstance(tensor, torch.Tensor):
+    if owner is None or not isinstance(tensor, torch.Tensor) or tensor.is_nested:
         return
     name, count = ast.unparse(owner), tensor.dim()
     if asked == "count":
@@ -89,7 +89,7 @@ def _owner(node: ast.AST) -> tuple[ast.expr | None, Any]:
 def _by_name(node: ast.Name, spot: Spot, depth: int) -> Iterator[Read]:
     """A number that was read from a shape earlier (`batch, views = x.shape[:2]`), or by the caller, which gave it."""
     have = holders.value_of(node, spot.frame)
-    if not isinstance(have, int | tuple):
+    if not isinstance(have, int | tuple) or isinstance(have, bool):
         return
     made = source.last_assignment(spot.file, spot.line, node.id)
     if made is None and spot.outer is not None and (given := _argument(node.id, spot)) is not None:
@@ -146,4 +146,5 @@ def number(node: ast.expr, spot: Spot) -> Any:
     found = holders.value_of(node, spot.frame)
     if isinstance(found, list):
         found = tuple(found)
-    return found if isinstance(found, int | tuple) else None
+    parts = found if isinstance(found, tuple) else (found,)
+    return found if all(isinstance(part, int) for part in parts) else None
