@@ -28,7 +28,7 @@ class ModelSettings(Section):
     """Which model is tuned. `model: NAME` is short for `model: {name: NAME}`."""
 
     name: Annotated[str, Field(min_length=1)] = "smollm2"
-    """The built-in `smollm2` or `tiny-vision` (which sees), a folder with safetensors, or a hub id: `Qwen/Qwen3-0.6B`."""
+    """The built-in `smollm2` (or `tiny-vision`, which sees), a folder with safetensors, or a hub id."""
 
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
