@@ -15,6 +15,7 @@ import io
 import json
 import platform
 import random
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def measured(
     """A run of one trainer: images a second, peak memory, losses."""
     on_gpu = wanted.device == "cuda"
     arguments = TrainingArguments(
-        output_dir="/tmp/vision-speed",
+        output_dir=tempfile.mkdtemp(prefix="vision-speed-"),
         max_steps=wanted.steps,
         per_device_train_batch_size=wanted.batch,
         learning_rate=1.8e-5,

@@ -129,7 +129,7 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Image.Image:
             image.load()  # the first frame of an animation
             # Some formats tell the true size only now.
             check_size(image.size, most_pixels)
-            return as_rgb(_upright(image), image.format)
+            upright, form = _upright(image), image.format
     except (BadRow, MemoryError):
         raise
     except Image.UnidentifiedImageError:
@@ -144,6 +144,8 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Image.Image:
         raise BadRow(
             f"picture is damaged ({_without_counts(text[0] if text else type(error).__name__)})"
         ) from error
+    # Past the codecs: what fails in a conversion of ours is not the picture's fault.
+    return as_rgb(upright, form)
 
 
 def check_size(size: tuple[int, int], most_pixels: int) -> None:
