@@ -14,6 +14,7 @@ from trimtab.config.grpo import GrpoSettings as GrpoSettings
 from trimtab.config.section import Section as Section
 from trimtab.config.vision import ShirgSettings as ShirgSettings
 from trimtab.config.vision import VisionSettings as VisionSettings
+from trimtab.config.voice import VoiceSettings as VoiceSettings
 from trimtab.config.zeroth_order import ZerothSettings as ZerothSettings
 
 BadRows = Annotated[
@@ -28,7 +29,7 @@ class ModelSettings(Section):
     """Which model is tuned. `model: NAME` is short for `model: {name: NAME}`."""
 
     name: Annotated[str, Field(min_length=1)] = "smollm2"
-    """The built-in `smollm2` (or `tiny-vision`, which sees), a folder with safetensors, or a hub id."""
+    """The built-in `smollm2` (`tiny-vision` sees, `tiny-voice` speaks), a folder with safetensors, or a hub id."""
 
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
@@ -229,9 +230,9 @@ class ExportSettings(Section):
 class Config(Section):
     """One run, whole. Nothing outside this decides how a run goes, but for the machine it runs on."""
 
-    recipe: Literal["sft", "grpo", "zeroth_order", "vision"] = "sft"
-    """What kind of training this is: supervised fine-tuning, rewards on completions, zeroth-order steps, or answers
-    about pictures."""
+    recipe: Literal["sft", "grpo", "zeroth_order", "vision", "voice"] = "sft"
+    """What kind of training this is: supervised fine-tuning, rewards on completions, zeroth-order steps, answers about
+    pictures, or a voice."""
 
     model: ModelSettings = Field(default_factory=ModelSettings)
     data: DataSettings = Field(default_factory=DataSettings)
@@ -245,6 +246,7 @@ class Config(Section):
     zeroth: ZerothSettings = Field(default_factory=ZerothSettings)
     vision: VisionSettings = Field(default_factory=VisionSettings)
     shirg: ShirgSettings = Field(default_factory=ShirgSettings)
+    voice: VoiceSettings = Field(default_factory=VoiceSettings)
 
     device: Device = "auto"
     """auto, cpu, cuda, cuda:N or mps. A device that is not there is an error, never a silent fall-back."""

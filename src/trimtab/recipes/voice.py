@@ -1,0 +1,131 @@
+"""A voice: Higgs Audio v2, tuned on clips and their words, that speaks a text as a reference clip sounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trimtab.config.schema import Config, VoiceSettings
+from trimtab.models.families import AUDIO
+from trimtab.placement import PlacementPlan, Workload
+from trimtab.recipes.look import Look
+from trimtab.recipes.outcomes import held_out_loss
+from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
+
+if TYPE_CHECKING:
+    from trimtab.data.voice_collate import CodedRow, VoiceCollator
+    from trimtab.recipes.trainer_driver import TrainerDriver
+
+CLIPS = "clips"
+"""The folder of a run that keeps the clips it is heard by."""
+CODEC = "codec"
+"""The folder of a run that keeps the codec which was learned for it."""
+
+
+class Heard(NamedTuple):
+    """What this recipe alone goes on with."""
+
+    collator: VoiceCollator
+    codec: Any
+
+
+def _workload(config: Config, on_cpu: bool) -> Workload:
+    return Workload(
+        batch_size=config.training.batch_size,
+        max_length=config.data.max_length,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+    )
+
+
+def _need(config: Config) -> Need:
+    return Need(
+        {"training.batch_size": config.training.batch_size, "data.max_length": config.data.max_length},
+        "weights, gradients, optimizer and activations of text and audio layers",
+        [
+            "halve training.batch_size and double training.gradient_accumulation_steps",
+            "set training.gradient_checkpointing=true",
+            "lower data.max_length: each second of sound takes 25 tokens",
+        ],
+    )
+
+
+def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
+    from trimtab.data.voice_collate import VoiceCollator
+    from trimtab.data.voice_prepare import prepare_voice
+    from trimtab.models.audio_codes import coded
+    from trimtab.models.codec import codec_for
+    from trimtab.models.load import load_model_config, load_tokenizer
+
+    tokenizer = load_tokenizer(config.model)
+    collator = VoiceCollator(tokenizer, load_model_config(config.model), config.voice, config.data.max_length)
+    data = prepare_voice(config.data, config.voice, config.seed, say)
+    codec = codec_for(config, plan, data.train, say)
+    train, held = (coded(rows, codec, plan, say) for rows in (data.train, data.eval or []))
+    train, held = collator.fitting(train, held, config.data, data.report)
+    for line in data.report.lines():
+        say(line)
+    return Prepared(tokenizer, train, held or None, data.report, own=Heard(collator, codec))
+
+
+def _fit(config: Config, model: Any) -> None:
+    from trimtab.models.voice_loss import teach_voice
+
+    teach_voice(model)
+
+
+def _build(job: Job) -> TrainerDriver:
+    from transformers import TrainingArguments
+
+    from trimtab.recipes.trainer_driver import TrainerDriver, trainer_arguments
+    from trimtab.recipes.voice_trainer import VoiceTrainer
+
+    prepared = job.prepared
+    arguments = TrainingArguments(
+        **trainer_arguments(job.config, job.plan, job.run, evaluates=bool(prepared.eval), model=job.model),
+        # Rows are codes and words until the collator has read them.
+        remove_unused_columns=False,
+        label_names=["labels"],
+        prediction_loss_only=True,
+    )
+    return TrainerDriver(job, VoiceTrainer, arguments, data_collator=prepared.own.collator)
+
+
+def _shown(job: Job) -> list[CodedRow]:
+    """The rows that are spoken before and after: those that were trained on, then those held out."""
+    show = job.config.voice.show
+    held = list(job.prepared.eval or ())[: show // 2]
+    return [*job.prepared.train[: show - len(held)], *held]
+
+
+def _asks(job: Job) -> list[dict[str, Any]]:
+    return [{"prompt": row.row.text, CLIPS: _files(number)} for number, row in enumerate(_shown(job))]
+
+
+def _files(number: int) -> dict[str, str]:
+    return {name: f"{CLIPS}/{number}-{name}.wav" for name in ("reference", "true", "before", "after")}
+
+
+def _look(job: Job, model: Any) -> Look:
+    """The shown rows, spoken; the clips lie in the run's folder."""
+    raise NotImplementedError
+
+
+def _outcome(job: Job, driver: TrainerDriver) -> dict[str, Any]:
+    return held_out_loss(job, driver)
+
+
+VOICE = Recipe(
+    name="voice",
+    settings=VoiceSettings,
+    words=lambda config: "voice cloning",
+    workload=_workload,
+    need=_need,
+    prepare=_prepare,
+    build=_build,
+    outcome=_outcome,
+    family=AUDIO,
+    fit=_fit,
+    asks=_asks,
+    look=_look,
+    answer=None,
+)
