@@ -55,6 +55,21 @@ class Row:
     where: str = "rows.jsonl, line 1"
 
 
+def said(
+    text: str,
+    target: Any = None,
+    reference: Any = None,
+    reference_text: str | None = None,
+    scene: str | None = None,
+    where: str = "rows.jsonl, line 1",
+) -> Any:
+    """A coded row: what is said, its codes, and the codes and the words of the reference."""
+    from trimtab.data.voice_collate import CodedRow
+
+    row = Row(text, None, None, reference_text, scene, None, where)
+    return CodedRow(row, reference, target)
+
+
 def voice_tokenizer(
     template: str | None = TEMPLATE, special: list[str] | None = None, adds_bos: bool = False
 ) -> Any:
@@ -111,3 +126,51 @@ def codes(frames: int, codebooks: int = 4, entries: int = 16, seed: int = 0) -> 
     import torch
 
     return torch.randint(0, entries, (frames, codebooks), generator=torch.Generator().manual_seed(seed))
+
+
+def cell(clip: list[list[int]], column: int, book: int, bos: int, eos: int) -> tuple[int, int]:
+    """What stands in one cell of a delayed clip, and what is to be predicted there, in so many words."""
+    frame = column - book - 1
+    if frame < 0:
+        return bos, -100
+    if frame < len(clip):
+        return clip[frame][book], clip[frame][book]
+    return (eos, eos) if frame == len(clip) else (eos, -100)
+
+
+def plain_columns(clip: list[list[int]], books: int, bos: int, eos: int) -> tuple[list[Any], list[Any]]:
+    """A delayed clip and its labels, cell by cell."""
+    cells = [
+        [cell(clip, column, book, bos, eos) for book in range(books)]
+        for column in range(len(clip) + 2 + books - 1)
+    ]
+    return [[ids for ids, _ in row] for row in cells], [[label for _, label in row] for row in cells]
+
+
+def own_processor(tokenizer: Any, codebooks: int = 4, entries: int = 16) -> Any:
+    """transformers' own processor around this tokenizer, with a small codec of random weights."""
+    import torch
+    from transformers import DacConfig, DacFeatureExtractor, DacModel, HiggsAudioV2Processor
+
+    shape = DacConfig(
+        encoder_hidden_size=4,
+        decoder_hidden_size=8,
+        hidden_size=16,
+        downsampling_ratios=[4, 4],
+        upsampling_ratios=[4, 4],
+        n_codebooks=codebooks,
+        codebook_size=entries,
+        codebook_dim=4,
+    )
+    shape.num_quantizers = codebooks
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        codec = DacModel(shape).eval()
+    return HiggsAudioV2Processor(
+        DacFeatureExtractor(feature_size=1, hop_length=1, sampling_rate=24000),
+        tokenizer,
+        codec,
+        chat_template=TEMPLATE,
+        audio_stream_bos_id=entries,
+        audio_stream_eos_id=entries + 1,
+    )
