@@ -196,9 +196,13 @@ class VoiceReport:
         how = "every one listened to" if self.checked else "not listened to before (voice.check_clips=false)"
         rates = ", ".join(f"{number:,} × {rate:,} Hz" for rate, number in self.rates.items())
         lines.append(f"clips: {self.clips:,} different, {how}; {rates}")
-        minutes = f"{self.minutes_train:.1f} minutes to train on, {self.minutes_eval:.1f} held out"
-        lines += [f"sound: {minutes}", _split(self.rows_train, self.rows_eval, self.split)]
+        lines.append(f"sound: {_time(self.minutes_train)} to train on, {_time(self.minutes_eval)} held out")
+        lines.append(_split(self.rows_train, self.rows_eval, self.split))
         return [*lines, *(f"note: {note}" for note in self.notes)]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _time(minutes: float) -> str:
+    return f"{minutes * 60:.0f} seconds" if minutes < 2 else f"{minutes:,.1f} minutes"

@@ -95,7 +95,7 @@ def decode(source: Path | bytes, most_seconds: float | None = None) -> tuple[Sam
             check_long(told.frames, told.rate, most_seconds)
         blocks: list[Samples] = []
         found = 0
-        for block in opened.blocks(_BLOCK, dtype="float32", always_2d=True):
+        while len(block := opened.read(_BLOCK, dtype="float32", always_2d=True)):
             blocks.append(block)
             found += len(block)
             check_long(found, told.rate, most_seconds)

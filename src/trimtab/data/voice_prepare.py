@@ -19,11 +19,9 @@ from trimtab.data.sound import RATE
 from trimtab.data.split import held_out
 from trimtab.data.voice_check import CheckedRow, Heard, checked_rows
 from trimtab.data.voice_rows import SPEAKERS, VoiceRow, made, used_columns
+from trimtab.data.voice_source import BUILT_IN as BUILT_IN
 from trimtab.data.voice_source import load_voice_rows
 from trimtab.errors import RequestError
-
-BUILT_IN = {"espeak-voices": Path(__file__).parent / "shipped" / "voices"}
-"""The folders with clips that come with Trimtab, by the name that `data.source` has for them."""
 
 _WITH_SPLIT = re.compile(r"(.+)\[([\w.-]+)\]")
 
@@ -101,15 +99,7 @@ def _hold_out(
         for row in source.rows
         if row.reference is not None and row.reference.digest != row.target.digest
     }
-    free = [target for target in targets if target not in referred]
-    wanted = max(1, int(len(targets) * data.eval_fraction + 0.5))
-    how = f"data.eval_fraction={data.eval_fraction}, seed {seed}, by clip"
-    # Some clip that is referred to stays behind wherever there is one, so that all free ones may be held out.
-    if len(free) >= wanted and len(set(free)) > (0 if referred & set(targets) else 1):
-        share = wanted / len(free)
-        chosen = set(free) if share >= 1 else held_out(free, share, seed)
-    else:
-        chosen = held_out(targets, data.eval_fraction, seed)
+    chosen = held_out(targets, data.eval_fraction, seed, last=referred)
     held = [row for row in source.rows if row.target.digest in chosen]
     train = [row for row in source.rows if row.target.digest not in chosen]
     hears = [row for row in train if row.reference is not None and row.reference.digest in chosen]
@@ -125,17 +115,16 @@ def _hold_out(
             "the reference of every other row is a clip that would be held out",
             "set data.eval_fraction=0, name a data.eval_source, or give references that no row speaks",
         )
-    return train, held, how
+    return train, held, f"data.eval_fraction={data.eval_fraction}, seed {seed}, by clip"
 
 
 def _read(
     source: str, setting: str, data: DataSettings, voice: VoiceSettings, say: Callable[[str], None]
 ) -> _Source:
     tally = Tally(strict=data.bad_rows == "stop")
-    folder = BUILT_IN.get(source)
-    if folder is None and (with_split := _WITH_SPLIT.fullmatch(source)) and not Path(source).exists():
+    if (with_split := _WITH_SPLIT.fullmatch(source)) and not Path(source).exists():
         source, data = with_split[1], data.model_copy(update={"split": with_split[2]})
-    loaded = load_voice_rows(str(folder or source), data, setting)
+    loaded = load_voice_rows(source, data, setting)
     columns = used_columns(loaded.rows, data.columns)
     found = usable(
         loaded.rows,
@@ -159,7 +148,7 @@ def _read(
         tally.changed[f"clip of {channels} channels mixed down to one"] += number
     read = {name for names in columns.values() for name in names} | {SPEAKERS}
     about = SourceReport(
-        source=f"{source} (built in)" if folder else loaded.source,
+        source=loaded.source,
         files=loaded.files,
         cache=None,
         format="clips",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -57,7 +57,7 @@ class VoiceRow:
     """File and row."""
 
 
-def used_columns(rows: Iterable[Row], mapping: Mapping[str, str]) -> dict[str, list[str]]:
+def used_columns(rows: Sequence[Row], mapping: Mapping[str, str]) -> dict[str, list[str]]:
     """Which columns of the file are read as what. A setting that names what is not there is an error."""
     there = dict.fromkeys(str(name) for row in rows for name in row.values)
     for column, actual in mapping.items():
@@ -83,7 +83,22 @@ def used_columns(rows: Iterable[Row], mapping: Mapping[str, str]) -> dict[str, l
         else [n for n in (column, *COLUMNS[column]) if n not in taken]
         for column in COLUMNS
     }
-    return {column: [n for n in names if n in there or column in mapping] for column, names in named.items()}
+    used = {column: [n for n in names if n in there or column in mapping] for column, names in named.items()}
+    if there and not used["audio"] and not used["id"]:
+        raise RequestError.of(
+            f"{rows[0].where}: no row names a clip (columns: {', '.join(there)})",
+            f"a row names its clip by a column {_likely('audio')}, or by an `id` that a file is named by",
+            f"set data.columns.audio={_of_clips(rows) or '<the column with the clips>'}",
+        )
+    return used
+
+
+def _of_clips(rows: Sequence[Row]) -> str | None:
+    """The column whose values look like files with sound."""
+    for name, value in rows[0].values.items():
+        if isinstance(value, str) and value.lower().endswith(SUFFIXES):
+            return str(name)
+    return None
 
 
 def made(row: Row, columns: Mapping[str, list[str]], tally: Tally) -> VoiceRow:
@@ -92,15 +107,20 @@ def made(row: Row, columns: Mapping[str, list[str]], tally: Tally) -> VoiceRow:
     target = reading.clip("audio") or reading.clip_by_id()
     text = reading.said("text", "text_file", target)
     if text is None:
-        raise BadRow(f"no text: neither a column ({_likely('text')}) nor a .txt file beside the clip")
+        raise BadRow(
+            f"no text: neither a column ({_likely('text')}, or data.columns.text) nor a .txt file beside the clip"
+        )
     if (several := row.values.get(SPEAKERS)) is not None and not isinstance(several, list):
         raise BadRow(f"`{SPEAKERS}` is a {type(several).__name__}, not a list")
     if several and len(several) > 1:
         raise BadRow(f"`{SPEAKERS}` names several voices; a row is of one voice")
+    heard = reading
     if several and isinstance(several[0], dict):
-        reading = _Reading(row._replace(values={**several[0], **row.values}), columns, tally)
-    reference = reading.clip("reference")
-    reference_text = reading.said("reference_text", "reference_text_file", reference)
+        heard = _Reading(
+            row._replace(values=several[0]), {c: [c, *names] for c, names in COLUMNS.items()}, tally
+        )
+    reference = heard.clip("reference")
+    reference_text = heard.said("reference_text", "reference_text_file", reference)
     if reference is not None and reference_text is None:
         raise BadRow(
             f"reference clip without its text: neither a column ({_likely('reference_text')}) nor a .txt file beside it"
@@ -118,10 +138,13 @@ class _Reading:
 
     def value(self, column: str) -> tuple[Any, str]:
         """The first value that is there, and the name of its column."""
-        names = self.columns[column] or [column, *COLUMNS[column]]
+        names = self.columns[column] or [column]
         for name in names:
             found = value_of(self.row.values, name, {})
-            if found is not MISSING and found is not None and found != "":
+            absent = (
+                found is MISSING or found is None or found == "" or found != found
+            )  # NaN, as tables have it
+            if not absent:
                 return found, name
         return None, names[0]
 

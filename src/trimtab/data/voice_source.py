@@ -5,6 +5,7 @@ Only local, since clips lie beside their rows as files. Only lists names; no cli
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from trimtab.config.schema import DataSettings
@@ -19,16 +20,16 @@ ABOUT = "dataset_info"
 """What a metadata.json says about the set as a whole, beside its rows."""
 
 
+BUILT_IN = {"espeak-voices": Path(__file__).parent / "shipped" / "voices"}
+"""The folders with clips that come with Trimtab, by the name that `data.source` has for them."""
+
+
 def load_voice_rows(source: str, data: DataSettings, setting: str) -> Loaded:
     """The rows behind a source, their clips as paths."""
-    path = Path(source).expanduser()
-    if not path.exists() and ("://" in source or source.count("/") == 1):
-        raise RequestError.of(
-            f"{setting}={source}: no such file or folder here",
-            "the clips of a voice are read as files beside their rows, and nothing is downloaded",
-            "check the path; of a remote set, copy the folder here and name it",
-        )
-    loaded = _folder(path, data, setting) if path.is_dir() else load_rows(source, data, setting)
+    path = BUILT_IN.get(source) or Path(source).expanduser()
+    if not path.exists():
+        raise _nothing_there(source, path, setting)
+    loaded = _folder(path, data, setting) if path.is_dir() else load_rows(str(path), data, setting)
     loaded.rows = [row for found in loaded.rows for row in _by_id(found)][: data.max_rows]
     if not loaded.rows:
         raise RequestError.of(
@@ -36,6 +37,8 @@ def load_voice_rows(source: str, data: DataSettings, setting: str) -> Loaded:
             f"read {some_of(loaded.files, 3)}, and found nothing in it",
             f"point {setting} at a folder or file that has rows",
         )
+    if source in BUILT_IN:
+        loaded.source = f"{source} (built in)"
     return loaded
 
 
@@ -84,3 +87,18 @@ def _by_id(row: Row) -> list[Row]:
         row._replace(values={"id": name, **value}, number=number)
         for number, (name, value) in enumerate(entries.items(), 1)
     ]
+
+
+def _nothing_there(source: str, path: Path, setting: str) -> RequestError:
+    near = get_close_matches(source, BUILT_IN, n=1)
+    near += [
+        str(path.parent / name)
+        for name in get_close_matches(path.name, [f.name for f in path.parent.glob("*")])
+    ]
+    return RequestError.of(
+        f"{setting}={source}: no such file or folder",
+        "the clips of a voice are read as files beside their rows, and nothing is downloaded",
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"check the path; copy a remote set here and name its folder; clips that are here: {', '.join(BUILT_IN)}",
+    )
