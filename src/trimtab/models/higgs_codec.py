@@ -7,7 +7,6 @@ torchaudio is missing, that one function is ours, by the same definition. Never 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import sys
 from functools import lru_cache
@@ -27,7 +26,10 @@ ROLL_OFF = 0.99
 
 def higgs_codec_class() -> Any:
     """The class, not a stand-in for it."""
-    if FILE in sys.modules or importlib.util.find_spec("torchaudio") is not None:
+    from transformers.utils import is_torchaudio_available
+
+    # Asked before anything is lent: transformers remembers the answer.
+    if is_torchaudio_available() or FILE in sys.modules:
         return importlib.import_module(FILE).HiggsAudioV2TokenizerModel
     lent, functions = ModuleType("torchaudio"), ModuleType("torchaudio.functional")
     lent.__spec__ = ModuleSpec("torchaudio", None)

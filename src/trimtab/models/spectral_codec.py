@@ -100,8 +100,8 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         *,
         seed: int = 0,
         device: str | torch.device = "cpu",
-        rounds: int = 12,
-        most_vectors: int = 60_000,
+        rounds: int = 8,
+        most_vectors: int = 24_000,
         told: Callable[[int], None] = lambda book: None,
         **settings: Any,
     ) -> SpectralCodec:
