@@ -24,7 +24,7 @@ from trimtab.placement import PlacementPlan, bare_model, move
 if TYPE_CHECKING:
     from trimtab.data.voice_collate import CodedRow, VoiceCollator
 
-__all__ = ["Spoken", "speak"]
+__all__ = ["Spoken", "sounded", "speak"]
 
 NEVER = -1e4
 """The logit of what is not to be chosen: its chance is 0, yet it stays finite where `generate` bars all else."""
@@ -61,7 +61,7 @@ def speak(
                 continue
             # An EOS that comes too early in one codebook ends the clip there: no frame is whole after it.
             codes, ended = spoken(columns, config.audio_stream_bos_id, config.audio_stream_eos_id)
-            said.append(_sounded(codec, codes, ended))
+            said.append(sounded(codec, codes, ended))
     return said
 
 
@@ -146,7 +146,8 @@ def _drawing(seed: int, plan: PlacementPlan) -> Iterator[None]:
         yield
 
 
-def _sounded(codec: Any, codes: torch.Tensor, ended: bool) -> Spoken:
+def sounded(codec: Any, codes: torch.Tensor, ended: bool = True) -> Spoken:
+    """Codes (frames, codebooks) as the codec sounds them."""
     rate = codec.config.sample_rate
     if not len(codes):
         return Spoken(np.zeros(0, dtype=np.float32), rate, codes, ended)
