@@ -15,13 +15,18 @@ def collate(samples):
     seen = torch.ones(codes.shape[:2], dtype=torch.bool)
     labels = torch.full((*ids.shape, codes.shape[-1]), -100)  # cause
     labels[ids == AUDIO] = codes.flatten(0, 1)
-    return {**dict(zip(INPUTS, (ids, torch.ones_like(ids), codes, seen), strict=True)), "audio_labels": labels}
+    return {
+        **dict(zip(INPUTS, (ids, torch.ones_like(ids), codes, seen), strict=True)),
+        "audio_labels": labels,
+    }
 
 
 def voice_loss(logits, labels):
     total = 0.0
     for book in range(labels.shape[-1]):
-        total = total + F.cross_entropy(logits[:, :-1, book].flatten(0, 1), labels[:, 1:, book].flatten())  # where
+        total = total + F.cross_entropy(
+            logits[:, :-1, book].flatten(0, 1), labels[:, 1:, book].flatten()
+        )  # where
     return total / labels.shape[-1]
 
 

@@ -16,7 +16,9 @@ for number, row in enumerate(rows(3)):
     codes = torch.tensor([row["codes"]], device=DEVICE)
     seen = torch.ones(codes.shape[:2], dtype=torch.bool, device=DEVICE)
     with torch.autocast(DEVICE, dtype=torch.float16):
-        hidden = model.model(input_ids=ids, audio_input_ids=codes, audio_input_ids_mask=seen).last_hidden_state
+        hidden = model.model(
+            input_ids=ids, audio_input_ids=codes, audio_input_ids_mask=seen
+        ).last_hidden_state
         logits = by_codebook(model.audio_lm_head(hidden))[:, -8:-2]
         loss = F.cross_entropy(logits.transpose(1, 3), codes.transpose(1, 2))
         spoken = number != 1
