@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coded_rows import codes, own_processor, plain_columns, voice_tokenizer
 from trimtab.data.delay import delayed, delayed_labels, spoken, undelayed
 from trimtab.errors import RequestError
-from voices import codes, own_processor, plain_columns, voice_tokenizer
 
 
 @st.composite

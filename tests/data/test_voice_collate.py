@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.config.schema import VoiceSettings
-from trimtab.data.voice_collate import CodedRow, VoiceCollator
-from trimtab.errors import RequestError
-from trimtab.placement import move
-from voices import (
+from coded_rows import (
     MARKS,
     SCENE,
     codes,
@@ -23,6 +19,10 @@ from voices import (
     voice_config,
     voice_tokenizer,
 )
+from trimtab.config.schema import VoiceSettings
+from trimtab.data.voice_collate import CodedRow, VoiceCollator
+from trimtab.errors import RequestError
+from trimtab.placement import move
 
 SYSTEM = "Generate audio following instruction."
 TOKENIZER = voice_tokenizer()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from coded_rows import codes, said, voice_config, voice_tokenizer
 from trimtab.config.schema import DataSettings, VoiceSettings
-from trimtab.data.report import PictureReport, SourceReport
+from trimtab.data.report import SourceReport, VoiceReport
 from trimtab.data.voice_collate import CodedRow, VoiceCollator
 from trimtab.errors import RequestError
-from voices import codes, said, voice_config, voice_tokenizer
 
 TOKENIZER = voice_tokenizer()
 
@@ -24,7 +24,7 @@ def source(rows: int) -> SourceReport:
 def report_of(train: int, held: int, apart: bool = False) -> Any:
     about = source(train) if apart else source(train + held)
     other = source(held) if apart else None
-    return PictureReport(about, other, train, held, "by speaker", 0, True, "none")
+    return VoiceReport(about, other, train, held, "by speaker", 1.0, 0.5, {}, train + held, {24000: 1}, True)
 
 
 def collator(max_length: int | None = None) -> VoiceCollator:
@@ -102,6 +102,6 @@ def test_codes_that_the_model_cannot_have_stop_the_run_whatever_bad_rows_says() 
 
 def test_nothing_left_is_an_error_with_the_reasons() -> None:
     with pytest.raises(
-        RequestError, match=r"no row is left to train on: 1 its clip has no frame \(first: clips, line 1"
+        RequestError, match=r"no row is left to train on: 1 its clip has no frame \(first: clips"
     ):
         collator().fitting([row(1, 0)], [], DataSettings(bad_rows="drop"), report_of(1, 0))

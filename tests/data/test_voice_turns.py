@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.config.schema import VoiceSettings
-from trimtab.data.clean import BadRow
-from trimtab.data.voice_collate import VoiceCollator
-from trimtab.data.voice_marks import VoiceMarks
-from trimtab.data.voice_turns import VoiceTurns
-from trimtab.errors import RequestError
-from trimtab.models.chat import PLAIN_TEMPLATE
-from voices import (
+from coded_rows import (
     ANY_ROLE,
     HEADERS,
     LLAMA,
@@ -25,6 +18,13 @@ from voices import (
     voice_config,
     voice_tokenizer,
 )
+from trimtab.config.schema import VoiceSettings
+from trimtab.data.clean import BadRow
+from trimtab.data.voice_collate import VoiceCollator
+from trimtab.data.voice_marks import VoiceMarks
+from trimtab.data.voice_turns import VoiceTurns
+from trimtab.errors import RequestError
+from trimtab.models.chat import PLAIN_TEMPLATE
 
 ROW = said("The west. ", codes(2), codes(2), " The east.", "A quiet room.").row
 WHOLE = (

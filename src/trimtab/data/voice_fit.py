@@ -54,11 +54,10 @@ def _fits(
     collator: VoiceCollator, row: CodedRow, data: DataSettings, tally: Tally, lengths: list[int]
 ) -> bool:
     try:
-        collator.written(row)
+        tokens = len(collator.made(row).ids)
     except BadRow as bad:
         tally.bad(str(bad), row.row.where)
         return False
-    tokens = collator.length(row)
     lengths.append(tokens)
     if collator.most is None or tokens <= collator.most:
         return True
