@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def collator(max_length: int | None = None) -> VoiceCollator:
 
 
 def row(line: int, frames: int, text: str = "A") -> CodedRow:
-    return said(text, codes(frames), where=f"clips, line {line}")
+    made = said(text, codes(frames), where=f"clips, line {line}")
+    return replace(made, row=replace(made.row, speaker="anna" if line % 2 else "ben"))
 
 
 def test_rows_that_fit_are_kept_as_they_are() -> None:
@@ -56,6 +58,9 @@ def test_long_rows_are_left_out_and_counted(too_long: str) -> None:
     assert report.train.dropped == {"silent": 1, why: 3}
     assert report.train.first_dropped[why] == "clips, line 2"
     assert (report.rows_train, report.rows_eval, report.train.rows_kept) == (1, 1, 2)
+    # Of 22 frames to train on 3 are left, of 10 held out 1.
+    assert (report.minutes_train, report.minutes_eval) == pytest.approx((1.0 * 3 / 22, 0.5 * 1 / 10))
+    assert report.speakers == {"anna": 2}
     assert f"    dropped 3: {why} (first: clips, line 2)" in report.lines()
 
 

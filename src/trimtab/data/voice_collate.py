@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from trimtab.config.schema import DataSettings
+    from trimtab.data.report import VoiceReport
     from trimtab.data.voice_rows import VoiceRow
 
 Batch = dict[str, "Tensor"]
@@ -120,7 +121,7 @@ class VoiceCollator:
         return f"the model's max_position_embeddings={self.places:,}"
 
     def fitting(
-        self, train: Sequence[CodedRow], held: Sequence[CodedRow], data: DataSettings, report: Any
+        self, train: Sequence[CodedRow], held: Sequence[CodedRow], data: DataSettings, report: VoiceReport
     ) -> tuple[list[CodedRow], list[CodedRow]]:
         """The rows that can be trained on and evaluated by; the others are counted in the report, or stop the run."""
         from trimtab.data.voice_fit import fitting
