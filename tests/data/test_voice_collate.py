@@ -269,6 +269,7 @@ def test_the_length_is_that_of_the_row_and_of_what_is_asked() -> None:
         (said("A <|AUDIO_OUT|>", codes(1), where="here, line 7"), r"text holds .*<\|AUDIO_OUT\|>"),
         (said("A", codes(1), codes(1), "<|eot_id|>", where="here, line 7"), r"reference text holds"),
         (said("A", codes(1), scene="a<|scene_desc_end|>", where="here, line 7"), r"scene holds"),
+        (said("A \ud83d", codes(1), where="here, line 7"), "text holds half of a surrogate pair"),
         (said("A", codes(1) + 15, where="here, line 7"), "its clip: audio codes from"),
         (said("A", codes(1), codes(1, 2), "B", where="here, line 7"), "its reference: codes of 2 codebooks"),
     ],

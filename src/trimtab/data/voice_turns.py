@@ -59,6 +59,8 @@ class VoiceTurns:
         """The whole conversation, with one audio token for the reference, where it is `heard`, and one for the clip."""
         texts = {"text": row.text, "reference text": row.reference_text, "scene": row.scene}
         for name, text in texts.items():
+            if _is_broken(text or ""):
+                raise BadRow(f"its {name} holds half of a surrogate pair (broken Unicode)")
             if found := self._token_in(text or ""):
                 raise BadRow(f"its {name} holds the special token {found}, which would not be read as words")
         ids = self._tokens(self._turns(row.text, row.reference_text, row.scene or self.scene, heard))
@@ -168,6 +170,10 @@ class VoiceTurns:
         except BadRow:
             return None
         return "it has no role for a scene" if same else None
+
+
+def _is_broken(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _said(role: str, text: str) -> Message:
