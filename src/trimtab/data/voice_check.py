@@ -30,8 +30,7 @@ class Heard:
     digest: str
     rate: int
     channels: int
-    seconds: float | None
-    """None where the file does not say, and was not listened to."""
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,9 @@ def checked_rows(
 
 def _listen(clip: Clip, voice: VoiceSettings) -> Heard:
     told = header(clip.path)
-    if told.frames is not None:
-        _check_length(told.frames, told.rate, voice)
+    _check_length(told.frames, told.rate, voice)
     if not voice.check_clips:
-        return Heard(clip.key, told.rate, told.channels, told.seconds)
+        return Heard(clip.key, told.rate, told.channels, told.frames / told.rate)
     frames, rate = decode(clip.path, voice.max_seconds)
     _check_length(len(frames), rate, voice)
     samples = mixed(frames)
