@@ -13,7 +13,7 @@ import pytest
 from trimtab.config.schema import DataSettings
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.read import read_file
-from trimtab.data.voice_rows import VoiceRow, made, used_columns
+from trimtab.data.voice_rows import COLUMNS, VoiceRow, made, used_columns
 from trimtab.data.voice_source import load_voice_rows
 from trimtab.errors import RequestError
 
@@ -235,3 +235,15 @@ def test_a_list_called_samples_is_the_one_with_the_rows(tmp_path: Path) -> None:
     file.write_text(json.dumps({"speakers": ["a"], "others": [{"text": "Hi."}]}))
     with pytest.raises(RequestError, match="several lists inside"):
         read_file(file)
+
+
+def test_the_example_and_the_names_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "voice.md").read_text(encoding="utf-8")
+    section = page.partition("## Your own clips")[2].partition("\n## ")[0]
+    (example,) = re.findall(r"```json\n(.*?)```", section, flags=re.DOTALL)
+    (tmp_path / "metadata.json").write_text(example)
+    anna, ben = rows_of(tmp_path)
+    assert (anna.speaker, anna.reference_text, ben.reference) == ("anna", "This is how I sound.", None)
+    table = section.partition("| column |")[2].partition("\n\n")[0]
+    for column, others in re.findall(r"^\| `(\w+)` \| (.*?) \|", table, flags=re.MULTILINE):
+        assert set(re.findall(r"`(\w+)`", others)) <= set(COLUMNS[column])
