@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import tiny_models
+import trimtab
 from trimtab.data.clips import Clip
 from trimtab.data.voice_rows import VoiceRow
 from trimtab.errors import RequestError
@@ -130,6 +132,21 @@ def test_the_real_class_gives_codes_in_the_same_way(tmp_path: Path) -> None:
     (again,) = coded(rows_of(tmp_path, 1), codec, CPU, lambda _: None)
     assert again.target is not None
     assert torch.equal(row.target, again.target)
+
+
+def test_a_gpu_shares_the_codes_of_the_cpu(
+    tmp_path: Path, codec: SpectralCodec, count: Callable[[], int]
+) -> None:
+    rows, folder = rows_of(tmp_path), tmp_path / "codec"
+    codec.save_pretrained(folder)
+    with trimtab.virtual_gpus(1):
+        on_gpu = SpectralCodec.from_pretrained(folder).to("cuda:0")
+        found = coded(rows, on_gpu, replace(CPU, device="cuda:0"), lambda _: None)
+        assert all(row.target is not None and not row.target.is_cuda for row in found)
+    assert count() == 4
+    expected = coded(rows, codec, CPU, lambda _: None)
+    assert count() == 4, "the same codec, wherever it is"
+    assert [row.row for row in found] == [row.row for row in expected]
 
 
 def _cut(path: Path) -> None:

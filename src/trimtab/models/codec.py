@@ -68,6 +68,8 @@ def load_run_codec(config: Config, plan: PlacementPlan, run_folder: Path) -> Cod
 
 def identity(codec: Codec) -> str:
     """Sixty-four digits that two codecs share only where they give the same codes: class, settings and weights."""
+    import torch
+
     settings = codec.config.to_dict()
     for told in ("_name_or_path", "transformers_version", "dtype", "architectures"):
         settings.pop(told, None)
@@ -75,7 +77,7 @@ def identity(codec: Codec) -> str:
     for name, tensor in sorted(codec.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
         whole.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        whole.update(memoryview(plain.numpy()).cast("B") if plain.numel() else b"")
+        whole.update(plain.flatten().view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 
