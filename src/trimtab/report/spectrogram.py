@@ -19,7 +19,7 @@ HEIGHT = 96
 COLUMNS_A_SECOND, WIDEST = 100, 900
 SOFTEST, LOUDEST = -90.0, -15.0
 """Decibels that the darkest and the brightest colour stand for; a sine at full scale has 0."""
-TICKS = (250, 500, 1000, 2000, 4000, 8000)
+TICKS = (500, 1000, 2000, 4000, 8000)
 _COLOURS = (
     (6, 6, 24),
     (44, 18, 92),
