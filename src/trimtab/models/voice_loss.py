@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
@@ -46,15 +45,15 @@ class HiggsAudioV2ForConditionalGeneration(Model):
     # The trainer's one count of labels means nothing to a loss of several parts.
     accepts_loss_kwargs = False
 
-    @functools.wraps(Model.forward)  # type: ignore[override]
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(Model.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         given = _SIGNATURE.bind(self, *args, **kwargs).arguments
         if given.get("labels") is None and given.get("audio_labels") is None:
             return super().forward(*args, **kwargs)
         return _taught(self, given)
 
 
-def teach_voice(model: nn.Module) -> None:
+def teach_voice(model: Any) -> None:
     """Have `model` compute this loss when it is called with labels. Before adapters or a wrapper are put around it."""
     if isinstance(model, HiggsAudioV2ForConditionalGeneration):
         return
@@ -70,10 +69,11 @@ def teach_voice(model: nn.Module) -> None:
             "the end of a turn is text, and without a head it cannot be learned",
             f"load it by {Model.__name__}.from_pretrained(…, use_text_head=True)",
         )
-    model.__class__ = HiggsAudioV2ForConditionalGeneration
+    ours = HiggsAudioV2ForConditionalGeneration
+    model.__class__ = ours
     if "_old_forward" in vars(model):
         # Of a model that is split: accelerate's hook calls the forward that it found.
-        model._old_forward = types.MethodType(HiggsAudioV2ForConditionalGeneration.forward, model)
+        setattr(model, "_old_forward", types.MethodType(ours.forward, model))  # noqa: B010
 
 
 def parts_of(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

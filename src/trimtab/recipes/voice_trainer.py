@@ -117,7 +117,8 @@ class VoiceTrainer(Trainer):
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
             return rows
-        return min(rows, max(0, int(state.remainder) - rows * self.accelerator.process_index))
+        before = rows * int(self.accelerator.process_index)
+        return min(rows, max(0, int(state.remainder) - before))
 
 
 def figures(sums: torch.Tensor, of: torch.Tensor) -> dict[str, float]:
