@@ -59,7 +59,8 @@ def _levels(samples: Samples, rate: int) -> npt.NDArray[np.float64]:
     views = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[: columns * hop : hop]
     window = np.hanning(WINDOW + 1)[:-1]
     power = np.abs(np.fft.rfft(views * window) / (window.sum() / 2)) ** 2
-    return 10 * np.log10(power @ _bands(rate) + 1e-12)
+    levels: npt.NDArray[np.float64] = 10 * np.log10(power @ _bands(rate) + 1e-12)
+    return levels
 
 
 def _bands(rate: int) -> npt.NDArray[np.float64]:
