@@ -32,9 +32,15 @@ FIRST = [
     ("text_head_optimizer", "scaler-misuse"),
     ("half_adapters", "scaler-misuse"),
 ]
+UNSEEN = [
+    ("object_in_helper", "device-mismatch"),
+    ("scaled_nan", "non-finite"),
+    ("merged_before_training", "scaler-misuse"),
+    ("loader_moved_by_name", "device-mismatch"),
+]
 
 
-@pytest.mark.parametrize(("name", "kind"), FIRST)
+@pytest.mark.parametrize(("name", "kind"), [*FIRST, *UNSEEN])
 def test_found_with_its_cause(rehearse_warm: Rehearse, name: str, kind: str) -> None:
     path = PROGRAMS / f"{name}.py"
     faulty = rehearse_warm(str(path), gpus=1)
@@ -48,7 +54,7 @@ def test_found_with_its_cause(rehearse_warm: Rehearse, name: str, kind: str) -> 
     assert causes <= marked_lines(path, "cause"), faulty["text"]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in FIRST])
+@pytest.mark.parametrize("name", [name for name, _ in [*FIRST, *UNSEEN]])
 def test_the_repaired_one_is_clean(rehearse_warm: Rehearse, name: str) -> None:
     repaired = rehearse_warm(str(PROGRAMS / f"{name}.py"), "fixed", gpus=1)
     assert repaired["verdict"] == "clean", repaired["text"]
