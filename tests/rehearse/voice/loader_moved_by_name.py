@@ -1,4 +1,4 @@
-"""A loop of one's own moves the fields of its batch object one by one, and the labels of the sound are not among them."""
+"""A loop of one's own moves the fields of its batch one by one, and the labels of the sound are not among them."""
 
 import sys
 from dataclasses import dataclass

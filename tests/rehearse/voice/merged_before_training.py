@@ -1,4 +1,4 @@
-"""An adapter is merged into the weights before training: what the optimizer holds takes no part in the model any more."""
+"""An adapter is merged into the weights before training: what the optimizer holds is no part of the model any more."""
 
 import sys
 

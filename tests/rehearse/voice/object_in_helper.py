@@ -1,4 +1,4 @@
-"""A Trainer is given batches as named tuples around an object; a helper of the loss takes the labels out of it."""
+"""In the dict that a Trainer is given lies an object; a helper of the loss takes the labels out of it."""
 
 import sys
 import tempfile
@@ -33,9 +33,8 @@ class VoiceTrainer(Trainer):
     entropy = nn.CrossEntropyLoss()
 
     def audio_loss(self, logits, wanted):
-        books = [
-            self.entropy(logits[:, :, k].transpose(1, 2), wanted.codes[..., k]) for k in range(2)
-        ]  # where
+        pairs = [(logits[:, :, k].transpose(1, 2), k) for k in range(2)]
+        books = [self.entropy(told, wanted.codes[..., k]) for told, k in pairs]  # where
         return torch.stack(books).mean()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
