@@ -21,9 +21,12 @@ def handed_over(scene: Scene, stray: Suspect) -> Verdict | None:
     if stray.device != "cpu" or stray.is_parameter or stray.moved is not None:
         return None
     for sight in scene.sights(stray):
-        name = sight.taken_from
-        batch = sight.frame.f_locals.get(name)
-        if name not in source.parameters(sight.file, sight.line) or not _is_opaque(batch):
+        if sight.taken_from not in source.parameters(sight.file, sight.line):
+            continue
+        # The object itself is given, or lies in a dict that is.
+        held = (sight.frame.f_locals.get(name) for name in (sight.taken_from, sight.root))
+        batch = next((value for value in held if _is_opaque(value)), None)
+        if batch is None:
             continue
         giver = _library_before(sight.frame)
         made = _made_at(type(batch).__name__, [frame.f_code.co_filename for frame in scene.frames])

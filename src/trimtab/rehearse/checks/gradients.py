@@ -180,6 +180,8 @@ class Gradients(BaseCheck):
         file = born.file if born is not None else place.file if place is not None else ""
         if not any((p := known.held()) is not None and p.requires_grad for known in self._known()):
             return self._why_frozen(file)
+        if (made := self._for_another_model()) is not None:
+            return cause_at(made, "none of the parameters given to this optimizer is in the model that ran")
         if leaf.requires_grad:
             return cause_at(
                 born, "the loss is rebuilt here as a new leaf: no gradient reaches the parameters behind it"
@@ -192,6 +194,14 @@ class Gradients(BaseCheck):
         if dead := next(iter(self._cuts.without_grad.values()), None):
             return cause_at(dead, "gradients are switched off here, in front of the loss")
         return cause_at(born, "this has no graph: nothing that it is made from requires a gradient")
+
+    def _for_another_model(self) -> Place | None:
+        """Where the optimizer was made, if there is one alone and no module that ran has a parameter of it."""
+        entries = list(self._optimizers.values())
+        used = self._names()
+        if len(entries) != 1 or not used or any(known.number in used for known in entries[0].parameters):
+            return None
+        return entries[0].made
 
     def _why_frozen(self, file: str) -> Cause | None:
         """No parameter of any optimizer is trainable: the line that froze them, else the one that took them frozen."""
