@@ -21,12 +21,12 @@ SPECTRAL = "spectral"
 
 
 class VoiceSettings(RecipeSection):
-    """Higgs Audio v2, tuned on clips with their words, each after a clip of the same voice; used with `recipe: voice`."""
+    """Higgs Audio v2, tuned on clips with their words, after a clip of the same voice; used with `recipe: voice`."""
 
     recipe = "voice"
     without_effect = (
         *("data.format", "data.packing", "data.train_on"),
-        *("training.group_by_length", "samples.prompts", "samples.max_new_tokens"),
+        *("training.group_by_length", "samples.prompts", "samples.max_new_tokens", "samples.held_out"),
     )
     rules = RULES
 
@@ -41,7 +41,7 @@ class VoiceSettings(RecipeSection):
     """How it sounds where a row says nothing of that itself, such as `Audio is recorded from a quiet room.`"""
 
     check_clips: bool = True
-    """Listen to every clip before the first step: a broken, silent, clipped, too short or too long one is found then."""
+    """Hear every clip before the first step: a broken, silent, clipped, too short or too long one is found then."""
 
     min_seconds: Annotated[float, Field(gt=0)] = 0.2
     """A shorter clip is a bad row."""
