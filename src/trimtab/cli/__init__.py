@@ -28,6 +28,7 @@ from trimtab.cli.rehearse import CONTEXT as REHEARSE_CONTEXT
 from trimtab.cli.rehearse import rehearse
 from trimtab.cli.replay import replay
 from trimtab.cli.report import report
+from trimtab.cli.speak import speak
 from trimtab.cli.train import train
 from trimtab.errors import TrimtabError
 from trimtab.redaction import without_secrets
@@ -59,6 +60,7 @@ app.command()(evaluate)
 app.command()(export)
 app.command()(replay)
 app.command()(report)
+app.command()(speak)
 app.add_typer(bench)
 app.command()(doctor)
 app.command("config-schema")(config_schema)

@@ -26,7 +26,7 @@ class VoiceSettings(RecipeSection):
     recipe = "voice"
     without_effect = (
         *("data.format", "data.packing", "data.train_on"),
-        *("training.group_by_length", "samples.prompts", "samples.max_new_tokens"),
+        *("training.group_by_length", "samples.prompts", "samples.max_new_tokens", "samples.held_out"),
     )
     rules = RULES
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trimtab.models import tiny_vision
-from trimtab.models.shape_names import SHAPES
+from trimtab.models.shape_names import HIGGS_AUDIO_3B, SHAPES
 
 _SMOLLM_2 = {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
 _LLAMA_2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 2048}
@@ -41,6 +41,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "meta-llama/llama-3.2-1b-instruct": _shape(_LLAMA_3, 2048, 16, 32, 8, 8192, True, head_dim=64),
     "meta-llama/llama-3.2-3b-instruct": _shape(_LLAMA_3, 3072, 28, 24, 8, 8192, True, head_dim=128),
     "meta-llama/llama-3.1-8b-instruct": _shape(_LLAMA_3, 4096, 32, 32, 8, 14336, False),
+    "bosonai/higgs-audio-v2-generation-3b-base": HIGGS_AUDIO_3B,
+    "eustlb/higgs-audio-v2-generation-3b-base": HIGGS_AUDIO_3B,
 }
 
 

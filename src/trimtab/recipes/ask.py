@@ -16,6 +16,12 @@ from trimtab.recipes.table import recipe_of
 def ask(config: Config, weights: Path, question: str, pictures: Sequence[Path]) -> str:
     """The answer of the run with this config, whose adapter or model lies in `weights`, where its plan puts it."""
     recipe = recipe_of(config)
+    if recipe.family.samples == "audio":
+        raise RequestError.of(
+            f"a question to a run with recipe: {config.recipe}",
+            "its model speaks what it is given, and answers nothing",
+            "let it speak: trimtab speak RUN --text …",
+        )
     if recipe.answer is None:
         raise RequestError.of(
             f"a question to a run with recipe: {config.recipe}",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
@@ -61,6 +61,10 @@ class Job:
     checkpoint: Path | None
     prepared: Prepared
     model: Any = None
+    stage: Literal["before", "after"] = "before"
+    """Which look is taken: at the untouched model, or at what was trained."""
+    main: bool = True
+    """Whether this process writes what a look keeps."""
 
 
 class Driver(Protocol):
@@ -137,6 +141,11 @@ class Recipe:
         {"prompt": prompt} for prompt in job.config.samples.prompts
     ]
     """What is asked before and after training, each as a sample tells it; `look` answers."""
+    looked_at: Callable[[Config], dict[str, Any]] = lambda config: {
+        "prompts": config.samples.prompts,
+        "held_out": config.samples.held_out,
+    }
+    """The settings that say what is asked: where all are empty nothing is."""
     look: Callable[[Job, Any], Look] | None = prompts_answered
     """What the model answers; None where nothing is asked."""
     answer: Callable[[Config, PlacementPlan, Any, str, Sequence[Path]], str] | None = prompt_answered

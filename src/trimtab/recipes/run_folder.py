@@ -30,7 +30,7 @@ ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "st
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
 NAMES = (
-    *(*ALWAYS, "baseline.json", "trajectory.bin", "report.html", EVALUATION, "pictures"),
+    *(*ALWAYS, "baseline.json", "trajectory.bin", "report.html", EVALUATION, "pictures", "clips", "codec"),
     *("adapter", "model", "export"),
 )
 """What is in a run's folder."""

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from trimtab.monitor.wording import count_of, duration, size
+from trimtab.report.clips import Players
 from trimtab.report.curves import Panel, draw, panels
 from trimtab.report.frame import cut, facts, folded, note, page, plain, raw_table, said, section, table, text
 from trimtab.report.pictures import shown
@@ -176,6 +177,8 @@ def _answers(run: RunFacts) -> str:
         answers = run.baseline.get("answers") or []
         pairs = zip(prompts, answers, strict=False)
         samples = [{"prompt": prompt, "before": before} for prompt, before in pairs]
+    if any(sample.get("clips") for sample in samples):
+        return Players(run.path).samples(samples)
     told = [key for key in ("expected",) if any(key in sample for sample in samples)]
     head = ["prompt", *told, "before", "after"]
     cells = [
