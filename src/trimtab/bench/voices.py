@@ -17,6 +17,8 @@ from trimtab.errors import RequestError
 from trimtab.recipes.takes import Take, Takes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -87,6 +89,7 @@ class Voices:
     def __init__(self, encoder: SpeakerEncoder, clips: Mapping[str, Sequence[Clip]]) -> None:
         self._encoder, self._clips = encoder, clips
         self._found: dict[str, Embedding | None] = {}
+        self._keys: dict[Path, str] = {}
 
     def alike(self, take: Take) -> dict[str, Any]:
         """How near the spoken clip is to its reference, to its speaker and to each other one; None: no voice in it.
@@ -115,14 +118,20 @@ class Voices:
         }
 
     def _voice(self, name: str | None, without: Iterable[Clip | None]) -> Embedding | None:
-        left_out = {clip.key for clip in without if clip is not None}
+        left_out = {self._key(clip) for clip in without if clip is not None}
         clips = self._clips.get(name, ()) if name is not None else ()
-        found = [self._clip(clip) for clip in clips if clip.key not in left_out]
+        found = [self._clip(clip) for clip in clips if self._key(clip) not in left_out]
         heard = [embedding for embedding in found if embedding is not None]
         return centre(heard) if heard else None
 
+    def _key(self, clip: Clip) -> str:
+        """What is in the file, looked at once."""
+        if clip.path not in self._keys:
+            self._keys[clip.path] = clip.key
+        return self._keys[clip.path]
+
     def _clip(self, clip: Clip) -> Embedding | None:
-        key = clip.key
+        key = self._key(clip)
         if key not in self._found:
             self._found[key] = self._encoder.embed(clip.sound(speakers.RATE), speakers.RATE)
         return self._found[key]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from trimtab.data.clips import Clip
 
     Samples = NDArray[np.float32]
-
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +45,3 @@ class Takes:
     rows: Sequence[Take]
     voices: Mapping[str, Sequence[Clip]]
     """Clips of each speaker that the data names; empty where it names none."""
-
-
-def spread(rows: Sequence[Row], most: int) -> list[Row]:
-    """So many of the rows, from the whole length: rows of one speaker often stand together."""
-    count = min(most, len(rows))
-    return [rows[place * len(rows) // count] for place in range(count)]
