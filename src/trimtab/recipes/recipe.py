@@ -92,6 +92,10 @@ class Driver(Protocol):
     def model(self) -> Any:
         """The model as it stands, without what a trainer wraps around it."""
 
+    @property
+    def skipped(self) -> int:
+        """Steps that changed no weight, for numbers in them that were not finite."""
+
     def settle(self) -> dict[str, Any] | None:
         """Put the weights to be kept into the model; gives those that had to be gathered. Every process calls it."""
 
