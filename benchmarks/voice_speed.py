@@ -29,15 +29,15 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from trimtab.data.voice_collate import CodedRow, VoiceCollator
-from trimtab.data.voice_rows import VoiceRow
-from trimtab.models.voice_loss import teach_voice
-from trimtab.recipes.voice_trainer import VoiceTrainer
 
 from trimtab.config.schema import LoraSettings, ModelSettings, VoiceSettings
+from trimtab.data.voice_collate import CodedRow, VoiceCollator
+from trimtab.data.voice_rows import VoiceRow
 from trimtab.models.adapters import add_lora
 from trimtab.models.families import AUDIO
 from trimtab.models.load import load_model_config, load_tokenizer
+from trimtab.models.voice_loss import teach_voice
+from trimtab.recipes.voice_trainer import VoiceTrainer
 
 WARM_UP = 3
 TINY = {
