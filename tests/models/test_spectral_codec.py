@@ -206,7 +206,7 @@ def test_a_code_beyond_the_codebook_is_refused(codec: SpectralCodec, code: int) 
         codec.decode(torch.full((1, 8, 2), code))
 
 
-@pytest.mark.parametrize("shape", [(24000,), (1, 24000), (1, 2, 24000)])
+@pytest.mark.parametrize("shape", [(24000,), (1, 24000), (1, 2, 24000), (1, 1, 0)])
 def test_sound_of_another_shape_is_refused(codec: SpectralCodec, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(batch, 1, samples\)"):
         codec.encode(torch.zeros(shape))
@@ -241,6 +241,20 @@ def test_it_has_the_outputs_of_the_real_one(codec: SpectralCodec) -> None:
         8,
         1024,
     )
+
+
+def test_half_precision_around_it_does_not_matter(codec: SpectralCodec) -> None:
+    sound = torch.from_numpy(voice(6))[None, None]
+    expected = codec(sound)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = codec(sound)
+    assert torch.equal(found.audio_codes, expected.audio_codes)
+    assert torch.equal(found.audio_values, expected.audio_values)
+
+
+def test_no_frame_is_refused(codec: SpectralCodec) -> None:
+    with pytest.raises(ValueError, match="hold no frame"):
+        codec.decode(torch.zeros(1, 8, 0, dtype=torch.long))
 
 
 def test_a_gpu_gives_what_the_cpu_gives(codec: SpectralCodec) -> None:
