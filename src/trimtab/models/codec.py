@@ -48,16 +48,24 @@ def codec_for(
 
 def load_run_codec(config: Config, plan: PlacementPlan, run_folder: Path) -> Codec:
     """The codec of a run that has ended: the one that was learned for it, or the one that its settings name."""
+    learned = config.voice.codec == SPECTRAL
+    return _fitting(
+        _loaded(config, plan, str(kept_codec(config, run_folder)) if learned else _source(config)), config
+    )
+
+
+def kept_codec(config: Config, run_folder: Path) -> str | None:
+    """What `voice.codec` has to say so that the codec of a run that has ended is taken: the folder of a learned one."""
     folder = run_folder / KEPT
     if config.voice.codec != SPECTRAL:
-        return _fitting(_loaded(config, plan, _source(config)), config)
+        return config.voice.codec
     if not (folder / "config.json").is_file():
         raise RequestError.of(
             f"{run_folder}: the run keeps no codec",
             f"voice.codec={SPECTRAL} was learned from its clips, is kept in {folder}, and no other one reads its codes",
             "put the folder back, or train again",
         )
-    return _fitting(_loaded(config, plan, str(folder)), config)
+    return str(folder)
 
 
 def identity(codec: Codec) -> str:
