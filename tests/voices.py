@@ -1,113 +1,45 @@
-"""Rows that are spoken, without sound: a small tokenizer with the marks of the Higgs Audio family, the template that
-transformers' conversion gives its checkpoints (the same text for the same turns), configs that fit, codes by seed."""
+"""Sounds made by rule, a little like a voice: a buzz of moving pitch through moving formants, with pauses and hiss."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from tiny_models import config
+import numpy as np
+import numpy.typing as npt
 
-MARKS = ["<|AUDIO_OUT|>", "<|audio_out_bos|>", "<|audio_eos|>", "<|reserved_special_token_6|>"]
-HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-SCENE = ["<|scene_desc_start|>", "<|scene_desc_end|>"]
-_TURN = "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}"
-_PARTS = (
-    "{% for part in m['content'] %}{% if part['type'] == 'audio' %}"
-    "{{ '<|audio_out_bos|><|AUDIO_OUT|><|audio_eos|>' }}{% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}"
-)
-_ASK = (
-    "{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n<|audio_out_bos|>' }}{% endif %}"
-)
-TEMPLATE = (
-    "{{ bos_token }}{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
-    "{% set told = namespace(scene=messages | length > 1 and messages[1]['role'] == 'scene') %}"
-    "{% for m in messages %}{% if m['role'] == 'scene' and loop.index0 == 1 %}"
-    "{{ '\n\n<|scene_desc_start|>\n' }}" + _PARTS + "{{ '\n<|scene_desc_end|><|eot_id|>' }}"
-    "{% else %}" + _TURN + _PARTS + "{% if not (loop.first and told.scene) %}{{ '<|eot_id|>' }}{% endif %}"
-    "{% endif %}{% endfor %}" + _ASK
-)
-"""The scene is a part of the system's turn."""
-ANY_ROLE = "{{ bos_token }}{% for m in messages %}" + _TURN + _PARTS + "{{ '<|eot_id|>' }}{% endfor %}" + _ASK
-"""Takes whatever role there is, and makes a turn of it."""
-LLAMA = (
-    "{{ bos_token }}{% for m in messages %}"
-    + _TURN
-    + "{{ m['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-"""Knows texts alone, as a language model's own: parts are written out as Python shows a list."""
-_WORDS = """The sun rises in the east and sets in the west. Generate audio following instruction. Audio is recorded from
-a quiet room. It was the night before my birthday, and it is the best day of the year! system user assistant scene"""
+RATE = 24000
+Samples = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Row:
-    """The fields of a VoiceRow."""
+def voice(seed: int, seconds: float = 1.0, pitch: float = 120.0) -> Samples:
+    """The same voice (pitch and formants' range) says another thing for each seed; its peak is 0.5."""
+    draw = np.random.default_rng(seed)
+    count = int(seconds * RATE)
+    places = np.arange(count) / RATE
+    corners = np.linspace(0, seconds, max(3, int(seconds * 6)))
 
-    text: str
-    target: Any = None
-    reference: Any = None
-    reference_text: str | None = None
-    scene: str | None = None
-    speaker: str | None = None
-    where: str = "rows.jsonl, line 1"
+    def moving(low: float, high: float) -> npt.NDArray[np.float64]:
+        return np.interp(places, corners, draw.uniform(low, high, len(corners)))
 
-
-def voice_tokenizer(
-    template: str | None = TEMPLATE, special: list[str] | None = None, adds_bos: bool = False
-) -> Any:
-    """A byte-level tokenizer of a few hundred tokens, as Llama 3's is made."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    special = [*MARKS, *HEADERS, *SCENE] if special is None else special
-    every = ["<|pad|>", "<|begin_of_text|>", "<|end_of_text|>", *special]
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=len(every) + 320,
-        special_tokens=every,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator([_WORDS], trainer)
-    if adds_bos:
-        made.post_processor = processors.TemplateProcessing(
-            single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 1)]
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token="<|begin_of_text|>",
-        eos_token="<|end_of_text|>",
-        pad_token="<|pad|>",
-        additional_special_tokens=special,
-        chat_template=template,
-    )
+    phase = 2 * np.pi * np.cumsum(pitch * moving(0.85, 1.2)) / RATE
+    formants = [moving(300, 800), moving(900, 2200), moving(2300, 3200)]
+    sound = np.zeros(count)
+    for harmonic in range(1, int(4000 / pitch)):
+        frequency = harmonic * pitch
+        strength = sum(np.exp(-(((frequency - formant) / 150) ** 2)) for formant in formants) + 0.01
+        sound += strength * np.sin(harmonic * phase)
+    spoken = np.interp(places, corners, draw.random(len(corners)) > 0.25)
+    sound = sound * spoken + 0.02 * draw.standard_normal(count) * (1 - spoken)
+    return (0.5 * sound / np.abs(sound).max()).astype(np.float32)
 
 
-def voice_config(tokenizer: Any, codebooks: int = 4, entries: int = 16, **changes: Any) -> Any:
-    """The tiny model's config with this tokenizer's ids, and codebooks of so many entries beside BOS and EOS."""
-    ids = tokenizer.convert_tokens_to_ids
-    wanted = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": ids("<|eot_id|>"),
-        "num_codebooks": codebooks,
-        "codebook_size": entries + 2,
-        "audio_stream_bos_id": entries,
-        "audio_stream_eos_id": entries + 1,
-        "audio_token_id": ids(MARKS[0]),
-        "audio_bos_token_id": ids(MARKS[1]),
-        "audio_delay_token_id": ids(MARKS[3]),
-    }
-    return config("higgs_audio_v2", **(wanted | changes))
+def write_clip(path: Path, samples: Samples) -> Path:
+    """The samples as 16-bit wav."""
+    import wave
 
-
-def codes(frames: int, codebooks: int = 4, entries: int = 16, seed: int = 0) -> Any:
-    import torch
-
-    return torch.randint(0, entries, (frames, codebooks), generator=torch.Generator().manual_seed(seed))
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    return path

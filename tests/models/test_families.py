@@ -219,3 +219,11 @@ def test_the_audio_models_blocks_and_heads_by_name() -> None:
     assert both == {"mlp", "audio_mlp"}
     assert adapted("higgs_audio_v2", "audio_lm_head") == ["audio_lm_head"]
     assert "audio_lm_head" not in adapted("higgs_audio_v2", "all-linear")
+
+
+@pytest.mark.parametrize("role", ["text_mlp", "audio_mlp", "audio_head"])
+@pytest.mark.parametrize("model_type", ["llama", "llava_onevision"])
+def test_roles_of_sound_are_refused_where_there_is_none(model_type: str, role: str) -> None:
+    with pytest.raises(RequestError, match=f"lora.targets={role}: no layer of") as refused:
+        adapted(model_type, role)
+    assert ("use `mlp`" if role.endswith("mlp") else "leave `audio_head` out") in str(refused.value)

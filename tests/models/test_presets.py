@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from trimtab.config.schema import LoraSettings, ModelSettings
-from trimtab.models import load_skeleton
+from trimtab.models import AUDIO, CAUSAL_LM, load_skeleton
 from trimtab.models.adapters import add_lora
 from trimtab.models.presets import PRESETS, preset_config
 from trimtab.placement import profile_model
 
+# Published as "3.6B LLM + 2.2B audio adapter": Llama 3.2 3B with a head of its own for the text; and for sound, in each
+# layer an MLP and two norms, beside them the codes' embedding and head.
+TEXT_HALF = 3_212_749_824 + 128_256 * 3_072
+AUDIO_HALF = 28 * (3 * 3_072 * 8_192 + 2 * 3_072) + 2 * 8 * 1_026 * 3_072
+HIGGS_AUDIO = TEXT_HALF + AUDIO_HALF
 PUBLISHED = {
     "smollm2": 134_515_008,
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
@@ -24,21 +29,27 @@ PUBLISHED = {
     "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
     "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "bosonai/higgs-audio-v2-generation-3B-base": HIGGS_AUDIO,
+    "eustlb/higgs-audio-v2-generation-3B-base": HIGGS_AUDIO,
 }
 
 
 def test_every_preset_is_published() -> None:
-    own = {"tiny-vision"}  # Trimtab's, held to its folder by test_tiny_vision
+    own = {"tiny-vision", "tiny-voice"}  # Trimtab's, held to their folders by tests of their own
     assert {name.lower() for name in PUBLISHED} == set(PRESETS) - own
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters(name: str) -> None:
-    model = load_skeleton(ModelSettings(name=name))
+    model = load_skeleton(ModelSettings(name=name), AUDIO if "higgs" in name else CAUSAL_LM)
     assert all(p.device.type == "meta" for p in model.parameters())
     profile = profile_model(model)
     assert profile.parameters == sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
     assert len(profile.layers) == model.config.num_hidden_layers
+
+
+def test_higgs_audio_is_as_large_as_it_is_said_to_be() -> None:
+    assert f"{TEXT_HALF / 1e9:.1f} {AUDIO_HALF / 1e9:.1f} {HIGGS_AUDIO / 1e9:.1f}" == "3.6 2.2 5.8"
 
 
 def test_tinyllama_with_lora_on_attention() -> None:

@@ -8,9 +8,9 @@ from PIL import Image
 from trimtab.config.schema import ModelSettings
 from trimtab.config.vision import ShirgSettings
 from trimtab.errors import RequestError
-from trimtab.models.families import IMAGE_TEXT
-from trimtab.models.load import load_model, load_model_config, load_processor, load_skeleton
-from trimtab.models.shape_names import IMAGE_ID, LLAVA_8B, is_shape
+from trimtab.models.families import AUDIO, IMAGE_TEXT
+from trimtab.models.load import load_model, load_model_config, load_processor, load_skeleton, load_tokenizer
+from trimtab.models.shape_names import HIGGS_3B, IMAGE_ID, LLAVA_8B, VOICE_TOKENS, is_shape
 from trimtab.models.shirg import shirg_processor
 from trimtab.placement import PlacementPlan
 
@@ -39,6 +39,22 @@ def test_its_processor_writes_a_place_for_every_token_of_a_picture() -> None:
         assert int((batch["input_ids"] == IMAGE_ID).sum()) == tokens
         assert tuple(batch["pixel_values"].shape) == shape
         assert int(batch["input_ids"].max()) < config.text_config.vocab_size
+
+
+def test_a_voice_of_the_published_size_whose_tokens_are_where_its_config_says() -> None:
+    settings = ModelSettings(name=HIGGS_3B)
+    model = load_skeleton(settings, AUDIO)
+    released = load_skeleton(ModelSettings(name="bosonai/higgs-audio-v2-generation-3B-base"), AUDIO)
+    assert {n: p.shape for n, p in model.named_parameters()} == {
+        n: p.shape for n, p in released.named_parameters()
+    }
+    config, tokenizer = load_model_config(settings), load_tokenizer(settings)
+    ids = tokenizer.convert_tokens_to_ids(list(VOICE_TOKENS))
+    assert ids[:3] == [config.audio_token_id, config.audio_bos_token_id, config.audio_delay_token_id]
+    assert ids[6] == config.eos_token_id
+    assert tokenizer("".join(VOICE_TOKENS), add_special_tokens=False)["input_ids"] == ids
+    assert tokenizer.pad_token_id == config.pad_token_id
+    assert max(ids) < config.vocab_size
 
 
 def test_it_is_not_trained() -> None:

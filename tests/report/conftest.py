@@ -34,6 +34,10 @@ class Page(HTMLParser):
         if tag == "img":  # a picture is inside the page, and a PNG: an SVG could bring a script
             assert (told.pop("src") or "").startswith("data:image/png;base64,"), told
             assert "alt" in told
+        if tag == "audio":  # and a clip is inside it as well
+            assert (told.pop("src") or "").startswith("data:audio/wav;base64,"), told
+            assert "controls" in told
+            assert "autoplay" not in told
         assert not LOADS & set(told), told
         assert not [name for name in told if name.startswith("on")], told
         assert (told.get("href") or "#").startswith("#"), told

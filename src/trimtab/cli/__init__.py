@@ -20,6 +20,7 @@ from trimtab.cli.ask import ask
 from trimtab.cli.bench import bench
 from trimtab.cli.config_schema import config_schema
 from trimtab.cli.doctor import doctor
+from trimtab.cli.evaluate import evaluate
 from trimtab.cli.explain import explain
 from trimtab.cli.export import export
 from trimtab.cli.plan import plan
@@ -27,6 +28,7 @@ from trimtab.cli.rehearse import CONTEXT as REHEARSE_CONTEXT
 from trimtab.cli.rehearse import rehearse
 from trimtab.cli.replay import replay
 from trimtab.cli.report import report
+from trimtab.cli.speak import speak
 from trimtab.cli.train import train
 from trimtab.errors import TrimtabError
 from trimtab.redaction import without_secrets
@@ -54,9 +56,11 @@ app.command(cls=SettingsCommand)(plan)
 app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
 app.command()(explain)
 app.command()(ask)
+app.command()(evaluate)
 app.command()(export)
 app.command()(replay)
 app.command()(report)
+app.command()(speak)
 app.add_typer(bench)
 app.command()(doctor)
 app.command("config-schema")(config_schema)

@@ -108,7 +108,9 @@ class LoraSettings(Section):
     targets: str | list[str] = "all-linear"
     """Which layers get an adapter: the roles `attention`, `mlp`, `all-linear` of the language model, `vision` and
     `connector` beside it, or module names such as `q_proj`. `ROLE:LAYERS` means those layers of the stack alone (`3`,
-    `0-3`, `24-` to the last), `ROLE:LAYERS:NAMES` these modules in them: `"vision:0-3:q_proj,k_proj"` (in quotes)."""
+    `0-3`, `24-` to the last), `ROLE:LAYERS:NAMES` these modules in them: `"vision:0-3:q_proj,k_proj"` (in quotes).
+    Where a layer has an MLP for text and one for sound (Higgs Audio v2), `mlp` and `all-linear` mean both, `text_mlp`
+    and `audio_mlp` one of them; `audio_head` is the head that gives the codes."""
 
 
 class TrainingSettings(Section):

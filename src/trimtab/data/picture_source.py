@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.config.schema import DataSettings
+from trimtab.data.folders import inside, of_split
 from trimtab.data.picture_sets import PictureSet
 from trimtab.data.pictures import SUFFIXES
 from trimtab.data.read import READERS, Row, decode_text, read_file
@@ -23,16 +24,16 @@ def load_picture_rows(source: str, data: DataSettings, known: PictureSet | None,
     path = Path(source).expanduser()
     if not path.is_dir():
         return load_rows(source, data, setting, encoded=True)
-    files = _inside(path)
+    files = inside(path)
     loaded = _vqa_files(path, files, data, setting) if known is not None and known.name == "vqav2" else None
     if loaded is None and (listed := [file for file in files if _is_metadata(file)]):
         # One list at the top tells of all pictures; only lists inside of `train/` and `test/` are of splits.
         at_top = any(file.parent == path for file in listed)
-        listed, notes = (listed, []) if at_top else _of_split(path, listed, data.split, setting)
+        listed, notes = (listed, []) if at_top else of_split(path, listed, data.split, setting)
         rows = [row for file in listed for row in read_file(file)]
         loaded = Loaded(rows, f"{path} (local folder)", [str(file) for file in listed], notes=notes)
     if loaded is None and not any(file.suffix.lower() in READERS for file in files):
-        loaded = _texts(path, *_of_split(path, files, data.split, setting))
+        loaded = _texts(path, *of_split(path, files, data.split, setting))
     if loaded is None:
         return load_rows(source, data, setting, encoded=True)
     loaded.rows = loaded.rows[: data.max_rows]
@@ -43,33 +44,6 @@ def load_picture_rows(source: str, data: DataSettings, known: PictureSet | None,
             f"point {setting} at a folder that has rows",
         )
     return loaded
-
-
-def _inside(path: Path) -> list[Path]:
-    names = (file for file in sorted(path.rglob("*")) if file.is_file())
-    return [f for f in names if not any(part.startswith((".", "__")) for part in f.relative_to(path).parts)]
-
-
-def _of_split(path: Path, files: list[Path], split: str, setting: str) -> tuple[list[Path], list[str]]:
-    """Where folders are named for splits (`train/`, `test/`), only those of the split that is asked for."""
-    named = {folder.name: SPLITS[folder.name.lower()] for folder in path.iterdir() if _is_split(folder)}
-    if not named:
-        return files, []
-    wanted = SPLITS.get(split, split)
-    chosen = [name for name, of in named.items() if of == wanted]
-    if not chosen:
-        raise RequestError.of(
-            f"{setting}={path}: no folder of the split `{split}`",
-            f"the folders there are {', '.join(sorted(named))}",
-            "set data.split to one of them, or name the folder itself",
-        )
-    left = sorted(set(named) - set(chosen))
-    notes = [f"data.split={split} left out {', '.join(f'{name}/' for name in left)}"] if left else []
-    return [file for file in files if file.relative_to(path).parts[0] not in left], notes
-
-
-def _is_split(folder: Path) -> bool:
-    return folder.is_dir() and folder.name.lower() in SPLITS
 
 
 def _is_metadata(file: Path) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trimtab.data.clean import BadRow, Tally, text_of
+from trimtab.data.folders import from_folder
 from trimtab.data.formats import parse_list
 from trimtab.data.pictures import Picture, PictureRow
 from trimtab.data.read import Row
@@ -101,21 +102,12 @@ def _from_data_url(text: str, name: str) -> bytes:
 
 
 def _path(text: str, name: str, row: Row, tally: Tally) -> Path:
-    path = Path(text).expanduser() if text.startswith("~") else Path(text)
-    if path.is_absolute():
-        return path
-    if row.folder is None:
+    if row.folder is None and not (text.startswith("~/") or Path(text).is_absolute()):
         raise BadRow(
             f"`{name}` is a path, and the rows do not come from a local file that it could start from; "
             "copy rows and pictures here, or put the bytes of the pictures into the rows"
         )
-    depth = 0
-    for part in path.parts:
-        depth += -1 if part == ".." else 1
-        if depth < 0:
-            tally.change("picture path that leads out of the folder of its file")
-            break
-    return row.folder / path
+    return from_folder(text, row.folder or Path(), "picture", tally)
 
 
 def answers_of(value: Any, name: str, tally: Tally, written: bool = False) -> tuple[str, ...]:

@@ -106,6 +106,8 @@ def _list_inside(whole: dict[str, Any], shown: str) -> list[Any]:
         return [whole]
     if len(lists) == 1:
         return next(iter(lists.values()))
+    if "samples" in lists:  # as sets of clips call it, with lists of speakers and languages beside it
+        return lists["samples"]
     raise RequestError.of(
         f"{shown}: a JSON object with several lists inside ({', '.join(lists)})",
         "it is not clear which of them holds the rows",

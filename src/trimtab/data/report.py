@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trimtab.errors import some_of
+
 
 @dataclass(frozen=True)
 class Lengths:
@@ -160,3 +162,47 @@ class PictureReport:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass
+class VoiceReport:
+    """Rows of a voice: the sources, what became of their rows and clips, whose voices they are."""
+
+    train: SourceReport
+    eval: SourceReport | None
+    rows_train: int
+    rows_eval: int
+    split: str
+    minutes_train: float
+    """Of what is to be spoken; references are not counted."""
+    minutes_eval: float
+    speakers: dict[str, int]
+    """Rows of each, where rows name them."""
+    clips: int
+    """Different ones, references included."""
+    rates: dict[int, int]
+    """Clips of each sample rate."""
+    checked: bool
+    """Whether every clip was listened to, and not only found."""
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        lines = self.train.lines("data")
+        if self.eval is not None:
+            lines += self.eval.lines("evaluation data")
+        if self.speakers:
+            shown = [f"{name} ({rows:,})" for name, rows in self.speakers.items()]
+            lines.append(f"speakers: {len(shown):,}, rows of each: {some_of(shown, 8)}")
+        how = "every one listened to" if self.checked else "not listened to before (voice.check_clips=false)"
+        rates = ", ".join(f"{number:,} × {rate:,} Hz" for rate, number in self.rates.items())
+        lines.append(f"clips: {self.clips:,} different, {how}; {rates}")
+        lines.append(f"sound: {_time(self.minutes_train)} to train on, {_time(self.minutes_eval)} held out")
+        lines.append(_split(self.rows_train, self.rows_eval, self.split))
+        return [*lines, *(f"note: {note}" for note in self.notes)]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _time(minutes: float) -> str:
+    return f"{minutes * 60:.0f} seconds" if minutes < 2 else f"{minutes:,.1f} minutes"

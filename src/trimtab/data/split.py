@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from trimtab.errors import RequestError
@@ -27,13 +27,13 @@ def hold_out(
     return train, held, f"data.eval_fraction={fraction}, seed {seed}"
 
 
-def held_out(keys: Sequence[str], fraction: float, seed: int) -> set[str]:
+def held_out(keys: Sequence[str], fraction: float, seed: int, last: Collection[str] = ()) -> set[str]:
     """The keys to hold out: as near to `fraction` of the rows as whole rows allow, at least one, never all.
 
-    `keys` has one entry per row; equal keys are identical rows.
+    `keys` has one entry per row; equal keys are identical rows. Those in `last` are taken when the others do not do.
     """
     count = Counter(keys)
-    unique = sorted(count, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
+    unique = sorted(count, key=lambda key: (key in last, hashlib.sha256(f"{seed}:{key}".encode()).digest()))
     if len(unique) < 2:
         raise RequestError.of(
             f"data.eval_fraction={fraction}: only {len(unique)} different row to split",

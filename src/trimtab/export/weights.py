@@ -57,12 +57,18 @@ def tuned_model(config: Config, weights: Path, *, progress: bool) -> tuple[Any, 
     """The model of a run in fp32 on the CPU, an adapter added in; and the number format the base is stored in."""
     from peft import PeftModel
 
+    from trimtab.models.load import leave_out_absent
+
     tuned = None if config.method == "lora" else weights
     stored = read_config(config.model, tuned).dtype or torch.float32
     # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
     options = {"dtype": torch.float32, "use_safetensors": True, **_place(config.model, tuned)}
     recipe = recipe_of(config)
-    model: Any = recipe.family.auto.from_pretrained(**options).eval()
+    loaded: Any = recipe.family.auto.from_pretrained(
+        **options, **recipe.family.options, output_loading_info=True
+    )
+    model, report = loaded
+    leave_out_absent(model.eval(), report["missing_keys"], recipe.family)
     if recipe.fit is not None:
         # So that the exported config tells what the model was trained with.
         recipe.fit(config, model)

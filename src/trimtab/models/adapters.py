@@ -1,8 +1,9 @@
 """LoRA adapters: chooses the layers by role in any architecture and lets PEFT add them. Freezing comes first.
 
 A role or a name means the language model's layers. What stands beside it, a vision tower and its connector, is adapted
-by a role of its own or by a name that only it has; an output head by its name alone. Behind a role or name may stand
-which layers of its stack are meant, and which names in these (`targets.py`).
+by a role of its own or by a name that only it has; an output head by its name alone, or as `audio_head`. Where a layer
+has a second MLP for sound, `mlp` means both, `text_mlp` and `audio_mlp` the one or the other. Behind a role or name may
+stand which layers of its stack are meant, and which names in these (`targets.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-ROLES = ("attention", "mlp", "all-linear", "vision", "connector")
+ROLES = ("attention", "mlp", "all-linear", "text_mlp", "audio_mlp", "audio_head", "vision", "connector")
 # A layer's kind is told by the block that it lies in; only an MLP without one (OPT's fc1) by its own name.
 _ATTENTION_BLOCK = re.compile(r"attn|attention", re.IGNORECASE)
 _MLP_BLOCK = re.compile(r"mlp|ffn|feed_?forward|moe|expert", re.IGNORECASE)
 _MLP_NAME = re.compile(r"(gate|up|down|gate_up)_proj|(c_)?fc(_?\d|_in|_out)?|w[123]")
 _ROUTER = re.compile(r"gate|router|shared_expert_gate")
+_SOUND = re.compile(r"audio|speech", re.IGNORECASE)
+_HEAD = re.compile(r"head", re.IGNORECASE)
 
 
 def adapter_targets(model: nn.Module, targets: str | list[str]) -> list[str]:
@@ -74,6 +77,14 @@ def kind_of_layer(layer: str) -> str | None:
         if _MLP_BLOCK.search(block):
             return None if _ROUTER.fullmatch(name) else "mlp"
     return "mlp" if _MLP_NAME.fullmatch(name) else None
+
+
+def is_audio_mlp(layer: str) -> bool:
+    """Whether a layer, by its full name, lies in an MLP whose own name says that it is for sound."""
+    if kind_of_layer(layer) != "mlp":
+        return False
+    blocks = [block for block in layer.split(".")[:-1] if _MLP_BLOCK.search(block)]
+    return any(_SOUND.search(block) for block in blocks)
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, family: Family = CAUSAL_LM) -> PeftModel:
@@ -129,6 +140,9 @@ class _LinearLayers:
         self.vision = [n for n in beside if _under_any(n, towers)]
         self.unread = {name.rpartition(".")[0] for name in unread(model)}
         """What the model never reads; a role means it only where its layers are asked for by number."""
+        self.audio_heads = [
+            n for n in self.every if _SOUND.search(n) and _HEAD.search(n) and not _under_any(n, stacks)
+        ]
         rest = [n for n in beside if not _under_any(n, towers)]
         # In a tower, beside its layers, there may be a head for pooling; Qwen keeps the connector itself there.
         self.connector = [n for n in rest if not _under_any(n, self._towers)] or rest
@@ -136,7 +150,18 @@ class _LinearLayers:
     def of_role(self, role: str) -> list[str]:
         if role in ("vision", "connector"):
             return self.vision if role == "vision" else self.connector
+        if role == "audio_head":
+            return self.audio_heads
+        if role in ("text_mlp", "audio_mlp"):
+            return self._mlp_of(sound=role == "audio_mlp")
         return [n for n in self.language if role in ("all-linear", kind_of_layer(n))]
+
+    def _mlp_of(self, *, sound: bool) -> list[str]:
+        """Of MLPs that stand side by side those for sound, or the others; none where there is one kind alone."""
+        mlps = [n for n in self.language if kind_of_layer(n) == "mlp"]
+        told = [n for n in mlps if is_audio_mlp(n)]
+        beside = told and len(told) < len(mlps)
+        return [n for n in mlps if (n in told) == sound] if beside else []
 
     def named(self, name: str) -> list[str]:
         """Layers of this name, or in a block of this name: the language model's, else those that stand elsewhere."""
@@ -154,6 +179,16 @@ class _LinearLayers:
                 found,
                 f"its connector is a tensor of its own, {', '.join(bare)}, and LoRA goes beside linear layers",
                 "leave `connector` out: `vision` and the language model's roles work; or use method=full",
+            )
+        if target.who in ("text_mlp", "audio_mlp"):
+            return RequestError.of(
+                found,
+                "its layers have one MLP each, for all that they are given",
+                "use `mlp`; these two roles are for models with a second MLP for sound, such as Higgs Audio v2",
+            )
+        if target.who == "audio_head":
+            return RequestError.of(
+                found, "it has no head whose name says that it is for sound", "leave `audio_head` out"
             )
         return RequestError.of(found, f"its linear layers are {self}", "name the layers themselves")
 

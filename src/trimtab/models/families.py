@@ -5,9 +5,17 @@ A recipe names the family that it trains; loading, adapters and the model card r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+
+class Unfit(NamedTuple):
+    """Why a model of a family cannot be used as its config is."""
+
+    found: str
+    why: str
+    change: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +39,10 @@ class Family:
     """The only architectures that it has; empty: all that the class of transformers knows."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the model's own class is made with."""
+    may_lack: Mapping[str, str] = field(default_factory=dict)
+    """Parts that a checkpoint may be without; the model then goes without them, and this is said."""
+    unfit: Callable[[Any], Unfit | None] = lambda config: None
+    """What is wrong with a config that the class itself takes."""
 
     @property
     def auto(self) -> Any:
@@ -63,19 +75,47 @@ IMAGE_TEXT = Family(
     pipeline_tag="image-text-to-text",
     samples="image",
 )
+
+
+def _codes_have_rows(config: Any) -> Unfit | None:
+    """Higgs Audio: a stream's BOS and EOS are entries of each codebook; the class's default has no room for them."""
+    size, last = config.codebook_size, max(config.audio_stream_bos_id, config.audio_stream_eos_id)
+    if last < size:
+        return None
+    return Unfit(
+        f"its config says codebook_size={size}, and audio_stream_bos_id={config.audio_stream_bos_id}, "
+        f"audio_stream_eos_id={config.audio_stream_eos_id}",
+        "embedding and head have no row for these ids, and the first batch would end in an IndexError",
+        f"set codebook_size to {last + 1} in its config.json, as the published weights have it (a config without the "
+        "key gets transformers' default, 1024)",
+    )
+
+
 AUDIO = Family(
     name="audio language model",
     wanted="an audio language model: a decoder that speaks, Higgs Audio v2",
     auto_class="AutoModelForTextToWaveform",
-    processor="AutoProcessor",
+    # Its own processor carries a codec along; that is chosen apart (voice.codec), and rows need the tokenizer alone.
+    processor="AutoTokenizer",
     task_type=None,
     pipeline_tag="text-to-speech",
     samples="audio",
     model_types=("higgs_audio_v2",),
     # Its text head is left out by default, and with it the loss on the text.
     options={"use_text_head": True},
+    may_lack={
+        "text_lm_head": "the checkpoint has no text head: the loss is of the codes alone, and no word is trained"
+    },
+    unfit=_codes_have_rows,
 )
 FAMILIES = (CAUSAL_LM, IMAGE_TEXT, AUDIO)
+
+
+ELSEWHERE = {
+    "higgs_audio": "this is the format of Boson's own code; take it as transformers has it: by its hub id without "
+    "an old model.revision, or the folder that transformers' conversion writes"
+}
+"""Formats by their model_type that transformers cannot read, and what to do."""
 
 
 def families_of(config: Any) -> list[Family]:

@@ -25,46 +25,42 @@ def residual_codebooks(
     vectors: Tensor,
     books: int,
     entries: int,
+    each: int,
     rounds: int,
     generator: torch.Generator,
     told: Callable[[int], None] = lambda book: None,
 ) -> list[Tensor]:
     """`books` codebooks of at most `entries` vectors; the sum of one from each comes ever nearer to a vector.
 
-    Entry 0 of each is zero: a vector of zeros is met exactly, and no later codebook makes a sum worse. Each has
-    as many entries as differing vectors are left for it, where these are fewer.
+    Entry 0 of each is zero: a vector of zeros is met exactly, and no later codebook makes a sum worse. There is at most
+    one entry for `each` so many vectors, since one for every vector would leave nothing over to learn the next from.
     """
     left, found = vectors, []
     for book in range(books):
-        learned = _means(left, entries - 1, rounds, generator)
-        learned = torch.cat([learned.new_zeros(1, learned.shape[1]), learned])
-        left = left - learned[nearest(left, learned)]
-        found.append(learned)
+        # What is met already has nothing to say about the other entries.
+        unmet = left[left.any(1)]
+        learned = _means(unmet, min(entries - 1, -(-len(unmet) // each)), rounds, generator)
+        found.append(torch.cat([vectors.new_zeros(1, vectors.shape[1]), learned]))
+        left = left - found[-1][nearest(left, found[-1])]
         told(book)
     return found
 
 
 def _means(vectors: Tensor, most: int, rounds: int, generator: torch.Generator) -> Tensor:
     """At most `most` means of the vectors by Lloyd's rule; those nearest to zero belong to zero, which stays."""
-    count, width = vectors.shape
-    drawn = torch.randperm(count, generator=generator)[:most].to(vectors.device)
-    means = torch.unique(vectors[drawn], dim=0)
-    on_cpu = vectors.double().cpu()
+    drawn = torch.randperm(len(vectors), generator=generator)[:most].to(vectors.device)
+    means, exact = vectors[drawn], vectors.double().cpu()
     for _ in range(rounds):
-        entries = torch.cat([means.new_zeros(1, width), means])
+        entries = torch.cat([means.new_zeros(1, means.shape[1]), means])
         owner = nearest(vectors, entries)
         missed = (vectors - entries[owner]).square().sum(1)
         owner = owner.cpu()
-        sums = torch.zeros(len(entries), width, dtype=torch.float64).index_add_(0, owner, on_cpu)
+        sums = torch.zeros(entries.shape, dtype=torch.float64, device="cpu").index_add_(0, owner, exact)
         sizes = torch.bincount(owner, minlength=len(entries))
-        updated = (sums / sizes.clamp(min=1)[:, None]).to(means)[1:]
-        empty = (sizes[1:] == 0).nonzero()[:, 0].to(vectors.device)
-        if len(empty):
-            # What owns nothing moves to the vectors that are met worst.
-            worst = missed.topk(min(len(empty), count)).indices
-            updated[empty[: len(worst)]] = vectors[worst]
-        means = updated
-    used = torch.bincount(
-        nearest(vectors, torch.cat([means.new_zeros(1, width), means])).cpu(), minlength=len(means) + 1
-    )
-    return means[(used[1:] > 0).to(means.device)]
+        means = (sums / sizes.clamp(min=1)[:, None]).to(means)[1:]
+        # What owns nothing moves to the vectors that are met worst; in the end it is left out.
+        empty = (sizes[1:] == 0).to(means.device)
+        worst = missed.topk(int(empty.sum())).indices
+        moved = means.masked_scatter(empty[:, None], vectors[worst])
+        means, last = moved, means[~empty]
+    return last

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, some_of
-from trimtab.models import builtin, tiny_vision
+from trimtab.models import builtin, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
-from trimtab.models.families import CAUSAL_LM, Family, families_of
+from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
+from trimtab.placement.stacks import under
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
     from trimtab.placement import PlacementPlan
 
-BUILT_IN = {builtin.NAME: builtin.builtin_folder, tiny_vision.NAME: tiny_vision.tiny_vision_folder}
+BUILT_IN = {
+    builtin.NAME: builtin.builtin_folder,
+    tiny_vision.NAME: tiny_vision.tiny_vision_folder,
+    tiny_voice.NAME: tiny_voice.tiny_voice_folder,
+}
 """The models that need no folder and no hub, by the name that `model.name` has for them; the folders are made once."""
 
 
@@ -50,7 +55,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     if is_shape(settings.name):
-        tokenizer = shape_tokenizer()
+        tokenizer = shape_tokenizer(settings.name)
     else:
         source = model_source(settings)
         with _readable_errors(settings, "tokenizer"):
@@ -148,7 +153,8 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
         )
     model: PreTrainedModel
     model, report = loaded
-    _check_whole(settings, report, family)
+    without = leave_out_absent(model, report["missing_keys"], family)
+    _check_whole(settings, report, family, without)
     model.config.use_cache = False
     return model
 
@@ -166,10 +172,28 @@ def shapes_only() -> bool:
     return in_force is not None and in_force.shapes
 
 
-def _check_whole(settings: ModelSettings, report: Mapping[str, Iterable[Any]], family: Family) -> None:
+def leave_out_absent(model: Any, missing: Iterable[str], family: Family) -> list[str]:
+    """Parts that the checkpoint lacks and the family can do without are taken off, not left to random numbers."""
+    absent = [
+        part for part in family.may_lack if any(under(key, part) for key in missing) and getattr(model, part)
+    ]
+    for part in absent:
+        setattr(model, part, None)
+    return absent
+
+
+def left_out(model: Any, family: Family) -> list[str]:
+    """What a loaded model goes without, as one says it."""
+    return [told for part, told in family.may_lack.items() if getattr(model, part, None) is None]
+
+
+def _check_whole(
+    settings: ModelSettings, report: Mapping[str, Iterable[Any]], family: Family, without: list[str]
+) -> None:
     """The loader fills what the files lack, or have in another shape, with random numbers, and goes on."""
     misshapen = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
-    absent = sorted({*report["missing_keys"], *misshapen})
+    missing = {key for key in report["missing_keys"] if not any(under(key, part) for part in without)}
+    absent = sorted({*missing, *misshapen})
     if absent:
         raise RequestError.of(
             f"model.name={settings.name}: its weights lack {some_of(absent, 3)}, or have them in another "
@@ -196,6 +220,8 @@ def check_family(settings: ModelSettings, config: Any, family: Family) -> None:
     """Refuse a model of another family, with the name of its own where that is known."""
     if family.takes(config) or getattr(config, "auto_map", None):
         # What brings its own code is known to transformers alone, which says what it cannot do.
+        if family.takes(config) and (unfit := family.unfit(config)) is not None:
+            raise RequestError.of(f"model.name={settings.name}: {unfit.found}", unfit.why, unfit.change)
         return
     own = " or ".join(f"{other.name}s" for other in families_of(config))
     raise RequestError.of(
@@ -249,6 +275,8 @@ def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL
             change = "install the package that is named here"
         elif "Unrecognized configuration class" in said:
             change = f"choose {family.wanted}"
+        elif (other := next((kind for kind in ELSEWHERE if f"`{kind}`" in said), None)) is not None:
+            change = ELSEWHERE[other]
         elif "trust_remote_code" in said:
             change = "read that code, and if you trust it set model.trust_remote_code=true"
         elif "safetensors" in said:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimtab.models import tiny_vision
-from trimtab.models.shape_names import SHAPES
+from trimtab.models import tiny_vision, tiny_voice
+from trimtab.models.shape_names import HIGGS_AUDIO_3B, SHAPES
 
 _SMOLLM_2 = {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
 _LLAMA_2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 2048}
@@ -28,6 +28,7 @@ def _shape(family: dict[str, Any], *figures: int, **more: Any) -> dict[str, Any]
 _TINYLLAMA = _shape(_LLAMA_2, 2048, 22, 32, 4, 5632, False)
 PRESETS: dict[str, dict[str, Any]] = {
     tiny_vision.NAME: tiny_vision.SHAPE,
+    tiny_voice.NAME: tiny_voice.SHAPE,
     "smollm2": _shape(_SMOLLM_2, 576, 30, 9, 3, 1536, True),
     "tinyllama/tinyllama-1.1b-chat-v1.0": _TINYLLAMA,
     "tinyllama/tinyllama-1.1b-intermediate-step-1431k-3t": _TINYLLAMA,
@@ -41,6 +42,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "meta-llama/llama-3.2-1b-instruct": _shape(_LLAMA_3, 2048, 16, 32, 8, 8192, True, head_dim=64),
     "meta-llama/llama-3.2-3b-instruct": _shape(_LLAMA_3, 3072, 28, 24, 8, 8192, True, head_dim=128),
     "meta-llama/llama-3.1-8b-instruct": _shape(_LLAMA_3, 4096, 32, 32, 8, 14336, False),
+    "bosonai/higgs-audio-v2-generation-3b-base": HIGGS_AUDIO_3B,
+    "eustlb/higgs-audio-v2-generation-3b-base": HIGGS_AUDIO_3B,
 }
 
 

@@ -7,13 +7,14 @@ transformers' models are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter, functional
+from torch.nn import Module, Parameter, functional
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedAudioTokenizerBase
 from transformers.utils import ModelOutput
@@ -99,8 +100,8 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         *,
         seed: int = 0,
         device: str | torch.device = "cpu",
-        rounds: int = 12,
-        most_vectors: int = 60_000,
+        rounds: int = 8,
+        most_vectors: int = 24_000,
         told: Callable[[int], None] = lambda book: None,
         **settings: Any,
     ) -> SpectralCodec:
@@ -109,7 +110,8 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         Code frames are taken at many more places than the grid's, so that the codebooks do not depend on where a clip
         begins; from long material as many are drawn as `most_vectors`.
         """
-        codec = cls(SpectralCodecConfig(**settings)).to(device).eval()
+        codec = cls(SpectralCodecConfig(**settings))
+        cast(Module, codec).to(device).eval()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             vectors = codec._many_vectors(sounds, most_vectors, generator)
@@ -118,6 +120,7 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
                 vectors @ codec.basis.T,
                 codec.config.num_quantizers,
                 codec.config.codebook_size,
+                EACH,
                 rounds,
                 generator,
                 told,
@@ -173,7 +176,7 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         return SpectralCodecOutput(*both) if self._as_output(return_dict) else both
 
     def _as_output(self, return_dict: bool | None) -> bool:
-        return self.config.return_dict if return_dict is None else return_dict
+        return bool(self.config.return_dict if return_dict is None else return_dict)
 
     def _vectors(self, sound: Tensor, every: int, step: int | None = None) -> Tensor:
         """(batch, samples) to (batch, code frames, parts * bands): levels above the floor, zero where it is silent.
@@ -186,7 +189,7 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
 
     def _sound(self, vectors: Tensor) -> Tensor:
         config = self.config
-        levels = vectors.view(len(vectors), -1, config.bands).clamp(min=0, max=_LOUDEST)
+        levels = vectors.view(len(vectors), -1, config.bands).clamp(0, math.log1p(LOUDEST / config.floor))
         magnitudes = self._frames.from_bands(levels.expm1() * config.floor)
         return self._frames.sound(magnitudes, config.phase_rounds, config.phase_momentum)
 
@@ -194,12 +197,14 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         """Code frames that begin at every short frame, each clip at several offsets, and at most so many."""
         config = self.config
         hop = config.hop_length // config.parts
-        share = most / max(1, sum(len(sound) for sound in sounds) // hop * OFFSETS)
+        places = max(1, sum(len(sound) for sound in sounds) // hop)
+        offsets = min(OFFSETS, -(-most // places))
+        share = most / (places * offsets)
         taken = []
         for sound in sounds:
             clip = torch.as_tensor(sound, dtype=torch.float32).to(self.codebooks.device)
-            for offset in range(OFFSETS):
-                shifted = functional.pad(clip[None], (offset * hop // OFFSETS, config.hop_length))
+            for offset in range(offsets):
+                shifted = functional.pad(clip[None], (offset * hop // offsets, config.hop_length))
                 vectors = self._vectors(shifted, every=1)[0]
                 if share < 1:
                     keep = torch.rand(len(vectors), generator=generator) < share
@@ -219,5 +224,7 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
 
 OFFSETS = 4
 """Places within a short frame at which the clips are cut for learning."""
-_LOUDEST = 12.0
-"""The highest level that is decoded: codes that no sound led to may add up to anything."""
+EACH = 8
+"""Code frames for each entry that is learned; they overlap, so this is half a frame of sound."""
+LOUDEST = 4.0
+"""The largest magnitude that is decoded, of a full-scale sine's 1: codes that no sound led to may add up to any."""

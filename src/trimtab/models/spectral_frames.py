@@ -75,7 +75,8 @@ class Frames:
 
     def _spectrum(self, padded: Tensor, step: int) -> Tensor:
         windows = padded.unfold(-1, self.window, step) * self._shape.to(padded.device)
-        return torch.fft.rfft(windows)
+        spectrum: Tensor = torch.fft.rfft(windows)
+        return spectrum
 
     def _overlapped(self, spectrum: Tensor) -> Tensor:
         """The sound whose windows come nearest to these."""
@@ -89,7 +90,8 @@ class Frames:
         """The pieces, added up where they lie."""
         count = (pieces.shape[1] - 1) * self.hop + self.window
         columns = pieces.transpose(1, 2)
-        return functional.fold(columns, (1, count), (1, self.window), stride=(1, self.hop))[:, 0, 0]
+        laid: Tensor = functional.fold(columns, (1, count), (1, self.window), stride=(1, self.hop))
+        return laid[:, 0, 0]
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,11 @@
-"""The part of a picture's tower that a model never reads: what lies behind the layer that its connector takes.
+"""The part of a model that its loss never reads: what lies behind the layer of a tower that the connector takes.
 
 LLaVA takes the tokens of one layer by its number (`vision_feature_layer`): from before the tower's last norm and its
 pooling head, and often from before its last layer. Where all weights are tuned, these could never get a gradient. They
 are frozen before training, by what the config says alone, so that a gradient which is missing later is a fault.
+
+A model that speaks, without its text head, has such a part too: the last layer's MLP for text. What it makes of a word
+goes nowhere else than to that head.
 """
 
 from __future__ import annotations
@@ -19,7 +22,23 @@ def freeze_unread(model: Any) -> list[str]:
 
 
 def unread(model: Any) -> list[str]:
-    """Names of the parameters behind the taken layer. Models that take no layer by number have none."""
+    """Names of these parameters; most models have none."""
+    return [*_behind_the_taken_layer(model), *_text_without_head(model)]
+
+
+def _text_without_head(model: Any) -> list[str]:
+    """Where each layer has an MLP for text beside one for sound, and there is no head for text: the last layer's."""
+    stack = getattr(getattr(model, "model", None), "layers", None)
+    if getattr(model, "text_lm_head", model) is not None or not stack or not hasattr(stack[-1], "audio_mlp"):
+        return []
+    parts = {"mlp": stack[-1].mlp, "post_attention_layernorm": stack[-1].post_attention_layernorm}
+    prefix = f"model.layers.{len(stack) - 1}"
+    return [
+        f"{prefix}.{part}.{name}" for part, module in parts.items() for name, _ in module.named_parameters()
+    ]
+
+
+def _behind_the_taken_layer(model: Any) -> list[str]:
     layer = getattr(getattr(model, "config", None), "vision_feature_layer", None)
     tower = getattr(getattr(model, "base_model", None), "vision_tower", None)
     stack = getattr(getattr(tower, "encoder", None), "layers", None)

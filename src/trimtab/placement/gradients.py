@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 _FACTOR = re.compile(r"\.lora_(embedding_)?([AB])\.")
 _SEEING = re.compile(r"vis|image|siglip|clip", re.IGNORECASE)
+_SOUND_MLP = re.compile(r"audio.*(mlp|ffn)|speech.*(mlp|ffn)", re.IGNORECASE)
+_MLP = re.compile(r"mlp|ffn|feed_?forward", re.IGNORECASE)
 LANGUAGE, CONNECTOR = "language model", "connector"
+SOUND_MLP, SOUND_HEAD = "audio MLP", "audio head"
+"""Where a layer has an MLP for sound beside the one for text, the parts of the language model are told one by one."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class Place:
 
     @property
     def beside(self) -> bool:
-        """Whether it is of a tower or connector: what a batch of text alone does not use."""
-        return self.part != LANGUAGE
+        """Whether it is of a tower or connector, or for sound: what a batch of text alone does not use."""
+        return not self.part.startswith(LANGUAGE)
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ class Places:
         get_head: Any = getattr(bare, "get_output_embeddings", None)
         head = get_head() if get_head is not None else None
         self._head = next((name for name, module in bare.named_modules() if module is head), None)
+        parts = {part for name, _ in bare.named_modules() if self._within(name) for part in name.split(".")}
+        self._two_mlps = any(_SOUND_MLP.fullmatch(part) for part in parts)
 
     def of(self, module: str) -> Place:
         stack = next((stack for stack in self._stacks if under(module, stack)), None)
@@ -164,7 +170,21 @@ class Places:
         if stack in self._towers:
             return Place(self._towers[stack], layer)
         own = not self._towers or module == self._head or any(under(module, root) for root in self._own)
+        if self._two_mlps and own:
+            return Place(self._told_apart(module), layer)
         return Place(LANGUAGE if own else CONNECTOR, layer)
+
+    def _within(self, module: str) -> bool:
+        """Whether it lies in a stack of the language model."""
+        return any(under(module, stack) for stack in self._stacks if stack not in self._towers)
+
+    def _told_apart(self, module: str) -> str:
+        parts = module.split(".")
+        if not self._within(module):
+            return SOUND_HEAD if "audio" in module and "head" in module else LANGUAGE
+        if any(_SOUND_MLP.fullmatch(part) for part in parts):
+            return SOUND_MLP
+        return f"{LANGUAGE}: {'text MLP' if any(_MLP.search(part) for part in parts) else 'attention'}"
 
 
 def _partner(name: str) -> str | None:

@@ -160,6 +160,10 @@ class LoopDriver:
                 forget_old(job.run, progress.step, job.config.training.save_total_limit, best)
         self._monitor.saved(progress.step)
 
+    def measure(self) -> dict[str, float]:
+        figures: dict[str, float] = self.engine.measure(self._monitor.evaluating)
+        return figures
+
     def settle(self) -> dict[str, Any] | None:
         if self.main and self.kept_step != self.progress.step:
             load_weights(self._job.run.checkpoints / f"checkpoint-{self.kept_step}", self._job.model)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
@@ -19,6 +19,7 @@ from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.look import Look, prompt_answered, prompts_answered
 from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.takes import Takes
 
 Say = Callable[[str], None]
 
@@ -60,6 +61,10 @@ class Job:
     checkpoint: Path | None
     prepared: Prepared
     model: Any = None
+    stage: Literal["before", "after"] = "before"
+    """Which look is taken: at the untouched model, or at what was trained."""
+    main: bool = True
+    """Whether this process writes what a look keeps."""
 
 
 class Driver(Protocol):
@@ -91,6 +96,9 @@ class Driver(Protocol):
     @property
     def model(self) -> Any:
         """The model as it stands, without what a trainer wraps around it."""
+
+    def measure(self) -> dict[str, float]:
+        """Figures of the model as it stands on what is held out, `loss` among them where there is one."""
 
     @property
     def skipped(self) -> int:
@@ -137,9 +145,18 @@ class Recipe:
         {"prompt": prompt} for prompt in job.config.samples.prompts
     ]
     """What is asked before and after training, each as a sample tells it; `look` answers."""
+    looked_at: Callable[[Config], dict[str, Any]] = lambda config: {
+        "prompts": config.samples.prompts,
+        "held_out": config.samples.held_out,
+    }
+    """The settings that say what is asked: where all are empty nothing is."""
     look: Callable[[Job, Any], Look] | None = prompts_answered
     """What the model answers; None where nothing is asked."""
     answer: Callable[[Config, PlacementPlan, Any, str, Sequence[Path]], str] | None = prompt_answered
     """One question, with pictures or none, to the model that a run kept; None where its models answer none."""
+    again: Callable[[Config, Path], Config] = lambda config, folder: config
+    """The settings by which a run in this folder is prepared again as it was: what was learned for it is there."""
+    takes: Callable[[Job, Any, int], Takes] | None = None
+    """So many trained and as many held-out rows, spoken, for `trimtab evaluate`; None where the model says nothing."""
     captures: bool = False
     """Whether steps are captured as CUDA graphs, which need a stream of their own."""

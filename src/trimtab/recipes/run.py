@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import set_seed
@@ -69,7 +69,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
             driver.part()
         elif before is not None:
             # Last, for it may take long: what was trained is safe by now.
-            _compare(recipe, job, summary, before, _look(recipe, job, driver))
+            _compare(recipe, job, summary, before, _look(recipe, job, driver, "after"))
             _tell(job, driver, summary)
     return summary
 
@@ -97,8 +97,7 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
 
 def _first_look(recipe: Recipe, job: Job, driver: Driver) -> Look | None:
     """Answers before the first step; a resumed run reads those of its first start, if it asks the same."""
-    samples, run = job.config.samples, job.run
-    asked = {"prompts": samples.prompts, "held_out": samples.held_out}
+    run, asked = job.run, recipe.looked_at(job.config)
     if recipe.look is None or not any(asked.values()):
         return None
     if job.checkpoint is not None and (run.path / BASELINE).is_file():
@@ -106,14 +105,15 @@ def _first_look(recipe: Recipe, job: Job, driver: Driver) -> Look | None:
         if all(kept.get(name) == value for name, value in asked.items()):
             return Look(**kept["look"])
     # The checkpoint is not loaded yet: also of a resumed run these are answers of the untouched model.
-    look = _look(recipe, job, driver)
+    look = _look(recipe, job, driver, "before")
     if driver.main:
         run.write_json(BASELINE, asked | {"answers": look.answers, "look": look._asdict()})
     return look
 
 
-def _look(recipe: Recipe, job: Job, driver: Driver) -> Look:
+def _look(recipe: Recipe, job: Job, driver: Driver, stage: Literal["before", "after"]) -> Look:
     assert recipe.look is not None
+    job.stage, job.main = stage, driver.main
     if job.plan.strategy == "sharded":
         # No process holds the whole model, so none can answer by itself.
         return Look(["(not sampled: the model is sharded)"] * len(recipe.asks(job)))

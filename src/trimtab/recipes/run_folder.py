@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
-NAMES = (*ALWAYS, "baseline.json", "trajectory.bin", "report.html", "pictures", "adapter", "model", "export")
+EVALUATION = "evaluation.json"
+NAMES = (
+    *(*ALWAYS, "baseline.json", "trajectory.bin", "report.html", EVALUATION, "pictures", "clips", "codec"),
+    *("adapter", "model", "export"),
+)
 """What is in a run's folder."""
 TRAINER_STATE, OWN_STATE = "trainer_state.json", "state.json"
 """The last file of a checkpoint, which makes it whole: of a trainer of Hugging Face, and of a loop of our own."""

@@ -10,9 +10,10 @@ from trimtab.recipes.grpo import GRPO
 from trimtab.recipes.recipe import Recipe
 from trimtab.recipes.sft import SFT
 from trimtab.recipes.vision import VISION
+from trimtab.recipes.voice import VOICE
 from trimtab.recipes.zeroth_order import ZEROTH_ORDER
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (SFT, GRPO, ZEROTH_ORDER, VISION)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (SFT, GRPO, ZEROTH_ORDER, VISION, VOICE)}
 
 
 def recipe_of(config: Config) -> Recipe:

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trimtab.config.schema import Config, VoiceSettings
 from trimtab.models.families import AUDIO
 from trimtab.placement import PlacementPlan, Workload
-from trimtab.recipes.look import Look
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
+from trimtab.recipes.voice_look import asks, keep_codec, look
+from trimtab.recipes.voice_takes import again, takes
 
 if TYPE_CHECKING:
-    from trimtab.data.voice_collate import CodedRow, VoiceCollator
+    from trimtab.data.voice_collate import VoiceCollator
     from trimtab.recipes.trainer_driver import TrainerDriver
-
-CLIPS = "clips"
-"""The folder of a run that keeps the clips it is heard by."""
-CODEC = "codec"
-"""The folder of a run that keeps the codec which was learned for it."""
 
 
 class Heard(NamedTuple):
@@ -89,27 +85,9 @@ def _build(job: Job) -> TrainerDriver:
     return TrainerDriver(job, VoiceTrainer, arguments, data_collator=prepared.own.collator)
 
 
-def _shown(job: Job) -> list[CodedRow]:
-    """The rows that are spoken before and after: those that were trained on, then those held out."""
-    show = job.config.voice.show
-    held = list(job.prepared.eval or ())[: show // 2]
-    return [*job.prepared.train[: show - len(held)], *held]
-
-
-def _asks(job: Job) -> list[dict[str, Any]]:
-    return [{"prompt": row.row.text, CLIPS: _files(number)} for number, row in enumerate(_shown(job))]
-
-
-def _files(number: int) -> dict[str, str]:
-    return {name: f"{CLIPS}/{number}-{name}.wav" for name in ("reference", "true", "before", "after")}
-
-
-def _look(job: Job, model: Any) -> Look:
-    """The shown rows, spoken; the clips lie in the run's folder."""
-    raise NotImplementedError
-
-
 def _outcome(job: Job, driver: TrainerDriver) -> dict[str, Any]:
+    if driver.main and not driver.ended_early:
+        keep_codec(job)
     return held_out_loss(job, driver)
 
 
@@ -124,7 +102,10 @@ VOICE = Recipe(
     outcome=_outcome,
     family=AUDIO,
     fit=_fit,
-    asks=_asks,
-    look=_look,
+    asks=asks,
+    looked_at=lambda config: {"show": config.voice.show},
+    look=look,
     answer=None,
+    again=again,
+    takes=takes,
 )

@@ -40,6 +40,17 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; } nav a { color: inherit;
 .said { white-space: pre-wrap; overflow: auto; max-height: 18rem; overflow-wrap: anywhere; min-width: 8rem; }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { opacity: .75; font-size: .85rem; }
+.voice { border-top: 1px solid var(--line); margin: .8rem 0 0; padding: .6rem 0 0; }
+.voice > .said { font-size: 1.05rem; } .voice > .note { margin: .1rem 0 .5rem; }
+.clips { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(18rem, 100%), 1fr)); gap: 1rem 1.2rem; }
+.clips figure { display: grid; grid-template-columns: 3rem 1fr; grid-auto-rows: min-content; }
+.clips figcaption, .clips audio, .clips .note { grid-column: 1 / 3; opacity: 1; }
+.clips figcaption { margin-bottom: .3rem; min-height: 3em; } .clips audio { width: 100%; height: 2.2rem; }
+.drawn { background: #8883; height: 8rem; } .drawn img { display: block; height: 100%; border-radius: 2px; }
+.pitch, .time { position: relative; font-size: .65rem; line-height: 1; opacity: .75; }
+.pitch span { position: absolute; right: .35rem; transform: translateY(50%); white-space: nowrap; }
+.time { grid-column: 2; height: 1.3rem; } .time span { position: absolute; top: .25rem; white-space: nowrap; }
+.time span:not(:first-child) { transform: translateX(-50%); }
 td img { display: block; max-width: 16rem; height: auto; margin: .2rem 0; }
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; } svg > rect { fill: none; }
 svg line[stroke="#ddd"] { stroke: var(--line); }
