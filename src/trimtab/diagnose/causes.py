@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trimtab.diagnose import holders, rules_certain, rules_likely, source
+from trimtab.diagnose import holders, rules_batch, rules_certain, rules_likely, source
 from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
@@ -37,6 +37,7 @@ _CERTAIN: tuple[_Rule, ...] = (
     rules_certain.unregistered,
     rules_certain.made_after_move,
     rules_certain.placement_conflict,
+    rules_batch.handed_over,
 )
 """What the evidence proves, whichever operand it is found on: these speak before what is only likely."""
 _LIKELY: tuple[_Rule, ...] = (

@@ -12,6 +12,7 @@ from trimtab.diagnose.finding import Place
 from trimtab.diagnose.source import place
 
 _SWITCHES = {"no_grad", "inference_mode"}
+_WRITERS = {"masked_fill", "fill", "where", "full", "full_like", "new_full", "index_fill", "pad"}
 
 
 def loop_at(at: Place) -> ast.For | ast.While | None:
@@ -96,6 +97,28 @@ def return_line(function: object, constructs: str) -> Place | None:
         if isinstance(inner, ast.Return) and inner.value is not None
     ]
     return place(code.co_filename, max(lines)[1]) if lines else None
+
+
+def writing_line(file: str, line: int, value: int) -> Place | None:
+    """The one line of the function around a line that writes this number into a tensor; None for none or several."""
+    lines = set()
+    for node in ast.walk(source.function_at(file, line) or source.tree(file) or ast.Pass()):
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) for t in node.targets):
+            given = [node.value]
+        elif isinstance(node, ast.Call) and source.called_name(node).rstrip("_") in _WRITERS:
+            given = [*node.args, *(k.value for k in node.keywords)]
+        else:
+            continue
+        if any(_is_number(n, value) for n in given):
+            lines.add(node.lineno)
+    return place(file, lines.pop()) if len(lines) == 1 else None
+
+
+def _is_number(node: ast.expr, value: int) -> bool:
+    try:
+        return bool(ast.literal_eval(node) == value)
+    except ValueError:
+        return False
 
 
 def choice_of(file: str, line: int, attribute: str) -> Place | None:

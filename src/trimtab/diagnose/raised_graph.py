@@ -158,8 +158,8 @@ def _loaded_frozen(call: ast.Call) -> bool:
 
 
 def freezing_line(file: str) -> int | None:
-    """The line that makes parameters untrainable: requires_grad_(False), p.requires_grad = False, an adapter that is
-    loaded for inference."""
+    """The line that makes parameters untrainable: requires_grad_(False), p.requires_grad = False (or = a condition), an
+    adapter that is loaded for inference."""
     found: list[tuple[int, int]] = []
     for node in source.walk(file):
         if isinstance(node, ast.Call):
@@ -167,13 +167,18 @@ def freezing_line(file: str) -> int | None:
                 found.append((0, node.lineno))
             elif source.is_constant(source.keyword(node, "inference_mode"), True) or _loaded_frozen(node):
                 found.append((1, node.lineno))
-        elif (
-            isinstance(node, ast.Assign)
-            and _first_is_false([node.value])
-            and "requires_grad" in ast.unparse(node)
-        ):
-            found.append((0, node.lineno))
+        elif isinstance(node, ast.Assign) and _sets_requires_grad(node):
+            # A condition may hold for no parameter at all.
+            always = _first_is_false([node.value])
+            if always or not source.is_constant(node.value, True):
+                found.append((0 if always else 1, node.lineno))
     return min(found)[1] if found else None
+
+
+def _sets_requires_grad(node: ast.Assign) -> bool:
+    return any(
+        isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in node.targets
+    )
 
 
 def _first_is_false(given: list[ast.expr]) -> bool:

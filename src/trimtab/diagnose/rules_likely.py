@@ -65,7 +65,11 @@ def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
     """One of several things that came together was moved, this one was not."""
     for sight in scene.sights(stray):
         line = source.sibling_move(
-            sight.file, sight.line, sight.root, inline=sight.frame is not scene.frames[0]
+            sight.file,
+            sight.line,
+            sight.root,
+            inline=sight.frame is not scene.frames[0],
+            entry=sight.name != sight.root,
         )
         if line is not None:
             device = assigned(sight.file, line) or target(scene, stray)

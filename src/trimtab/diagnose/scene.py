@@ -85,6 +85,18 @@ class Sight:
         """The statement that last bound this variable."""
         return source.last_assignment(self.file, self.line, self.root)
 
+    @cached_property
+    def taken_from(self) -> str:
+        """The variable that it came out of, back over lines that take, reshape or cast it."""
+        name, made = self.root, self.made
+        for _ in range(5):
+            value = source.value_for(made, name) if made is not None else None
+            before = source.root(value) if value is not None else ""
+            if made is None or not before or before == name:
+                break
+            name, made = before, source.last_assignment(self.file, made.lineno, before)
+        return name
+
 
 class Scene:
     """A fault, looked at where it happens."""
@@ -138,9 +150,19 @@ class Scene:
         )
 
     def _ancestors(self, stray: Suspect) -> list[Suspect]:
-        """What the failing line computed a nameless operand from: the tensors that it names on the same device."""
-        if stray.tensor is None or stray.attributes or not self.frames or next(self.sights(stray), None):
+        """What the failing line computed a nameless operand from: the tensors that it names on the same device.
+
+        Of one that the function itself took out of what it was given: that, which its caller knows.
+        """
+        if stray.tensor is None or stray.attributes or not self.frames:
             return [stray]
+        if (sight := next(self.sights(stray), None)) is not None:
+            given = sight.frame.f_locals.get(sight.taken_from)
+            passed = sight.taken_from in source.parameters(sight.file, sight.line)
+            if not passed or given is stray.tensor or not isinstance(given, torch.Tensor):
+                return [stray]
+            same = str(given.device) == stray.device and given.dim()
+            return [self._suspect(faults.operand(sight.taken_from, given)), stray] if same else [stray]
         frame, found = self.frames[0], []
         for name, tensor in holders.expressions(frame.f_code.co_filename, frame.f_lineno, frame):
             if str(tensor.device) == stray.device and tensor.dim():

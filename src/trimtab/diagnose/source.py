@@ -128,12 +128,13 @@ def parameters(file: str, line: int) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-def sibling_move(file: str, line: int, name: str, inline: bool = False) -> int | None:
+def sibling_move(file: str, line: int, name: str, inline: bool = False, entry: bool = False) -> int | None:
     """The line before `line` that moved what was bound together with `name`: where its own move is missing.
 
     Bound together: in one tuple (`x, y = …`, `for x, y in loader`), as parameters of one function, or as entries of one
     dict (`name` is then the dict, of which some entries were moved one by one). With `inline`, a sibling that is moved
-    in the arguments of the call on `line` itself counts too.
+    in the arguments of the call on `line` itself counts too; with `entry`, where it is known that `name` is a dict or
+    object whose own entry is looked for, a statement that moves what it takes out of `name`, wherever it puts it.
     """
     binding = last_assignment(file, line, name)
     together = bound(binding) if binding is not None else set(parameters(file, line))
@@ -141,11 +142,15 @@ def sibling_move(file: str, line: int, name: str, inline: bool = False) -> int |
     scope: ast.AST | None = function_at(file, line) or tree(file)
     found: int | None = None
     for node in _own_statements(scope) if scope else ():
-        if not since < node.lineno < line or not isinstance(node, ast.Assign) or not has_move(node.value):
+        if not since < node.lineno < line:
+            continue
+        if entry and _moves_out_of(node, name):
+            found = node.lineno
+        if not isinstance(node, ast.Assign) or not has_move(node.value):
             continue
         targets = bound(node)
-        entry = any(isinstance(t, ast.Subscript) and root(t) == name for t in node.targets)
-        if entry or (name not in targets and targets & together and len(together) > 1):
+        one = any(isinstance(t, ast.Subscript) and root(t) == name for t in node.targets)
+        if one or (name not in targets and targets & together and len(together) > 1):
             found = node.lineno
     if found is None and inline and len(together) > 1:
         for call in call_on(file, line):
@@ -153,6 +158,17 @@ def sibling_move(file: str, line: int, name: str, inline: bool = False) -> int |
                 if root(argument) in together - {name} and has_move(argument):
                     found = line
     return found
+
+
+def _moves_out_of(node: ast.stmt, name: str) -> bool:
+    """Whether a statement moves entries of a container: `{k: batch[k].to(d) for k in KEYS}`, `f(batch.ids.to(d))`."""
+    value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+    if value is None:
+        return False
+    if any(_is_move(n) and n is not value and root(n.func) == name for n in ast.walk(value)):
+        return True
+    loops = [g for n in ast.walk(value) for g in getattr(n, "generators", ())]
+    return has_move(value) and any(root(g.iter) == name for g in loops)
 
 
 def dropped_move(file: str, line: int) -> str | None:

@@ -20,7 +20,8 @@ from trimtab.config.schema import Config
 from trimtab.config.voice import SPECTRAL
 from trimtab.errors import RequestError, some_of
 from trimtab.models.builtin import made_once
-from trimtab.models.load import BUILT_IN, load_model_config, model_source
+from trimtab.models.load import BUILT_IN, load_model_config, model_source, shapes_only
+from trimtab.models.shape_names import is_shape
 
 if TYPE_CHECKING:
     from trimtab.data.clips import Clip
@@ -75,6 +76,8 @@ def kept_codec(config: Config, run_folder: Path) -> str | None:
 
 def identity(codec: Codec) -> str:
     """Sixty-four digits that two codecs share only where they give the same codes: class, settings and weights."""
+    import torch
+
     settings = codec.config.to_dict()
     for told in ("_name_or_path", "transformers_version", "dtype", "architectures"):
         settings.pop(told, None)
@@ -82,7 +85,7 @@ def identity(codec: Codec) -> str:
     for name, tensor in sorted(codec.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
         whole.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        whole.update(memoryview(plain.numpy()).cast("B") if plain.numel() else b"")
+        whole.update(plain.flatten().view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 
@@ -154,7 +157,7 @@ def _learn(
             said = time.monotonic()
             say(f"codec: codebook {book + 1} of {settings['num_quantizers']} learned")
 
-    codec = SpectralCodec.learn(sounds, seed=seed, device=plan.device, told=told, **settings)
+    codec = SpectralCodec.learn(sounds, seed=seed, device=_device(plan), told=told, **settings)
     codec.save_pretrained(folder)
     entries = codec.entries.tolist()
     say(
@@ -169,7 +172,7 @@ def _source(config: Config) -> str:
         folder = Path(config.voice.codec).expanduser()
         return str(folder) if folder.is_dir() else config.voice.codec
     name = config.model.name
-    own = None if name in BUILT_IN else _named_by_processor(config)
+    own = None if name in BUILT_IN or is_shape(name) else _named_by_processor(config)
     if own is None:
         raise RequestError.of(
             f"voice.codec is null, and model.name={name} names no codec of its own",
@@ -230,7 +233,12 @@ def _loaded(config: Config, plan: PlacementPlan, source: str) -> Codec:
             "give the folder or hub id of a whole codec",
         )
     codec.requires_grad_(False)
-    return codec.to(plan.device).eval()
+    return codec.to(_device(plan)).eval()
+
+
+def _device(plan: PlacementPlan) -> str:
+    """The plan's, but where its devices hold shapes alone: codes are values, and the batches need them."""
+    return "cpu" if shapes_only() else plan.device
 
 
 def _entries(model: Any) -> int:

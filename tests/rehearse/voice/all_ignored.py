@@ -1,4 +1,4 @@
-"""The prompt is masked up to a token that the row does not have: every label is ignored, and the mean of none is NaN."""
+"""The prompt is masked up to a token that no row has: all labels are ignored, and the mean of none is NaN."""
 
 import sys
 

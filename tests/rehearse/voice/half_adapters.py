@@ -1,4 +1,4 @@
-"""The whole model is halved after the adapters are in it: the scaler refuses gradients that are fp16 themselves."""
+"""The adapters are halved to save memory: the scaler refuses gradients that are fp16 themselves."""
 
 import sys
 
@@ -8,10 +8,10 @@ from parts import AUDIO, BOS, DEVICE, by_codebook, rows, tiny_model
 from peft import LoraConfig, get_peft_model
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "audio_lm_head"])
-if "fixed" in sys.argv:
-    model = get_peft_model(tiny_model().half(), LORA).to(DEVICE)
-else:
-    model = get_peft_model(tiny_model(), LORA).half().to(DEVICE)  # cause
+model = get_peft_model(tiny_model(), LORA).to(DEVICE)
+if "fixed" not in sys.argv:
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        parameter.data = parameter.data.half()  # cause
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 scaler = torch.amp.GradScaler(DEVICE)
 for row in rows(2):

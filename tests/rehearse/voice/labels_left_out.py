@@ -24,9 +24,8 @@ def collate(samples):
 def voice_loss(logits, labels):
     total = 0.0
     for book in range(labels.shape[-1]):
-        total = total + F.cross_entropy(
-            logits[:, :-1, book].flatten(0, 1), labels[:, 1:, book].flatten()
-        )  # where
+        told, wanted = logits[:, :-1, book].flatten(0, 1), labels[:, 1:, book].flatten()
+        total = total + F.cross_entropy(told, wanted)  # where
     return total / labels.shape[-1]
 
 

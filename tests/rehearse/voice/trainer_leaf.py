@@ -28,9 +28,8 @@ class VoiceTrainer(Trainer):
         if FIXED:
             loss = torch.stack(parts).mean()
         else:
-            loss = torch.tensor(
-                [part.item() for part in parts], device=codes.device, requires_grad=True
-            ).mean()  # cause
+            numbers = [part.item() for part in parts]
+            loss = torch.tensor(numbers, device=codes.device, requires_grad=True).mean()  # cause
         return (loss, out) if return_outputs else loss
 
 

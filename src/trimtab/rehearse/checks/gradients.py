@@ -22,6 +22,14 @@ from trimtab.rehearse.checks.cuts import Cuts, leaves
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
 
+_CONNECTED = (
+    "Keep the loss connected to parameters that are trained: build it from the model's outputs (torch.stack and sums, "
+    "no torch.tensor, .detach() or .item() on the way), and leave some parameter trainable."
+)
+_UNUSED = (
+    "Keep the loss connected to these parameters (no .detach(), .item(), .data or torch.tensor(...) on the way, no "
+    "torch.no_grad() around it), or leave them out of the optimizer."
+)
 _LOOKED_AT = 3
 """Backward passes whose graphs are searched for their leaves."""
 
@@ -64,6 +72,8 @@ class Gradients(BaseCheck):
         self._detached_at: Place | None = None
         self._reached = False
         self._cleared: Place | None = None
+        self._told = False
+        """Whether an error was already laid to a loss that reaches nothing."""
         self._cuts = Cuts()
         around(torch.optim.Optimizer, "add_param_group", self._add_group)
         around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
@@ -167,22 +177,38 @@ class Gradients(BaseCheck):
 
     def _why_broken(self, leaf: torch.Tensor, place: Place | None) -> Cause | None:
         born = place_born(leaf)
+        file = born.file if born is not None else place.file if place is not None else ""
+        if not any((p := known.held()) is not None and p.requires_grad for known in self._known()):
+            return self._why_frozen(file)
+        if (made := self._for_another_model()) is not None:
+            return cause_at(made, "none of the parameters given to this optimizer is in the model that ran")
         if leaf.requires_grad:
             return cause_at(
                 born, "the loss is rebuilt here as a new leaf: no gradient reaches the parameters behind it"
             )
-        file = born.file if born is not None else place.file if place is not None else ""
         if born is not None and (switch := flow.switch_around(born.file, born.line)) is not None:
             return cause_at(switch, "gradients are switched off here, and the loss is computed inside")
-        if not any((p := known.held()) is not None and p.requires_grad for known in self._known()):
-            line = freezing_line(file)
-            return source.cause(file, line, "this leaves no parameter trainable") if line else None
         cut = self._cuts.last
         if cut is not None and not (born is not None and cut.place.line > born.line):
             return cause_at(cut.place, "the graph of the loss ends here: only its value goes on")
         if dead := next(iter(self._cuts.without_grad.values()), None):
             return cause_at(dead, "gradients are switched off here, in front of the loss")
         return cause_at(born, "this has no graph: nothing that it is made from requires a gradient")
+
+    def _for_another_model(self) -> Place | None:
+        """Where the optimizer was made, if there is one alone and no module that ran has a parameter of it."""
+        entries = list(self._optimizers.values())
+        used = self._names()
+        if len(entries) != 1 or not used or any(known.number in used for known in entries[0].parameters):
+            return None
+        return entries[0].made
+
+    def _why_frozen(self, file: str) -> Cause | None:
+        """No parameter of any optimizer is trainable: the line that froze them, else the one that took them frozen."""
+        if (line := freezing_line(file)) is not None:
+            return source.cause(file, line, "this leaves no parameter trainable")
+        made = next((entry.made for entry in self._optimizers.values() if entry.made is not None), None)
+        return cause_at(made, "none of the parameters given to this optimizer is trainable")
 
     def _after(self) -> None:
         for known in (known for inside in self._checkpoints.values() for known in inside):
@@ -195,8 +221,9 @@ class Gradients(BaseCheck):
         """An error of the scaler or of backward often comes from a loss that was rebuilt as a new leaf."""
         if finding.kind not in {"scaler-misuse", "no-gradient"}:
             return finding
-        if not self._reached:
-            return replace(finding, cause=self._broken or finding.cause)
+        if not self._reached and self._broken is not None:
+            self._told = True
+            return replace(finding, cause=self._broken, fix=_CONNECTED)
         if finding.kind == "scaler-misuse" and finding.vague:
             for entry in self._optimizers.values():
                 if entry.parameters and not any(known.had for known in entry.parameters):
@@ -213,6 +240,8 @@ class Gradients(BaseCheck):
                 self._report_checkpoint(place, dead)
         for optimizer in self._optimizers.values():
             dead = [p for p in optimizer.parameters if not p.got and p.number not in explained]
+            if self._told and len(dead) == len(optimizer.parameters):
+                continue
             if dead and optimizer.steps:
                 self._report_optimizer(optimizer, dead)
 
@@ -263,8 +292,7 @@ class Gradients(BaseCheck):
             f"{message}: {shown([known.name or '(unnamed)' for known in dead])}.",
             where,
             cause,
-            fix="Keep the loss connected to these parameters (no .detach(), .item(), .data or torch.tensor(...) on "
-            "the way, no torch.no_grad() around it), or leave them out of the optimizer.",
+            fix=_UNUSED,
             op="optimizer.step",
             severity="fault" if len(dead) == len(optimizer.parameters) or cause is not None else "warning",
         )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
-from trimtab.diagnose import source
+from trimtab.diagnose import flow, source
 from trimtab.diagnose.finding import Cause, Place, cause_at
 from trimtab.rehearse.checks.base import place_born
 from trimtab.virtual import functions
@@ -24,6 +26,7 @@ _ON_PURPOSE = frozenset(
 ) | {"new_full", "triu", "tril", "zeros", "ones", "new_empty", "empty_strided", "__setitem__", "cat", "stack"}
 _STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "norm", "std", "var", "cdist", "acos", "asin"))
 _LARGEST = 1 << 22
+_TORCH = str(Path(torch.__file__).parent)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -33,6 +36,7 @@ class Source:
 
     place: Place
     why: str
+    fix: str = ""
 
     def cause(self) -> Cause | None:
         """As the cause of a finding."""
@@ -57,7 +61,7 @@ class Sources:
     def _after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not isinstance(result, torch.Tensor):
             return
-        caller = sys._getframe(2)
+        caller = _asking(sys._getframe(2))
         if not source.is_user_file(caller.f_code.co_filename):
             return
         values = payload_of(result)
@@ -91,8 +95,10 @@ class Sources:
             target = payload_of(given[1])
             if not target.is_floating_point() and bool((target == ignored).all()):
                 why = f"every label is {ignored}, so none counts: the mean over no label is NaN"
-                place = place_born(given[1]) or source.place(file, line)
-                self._births.append(Source(place, why))
+                born = place_born(given[1]) or source.place(file, line)
+                place = flow.writing_line(born.file, born.line, ignored) or born
+                fix = "Leave a label in every batch: mask the prompt alone, and drop rows without an answer."
+                self._births.append(Source(place, why, fix))
                 return
         stray = next((value for value in given if not _finite(payload_of(value))), None)
         if stray is not None and not _is_mask(payload_of(stray)):
@@ -102,6 +108,13 @@ class Sources:
             return
         why = f"the result of {name.strip('_')} is not finite here, though what it is given is"
         self._births.append(Source(source.place(file, line), why))
+
+
+def _asking(frame: FrameType) -> FrameType:
+    """The line that called a torch function: one that is written in Python is reached through torch's own files."""
+    while frame.f_code.co_filename.startswith(_TORCH) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _finite(values: torch.Tensor) -> bool:

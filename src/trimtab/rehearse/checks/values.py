@@ -21,7 +21,7 @@ from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown, trained_by
-from trimtab.rehearse.checks.sources import Sources
+from trimtab.rehearse.checks.sources import Source, Sources
 from trimtab.virtual import functions, state
 from trimtab.virtual.unknown import is_unknown
 
@@ -41,6 +41,9 @@ class Values(BaseCheck):
         self._scaled = False
         self._reported = False
         self._losses: deque[float] = deque(maxlen=64)
+        self._lost: tuple[Place | None, Source | None] | None = None
+        """Where a scaled loss was first NaN, and why: a fault only if none ever was a number."""
+        self._numbers = False
         self._made = optimizers_made()
         self._sources = Sources()
         # As handlers of the function mode: a wrapper in torch's namespace would hide the function's identity.
@@ -86,18 +89,36 @@ class Values(BaseCheck):
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._sources.turn()
-        if self._reported or self._scaled:
+        if self._reported:
             return
         for root in roots:
             if root.numel() != 1 or not root.is_floating_point() or is_unknown(root):
                 continue
             value = float(root.detach())
-            if not math.isfinite(value):
-                births = self._sources.births
-                cause = self._divergence() or (births[0].cause() if births else None)
-                self._report(f"The loss is {value} at backward.", place, "backward", cause)
+            births = self._sources.births
+            if self._scaled:
+                # One that overflows is skipped, as it is meant to be.
+                if math.isnan(value) and self._lost is None:
+                    self._lost = place, births[0] if births else None
+                self._numbers |= not math.isnan(value)
+            elif not math.isfinite(value):
+                born = births[0] if births else None
+                diverged = self._divergence()
+                cause = diverged or (born.cause() if born else None)
+                fix = born.fix if born and not diverged else ""
+                self._report(f"The loss is {value} at backward.", place, "backward", cause, fix)
                 return
-            self._losses.append(value)
+            else:
+                self._losses.append(value)
+
+    def finish(self) -> None:
+        if self._lost is not None and not self._numbers and not self._reported:
+            message = (
+                "The loss is nan in every backward pass: GradScaler skips each step, and nothing is trained."
+            )
+            where, born = self._lost
+            cause, fix = (born.cause(), born.fix) if born is not None else (None, "")
+            self._report(message, where, "backward", cause, fix)
 
     def _divergence(self) -> Cause | None:
         """The loss grew and grew: the steps are too large."""
@@ -133,11 +154,11 @@ class Values(BaseCheck):
         why = f"eps={eps:g} is 0 in {str(parameter.dtype).removeprefix('torch.')}: the step divides 0 by 0"
         return cause_at(self._made.get(optimizer), why)
 
-    def _report(self, message: str, where: Place | None, op: str, cause: Cause | None) -> None:
+    def _report(self, message: str, where: Place | None, op: str, cause: Cause | None, fix: str = "") -> None:
         self._reported = True
         if self._filled and self._unwritten():
             return
-        fix = (
+        fix = fix or (
             "Look for a division by zero, a log or square root of zero, a mask that hides a whole row, or a learning "
             "rate that is too high; torch.autograd.set_detect_anomaly(True) names the operation."
         )
