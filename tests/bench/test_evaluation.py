@@ -245,6 +245,13 @@ def test_a_voice_speaks_rows_of_both_parts(
     assert all(row["seconds"] <= 1.1 for row in told["rows"])
     assert len(told["missing"]) == 2
     assert json.dumps(told)
+    figures = found["figures"]
+    books = [figures[f"audio_loss_{book}"]["now"] for book in range(8)]
+    assert figures["audio_loss"]["now"] == pytest.approx(sum(books) / 8, rel=1e-3)
+    assert not [name for name in figures if "time" in name or "second" in name]
+    table = "\n".join(lines(found))
+    assert "audio_loss " in table
+    assert "audio_loss_0" not in table
     assert "voice" not in judged(run, rows=0)
 
 
