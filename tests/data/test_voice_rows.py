@@ -14,7 +14,7 @@ from trimtab.config.schema import DataSettings
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.read import read_file
 from trimtab.data.voice_rows import COLUMNS, VoiceRow, made, used_columns
-from trimtab.data.voice_source import load_voice_rows
+from trimtab.data.voice_source import BUILT_IN, load_voice_rows
 from trimtab.errors import RequestError
 
 Write = Callable[..., str]
@@ -226,6 +226,14 @@ def test_sources_that_hold_nothing_to_read(tmp_path: Path, write: Write) -> None
     ):
         with pytest.raises(RequestError, match=rf"(?s){why}"):
             rows_of(source)
+
+
+def test_shipped_clips_that_are_missing_are_not_the_users_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUILT_IN, "espeak-voices", tmp_path / "voices")
+    with pytest.raises(RequestError, match="not in this installation"):
+        rows_of("espeak-voices")
 
 
 def test_a_list_called_samples_is_the_one_with_the_rows(tmp_path: Path) -> None:

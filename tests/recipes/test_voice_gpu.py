@@ -1,4 +1,4 @@
-"""The voice recipe on a real GPU: the CPU's losses in fp32, the same ones in bf16 and fp16, and a clip that is spoken."""
+"""The voice recipe on a real GPU: the CPU's losses in fp32, the same in bf16 and fp16, and a clip that is spoken."""
 
 from __future__ import annotations
 

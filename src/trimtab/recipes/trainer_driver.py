@@ -142,6 +142,10 @@ class TrainerDriver:
         return self.trainer.state.global_step, self.trainer.state.max_steps
 
     @property
+    def skipped(self) -> int:
+        return self.monitor.skipped
+
+    @property
     def model(self) -> Any:
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
 
