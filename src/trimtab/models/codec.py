@@ -20,7 +20,8 @@ from trimtab.config.schema import Config
 from trimtab.config.voice import SPECTRAL
 from trimtab.errors import RequestError, some_of
 from trimtab.models.builtin import made_once
-from trimtab.models.load import BUILT_IN, load_model_config, model_source
+from trimtab.models.load import BUILT_IN, load_model_config, model_source, shapes_only
+from trimtab.models.shape_codes import ShapeCodec
 
 if TYPE_CHECKING:
     from trimtab.data.clips import Clip
@@ -44,6 +45,8 @@ def codec_for(
     config: Config, plan: PlacementPlan, train_rows: Sequence[VoiceRow], say: Callable[[str], None]
 ) -> Codec:
     """The codec that the settings ask for, ready on the plan's device; the spectral one is learned from these rows."""
+    if shapes_only():
+        return ShapeCodec.of(load_model_config(config.model))
     if config.voice.codec == SPECTRAL:
         codec = _learned(config, plan, train_rows, say)
     else:

@@ -25,6 +25,8 @@ class VoiceTrainer(Trainer):
         super().__init__(**given)
         model: Any = self.model
         self._shape = bare_model(model).config
+        self._words = bare_model(model).text_lm_head is not None
+        """Whether words are trained at all: a checkpoint may have no head for them."""
         # By this the trainer takes the loss for one that is counted over a whole step.
         self.model_accepts_loss_kwargs = True
         self._trained: torch.Tensor | None = None
@@ -37,6 +39,7 @@ class VoiceTrainer(Trainer):
         if not batch_samples:
             return None
         counts = sum(count_trained(batch, self._shape).to(device) for batch in batch_samples)
+        counts[0] *= self._words
         return self.accelerator.reduce(counts, reduction="sum")
 
     def compute_loss(
