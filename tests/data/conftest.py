@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -138,6 +139,34 @@ def picture() -> Callable[..., bytes]:
     ) -> bytes:
         held = io.BytesIO()
         Image.new(mode, size, colour).save(held, form, **save)
+        return held.getvalue()
+
+    return encoded
+
+
+@pytest.fixture(scope="session")
+def sound() -> Callable[..., bytes]:
+    """The bytes of a short clip that swells and fades, or of the samples that are given, in whatever format."""
+    soundfile = pytest.importorskip("soundfile", reason="clips are decoded by soundfile (extra `voice`)")
+
+    def encoded(
+        pitch: float = 220.0,
+        seconds: float = 0.5,
+        rate: int = 24_000,
+        form: str = "WAV",
+        samples: Any = None,
+        subtype: str | None = None,
+    ) -> bytes:
+        if samples is None:
+            time = np.arange(round(seconds * rate)) / rate
+            samples = 0.5 * np.sin(2 * np.pi * pitch * time) * np.sin(np.pi * time / seconds)
+        held = io.BytesIO()
+        # A second at a time: an encoder of libsndfile runs out of stack over a long block.
+        with soundfile.SoundFile(
+            held, "w", rate, 1 if np.ndim(samples) == 1 else np.shape(samples)[1], subtype, format=form
+        ) as file:
+            for start in range(0, len(samples), rate):
+                file.write(samples[start : start + rate])
         return held.getvalue()
 
     return encoded

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import HiggsAudioV2Processor
 
+from coded_rows import codes, own_processor, plain_columns, voice_tokenizer
 from trimtab.data.delay import delayed, delayed_labels, spoken, undelayed
 from trimtab.errors import RequestError
-from voices import codes
-
-
-def cell(clip: list[list[int]], column: int, book: int, bos: int, eos: int) -> tuple[int, int]:
-    """What stands in one cell, and what is to be predicted there."""
-    frame = column - book - 1
-    if frame < 0:
-        return bos, -100
-    if frame < len(clip):
-        return clip[frame][book], clip[frame][book]
-    return (eos, eos) if frame == len(clip) else (eos, -100)
-
-
-def plainly(clip: list[list[int]], books: int, bos: int, eos: int) -> tuple[list[Any], list[Any]]:
-    cells = [
-        [cell(clip, column, book, bos, eos) for book in range(books)]
-        for column in range(len(clip) + 2 + books - 1)
-    ]
-    return [[ids for ids, _ in row] for row in cells], [[label for _, label in row] for row in cells]
 
 
 @st.composite
@@ -50,7 +30,7 @@ def tensor(clip: list[list[int]], books: int) -> torch.Tensor:
 def test_any_clip_is_delayed_and_labelled_as_the_loops_say_and_comes_back(made: Any) -> None:
     clip, books, entries = made
     columns = delayed(tensor(clip, books), entries, entries + 1)
-    inputs, labels = plainly(clip, books, entries, entries + 1)
+    inputs, labels = plain_columns(clip, books, entries, entries + 1)
     assert columns.tolist() == inputs
     assert delayed_labels(tensor(clip, books), entries + 1).tolist() == labels
     assert undelayed(columns).tolist() == clip
@@ -80,12 +60,12 @@ def test_eight_codebooks_by_hand() -> None:
 @pytest.mark.parametrize(("frames", "books"), [(1, 1), (5, 1), (4, 2), (3, 8), (20, 8), (2, 12)])
 def test_the_columns_are_those_of_transformers_own_processor(frames: int, books: int) -> None:
     clip = codes(frames, books, entries=1024)
-    own = SimpleNamespace(audio_stream_bos_id=1024, audio_stream_eos_id=1025)
+    own = own_processor(voice_tokenizer(), books, entries=1024)
     stream = torch.cat([torch.full((1, books), 1024), clip, torch.full((1, books), 1025)])
-    theirs = HiggsAudioV2Processor.build_delay_pattern(own, stream.T[None])[0].T
+    theirs = own.build_delay_pattern(stream.T[None])[0].T
     assert torch.equal(delayed(clip, 1024, 1025), theirs)
     # Theirs is undone without the first and the last column, as their `batch_decode` does.
-    assert torch.equal(HiggsAudioV2Processor.revert_delay_pattern(own, theirs[1:-1]), undelayed(theirs))
+    assert torch.equal(own.revert_delay_pattern(theirs[1:-1]), undelayed(theirs))
 
 
 def test_no_step_goes_from_one_clip_into_the_next() -> None:

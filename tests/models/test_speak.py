@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,6 +158,25 @@ def test_one_gpu_says_what_the_cpu_says() -> None:
         repeated = speak(model, Prompts(), Tones(), ROWS[:1], plan, drawn, seed=4)
     for said, codes in zip([*given, *repeated], [*expected, *at_random], strict=True):
         assert torch.equal(said.codes, codes.codes)
+
+
+@pytest.mark.parametrize("head", ["cuda:0", "cuda:1"])
+def test_a_model_split_over_two_gpus_says_what_the_cpu_says(tmp_path: Path, head: str) -> None:
+    whole = voice_model()
+    expected = speak(whole, Prompts(), Tones(), ROWS, PLAN, SHORT)
+    whole.save_pretrained(tmp_path)
+    places = {
+        "model.embed_tokens": "cuda:0",
+        "model.embed_audio_tokens": "cuda:0",
+        "model.rotary_emb": "cuda:0",
+    }
+    places |= {f"model.layers.{layer}": f"cuda:{layer // 2}" for layer in range(4)}
+    places |= {"model.norm": head, "audio_lm_head": head}
+    with trimtab.virtual_gpus(2):
+        plan = dataclasses.replace(PLAN, device="cuda:0", strategy="split", device_map=places)
+        model = type(whole).from_pretrained(tmp_path, device_map=places)
+        given = speak(model, Prompts(), Tones(), ROWS, plan, SHORT)
+    assert all(torch.equal(said.codes, other.codes) for said, other in zip(given, expected, strict=True))
 
 
 def test_a_prompt_that_generate_would_misread_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import trimtab
+from trimtab.hardware import probe
 from trimtab.models.kmeans import nearest, residual_codebooks
 from trimtab.models.spectral_codec import SpectralCodec, SpectralCodecConfig
 from trimtab.models.spectral_frames import Frames, mel_filters
@@ -256,6 +257,18 @@ def test_a_gpu_gives_what_the_cpu_gives(codec: SpectralCodec) -> None:
         codes, found = codes.cpu(), found.cpu()
     assert torch.equal(codes, on_cpu.encode(sound).audio_codes)
     torch.testing.assert_close(found, on_cpu.decode(codes).audio_values, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not probe().gpus, reason="no CUDA device here")
+def test_a_real_gpu_learns_the_same_again_and_comes_as_near_as_the_cpu() -> None:
+    sounds = [voice(seed) for seed in range(4)]
+    first, again = (SpectralCodec.learn(sounds, device="cuda:0", **SMALL) for _ in range(2))
+    assert torch.equal(first.codebooks, again.codebooks)
+    sound = torch.from_numpy(sounds[0])[None, None]
+    found = first(sound.cuda()).audio_values[0, 0].cpu().numpy()
+    on_cpu = there_and_back(SpectralCodec.learn(sounds, **SMALL), sounds[0])
+    assert distance(sounds[0], found) < 1.2 * distance(sounds[0], on_cpu)
 
 
 @pytest.mark.slow

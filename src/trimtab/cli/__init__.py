@@ -20,6 +20,7 @@ from trimtab.cli.ask import ask
 from trimtab.cli.bench import bench
 from trimtab.cli.config_schema import config_schema
 from trimtab.cli.doctor import doctor
+from trimtab.cli.evaluate import evaluate
 from trimtab.cli.explain import explain
 from trimtab.cli.export import export
 from trimtab.cli.plan import plan
@@ -55,6 +56,7 @@ app.command(cls=SettingsCommand)(plan)
 app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
 app.command()(explain)
 app.command()(ask)
+app.command()(evaluate)
 app.command()(export)
 app.command()(replay)
 app.command()(report)

@@ -81,3 +81,11 @@ class VoiceSettings(RecipeSection):
             ),
             *([] if shipped else [Default("data.max_length", 2048, "each second of sound takes 25 tokens")]),
         ]
+
+
+RULES.blame(
+    "voice.min_seconds voice.max_seconds",
+    lambda c: c.voice.min_seconds >= c.voice.max_seconds,
+    "leaves no length for a clip: it has {c.voice.min_seconds} seconds at least and {c.voice.max_seconds} at most",
+    "set voice.min_seconds below voice.max_seconds",
+)

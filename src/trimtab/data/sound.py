@@ -56,12 +56,7 @@ class Header:
     form: str
     rate: int
     channels: int
-    frames: int | None
-    """None where the file does not say."""
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.frames is None else self.frames / self.rate
+    frames: int
 
 
 def read_sound(source: Path | bytes, where: str) -> Sound:
@@ -87,22 +82,19 @@ def header(source: Path | bytes) -> Header:
 def decode(source: Path | bytes, most_seconds: float | None = None) -> tuple[Samples, int]:
     """All frames of the file, (frames, channels), and its sample rate; BadRow with the reason where it is not whole.
 
-    A file that declares more than `most_seconds` is refused before it is decoded, one that has more when it shows.
+    A file that declares more than `most_seconds` is refused before it is decoded.
     """
     with _opened(source) as opened:
         told = _header(opened)
-        if told.frames is not None:
-            check_long(told.frames, told.rate, most_seconds)
+        check_long(told.frames, told.rate, most_seconds)
         blocks: list[Samples] = []
-        found = 0
         while len(block := opened.read(_BLOCK, dtype="float32", always_2d=True)):
             blocks.append(block)
-            found += len(block)
-            check_long(found, told.rate, most_seconds)
+    found = sum(map(len, blocks))
     if not found:
         raise BadRow("clip has no frames")
     slack = _MP3_FRAMES if told.form == "mp3" else 0
-    if (told.frames is not None and found < told.frames - slack) or declared_bytes_missing(source, told.form):
+    if found < told.frames - slack or declared_bytes_missing(source, told.form):
         raise BadRow("clip is cut off: it has less sound than its header says")
     frames = np.concatenate(blocks)
     if not np.isfinite(frames).all():
@@ -169,11 +161,13 @@ def write_wav(path: Path, samples: Samples, rate: int) -> None:
 def _opened(source: Path | bytes) -> Iterator[Any]:
     """The source as an open SoundFile; what it raises about the content is a bad row."""
     soundfile = _soundfile()
+    found = False
     try:
         if isinstance(source, bytes):
             if not source:
                 raise BadRow("clip is empty (0 bytes)")
             with soundfile.SoundFile(io.BytesIO(source)) as opened:
+                found = True
                 yield opened
             return
         with _file(source) as file:
@@ -182,9 +176,12 @@ def _opened(source: Path | bytes) -> Iterator[Any]:
             file.seek(0)
             # By its number, not by its name: the name may lie, and `.raw` would be believed.
             with soundfile.SoundFile(file.fileno(), closefd=False) as opened:
+                found = True
                 yield opened
     except soundfile.LibsndfileError as error:
-        raise BadRow(f"clip cannot be decoded ({error.error_string.strip().rstrip('.')})") from error
+        why = error.error_string.removeprefix("Error : ").strip().rstrip(".")
+        what = "is damaged or cut off" if found else "cannot be decoded"
+        raise BadRow(f"clip {what} ({why})") from error
 
 
 def _file(path: Path) -> io.FileIO:
@@ -207,8 +204,10 @@ def _header(opened: Any) -> Header:
     if not LEAST_RATE <= rate <= MOST_RATE:
         beyond = f"under {LEAST_RATE:,}" if rate < LEAST_RATE else f"over {MOST_RATE:,}"
         raise BadRow(f"clip has a sample rate {beyond} Hz")
-    # A stream that was written without knowing its length says so by a number that no file has.
-    return Header(form, rate, channels, frames if 0 <= frames < 2**62 else None)
+    # A stream that was written without knowing its length; libsndfile gives a number that no file has.
+    if not 0 <= frames < 2**62:
+        raise BadRow(f"clip does not say how long it is, as a {form} from a pipe; write it as a file again")
+    return Header(form, rate, channels, frames)
 
 
 def _soundfile() -> Any:

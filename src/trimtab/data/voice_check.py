@@ -17,7 +17,7 @@ from pathlib import Path
 from trimtab.config.schema import VoiceSettings
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.clips import Clip
-from trimtab.data.sound import check_long, clipped, decode, header, loudness, mixed, peak
+from trimtab.data.sound import Samples, check_long, clipped, decode, header, loudness, mixed, peak
 from trimtab.data.voice_rows import VoiceRow
 
 MOST_THREADS = 8
@@ -30,8 +30,7 @@ class Heard:
     digest: str
     rate: int
     channels: int
-    seconds: float | None
-    """None where the file does not say, and was not listened to."""
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -104,29 +103,35 @@ def checked_rows(
 
 def _listen(clip: Clip, voice: VoiceSettings) -> Heard:
     told = header(clip.path)
-    if told.frames is not None:
-        _check_length(told.frames, told.rate, voice)
+    _check_length(told.frames, told.rate, voice)
     if not voice.check_clips:
-        return Heard(clip.key, told.rate, told.channels, told.seconds)
+        return Heard(clip.key, told.rate, told.channels, told.frames / told.rate)
     frames, rate = decode(clip.path, voice.max_seconds)
     _check_length(len(frames), rate, voice)
-    samples = mixed(frames)
-    if not peak(samples - samples[0]):
-        what = (
-            "clip is silent: nothing but zeros" if not samples[0] else "clip is one constant value, no sound"
-        )
-        raise BadRow(what)
-    if (loud := loudness(samples, rate)) < voice.silence:
-        raise BadClip(
-            f"clip is silent: its loudest tenth of a second is under voice.silence={voice.silence:g} dB",
-            f"{loud:.0f} dB",
-        )
+    _check_loud(frames, rate, voice.silence)
     if (share := clipped(frames)) > voice.clipping:
         raise BadClip(
             f"clip is clipped: more than voice.clipping={voice.clipping:g} of it stands at full scale",
             f"{share:.1%}",
         )
     return Heard(clip.key, rate, frames.shape[1], len(frames) / rate)
+
+
+def _check_loud(frames: Samples, rate: int, silence: float) -> None:
+    """By what is heard once the channels are mixed down."""
+    samples = mixed(frames)
+    loud = loudness(samples, rate)
+    if loud >= silence:
+        return
+    if frames.shape[1] > 1 and max(loudness(channel, rate) for channel in frames.T) >= silence:
+        raise BadRow("clip is silent when mixed down: its channels cancel each other; keep one of them")
+    if not peak(samples - samples[0]):
+        what = "silent: nothing but zeros" if not samples[0] else "one constant value, no sound"
+        raise BadRow(f"clip is {what}")
+    raise BadClip(
+        f"clip is silent: its loudest tenth of a second is under voice.silence={silence:g} dB",
+        f"{loud:.0f} dB",
+    )
 
 
 def _check_length(frames: int, rate: int, voice: VoiceSettings) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from trimtab.config.schema import DataSettings
+    from trimtab.data.report import VoiceReport
     from trimtab.data.voice_rows import VoiceRow
 
 Batch = dict[str, "Tensor"]
@@ -38,7 +39,7 @@ class CodedRow:
     target: Tensor | None
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """One row, without padding: tokens with their labels, columns of codes with theirs."""
 
     ids: list[int]
@@ -84,19 +85,24 @@ class VoiceCollator:
             del batch["audio_input_ids"], batch["audio_input_ids_mask"]
         return batch
 
-    def written(self, row: CodedRow) -> list[int]:
-        """The row in tokens, one for each clip; BadRow where it cannot be trained on, whatever its length."""
+    def made(self, row: CodedRow) -> Made:
+        """The row as it is trained on; BadRow where it cannot be, whatever its length."""
+        import torch
+
         if row.target is None:
             raise BadRow("there is no clip to train on")
         for name, codes in (("reference", row.reference), ("clip", row.target)):
             if codes is not None and not len(codes):
                 raise BadRow(f"its {name} has no frame")
         ids = self.turns.ids(row.row, row.reference is not None)
-        if not self.turns.trained(ids):
-            raise BadRow(
-                "the chat template writes no token behind its clip, so no end of it would be trained"
-            )
-        return ids
+        trained = self.turns.trained(ids)
+        if not trained:
+            raise BadRow("the chat template writes no token behind its clip: no end of it would be trained")
+        before = self._reference(row)
+        made = self._expanded(ids, [*before, self._columns(row, "clip", row.target)], trained)
+        ignored = [torch.full_like(columns, IGNORED) for columns in before]
+        labels = torch.cat([*ignored, delayed_labels(row.target, self.marks.stream_eos)])
+        return made._replace(column_labels=labels)
 
     def length(self, row: CodedRow, *, asked: bool = False) -> int:
         """How many tokens the row takes, or what is asked of it: its clips are a token for each column."""
@@ -115,30 +121,20 @@ class VoiceCollator:
         return f"the model's max_position_embeddings={self.places:,}"
 
     def fitting(
-        self, train: Sequence[CodedRow], held: Sequence[CodedRow], data: DataSettings, report: Any
+        self, train: Sequence[CodedRow], held: Sequence[CodedRow], data: DataSettings, report: VoiceReport
     ) -> tuple[list[CodedRow], list[CodedRow]]:
         """The rows that can be trained on and evaluated by; the others are counted in the report, or stop the run."""
         from trimtab.data.voice_fit import fitting
 
         return fitting(self, train, held, data, report)
 
-    def _trained(self, row: CodedRow) -> _Made:
-        import torch
-
+    def _trained(self, row: CodedRow) -> Made:
         try:
-            ids = self.written(row)
+            return self.made(row)
         except BadRow as bad:
             raise _refused(row, str(bad)) from bad
-        assert row.target is not None
-        trained = self.turns.trained(ids)
-        target = self._columns(row, "clip", row.target)
-        before = self._reference(row)
-        made = self._expanded(ids, [*before, target], trained)
-        ignored = [torch.full_like(columns, IGNORED) for columns in before]
-        labels = torch.cat([*ignored, delayed_labels(row.target, self.marks.stream_eos)])
-        return made._replace(column_labels=labels)
 
-    def _prompt(self, row: CodedRow) -> _Made:
+    def _prompt(self, row: CodedRow) -> Made:
         try:
             ids = self.turns.ids(row.row, row.reference is not None)
         except BadRow as bad:
@@ -159,7 +155,7 @@ class VoiceCollator:
             )
         return delayed(codes, self.marks.stream_bos, self.marks.stream_eos, where)
 
-    def _expanded(self, ids: Sequence[int], clips: Sequence[Tensor], trained: range) -> _Made:
+    def _expanded(self, ids: Sequence[int], clips: Sequence[Tensor], trained: range) -> Made:
         """The tokens with each clip's audio token widened to its columns; labels on the `trained` places alone."""
         import torch
 
@@ -171,9 +167,9 @@ class VoiceCollator:
             wide += some
             labels += [token] if place in trained else [IGNORED] * len(some)
         columns = torch.cat(list(clips)) if clips else torch.empty(0, self.marks.codebooks, dtype=torch.long)
-        return _Made(wide, labels, columns, columns)
+        return Made(wide, labels, columns, columns)
 
-    def _batch(self, made: Sequence[_Made], side: Literal["left", "right"]) -> Batch:
+    def _batch(self, made: Sequence[Made], side: Literal["left", "right"]) -> Batch:
         import torch
 
         lengths = torch.tensor([len(one.columns) for one in made])

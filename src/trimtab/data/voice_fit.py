@@ -5,8 +5,10 @@ Nothing is cut and nothing is repaired: a row is kept whole, or left out and cou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.report import Lengths
@@ -15,7 +17,7 @@ from trimtab.errors import RequestError
 
 if TYPE_CHECKING:
     from trimtab.config.schema import DataSettings
-    from trimtab.data.report import SourceReport
+    from trimtab.data.report import SourceReport, VoiceReport
 
 
 def fitting(
@@ -23,9 +25,9 @@ def fitting(
     train: Sequence[CodedRow],
     held: Sequence[CodedRow],
     data: DataSettings,
-    report: Any,
+    report: VoiceReport,
 ) -> tuple[list[CodedRow], list[CodedRow]]:
-    """The rows of both parts that fit; `report` (a sibling of PictureReport) gets what became of the others."""
+    """The rows of both parts that fit; the report gets what became of the others."""
     # Held-out rows of the one source are counted with it.
     about: dict[int, tuple[SourceReport, Tally, list[int]]] = {}
     kept: list[list[CodedRow]] = []
@@ -46,19 +48,29 @@ def fitting(
             "raise data.max_length as far as the model has places, or repair the rows",
         )
     report.rows_train, report.rows_eval = len(kept[0]), len(kept[1])
+    # A codec makes as many frames of every second.
+    report.minutes_train *= _share(kept[0], train)
+    report.minutes_eval *= _share(kept[1], held)
+    speakers = Counter(row.row.speaker for row in chain(*kept) if row.row.speaker is not None)
+    report.speakers = dict(speakers.most_common())
     report.notes.append(collator.turns.how)
     return kept[0], kept[1]
+
+
+def _share(kept: Sequence[CodedRow], rows: Sequence[CodedRow]) -> float:
+    """How much of what is said in the rows is left."""
+    said, left = (sum(len(row.target) for row in some if row.target is not None) for some in (rows, kept))
+    return left / said if said else 1.0
 
 
 def _fits(
     collator: VoiceCollator, row: CodedRow, data: DataSettings, tally: Tally, lengths: list[int]
 ) -> bool:
     try:
-        collator.written(row)
+        tokens = len(collator.made(row).ids)
     except BadRow as bad:
         tally.bad(str(bad), row.row.where)
         return False
-    tokens = collator.length(row)
     lengths.append(tokens)
     if collator.most is None or tokens <= collator.most:
         return True

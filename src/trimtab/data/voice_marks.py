@@ -90,16 +90,19 @@ class VoiceMarks:
 
 def _mark(tokenizer: PreTrainedTokenizerBase, name: str) -> Mark:
     text = str(getattr(tokenizer, name, None) or _NAMES[name])
-    if not is_one_token(tokenizer, text):
+    known = token_id(tokenizer, text)
+    if known is None:
         raise RequestError.of(
             f"the tokenizer {type(tokenizer).__name__} has no token {text} ({name})",
             "a clip has its place in the text by that token",
             "use a model of the Higgs Audio family with its own tokenizer",
         )
-    return Mark(text, tokenizer.get_vocab()[text])
+    return Mark(text, known)
 
 
-def is_one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    """Whether the tokenizer takes this text, wherever it stands, for one token that is its own."""
-    known = tokenizer.get_vocab().get(text)
-    return known is not None and known in tokenizer(f"a{text}a", add_special_tokens=False)["input_ids"]
+def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
+    """The one token that the tokenizer takes this text for, wherever it stands; None where there is none."""
+    known = tokenizer.convert_tokens_to_ids(text)
+    if not isinstance(known, int) or tokenizer.convert_ids_to_tokens(known) != text:
+        return None
+    return known if known in tokenizer(f"a{text}a", add_special_tokens=False)["input_ids"] else None

@@ -179,7 +179,7 @@ def _channels(rows: Iterable[CheckedRow]) -> list[int]:
 
 
 def _minutes(rows: Iterable[CheckedRow]) -> float:
-    return sum(row.target.seconds or 0.0 for row in rows) / 60
+    return sum(row.target.seconds for row in rows) / 60
 
 
 def _speakers(rows: Iterable[CheckedRow]) -> dict[str, int]:

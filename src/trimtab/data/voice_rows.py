@@ -115,7 +115,7 @@ def made(row: Row, columns: Mapping[str, list[str]], tally: Tally) -> VoiceRow:
     if several and len(several) > 1:
         raise BadRow(f"`{SPEAKERS}` names several voices; a row is of one voice")
     heard = reading
-    if several and isinstance(several[0], dict):
+    if several and isinstance(several[0], dict) and reading.value("reference")[0] is None:
         heard = _Reading(
             row._replace(values=several[0]), {c: [c, *names] for c, names in COLUMNS.items()}, tally
         )
@@ -141,10 +141,8 @@ class _Reading:
         names = self.columns[column] or [column]
         for name in names:
             found = value_of(self.row.values, name, {})
-            absent = (
-                found is MISSING or found is None or found == "" or found != found
-            )  # NaN, as tables have it
-            if not absent:
+            # A table has NaN, which is not itself, where nothing is.
+            if found is not MISSING and found is not None and found != "" and found == found:
                 return found, name
         return None, names[0]
 
@@ -153,7 +151,8 @@ class _Reading:
         if value is None:
             return None
         path = self.path(value, name)
-        return Clip(path, f"{self.row.where} ({str(value).strip()})")
+        shown = str(value).strip()
+        return Clip(path, f"{self.row.where} ({shown if len(shown) <= 100 else shown[:100] + '…'})")
 
     def clip_by_id(self) -> Clip:
         """`id.wav`, or another of the formats, beside the file with the rows."""
@@ -162,15 +161,15 @@ class _Reading:
             raise BadRow(
                 f"no clip: no column ({_likely('audio')}), and no `id` that a file could be named by"
             )
-        for suffix in SUFFIXES:
-            path = self.path(f"{value}{suffix}", "id")
+        named = self.path(str(value), "id")
+        for path in (named.with_name(named.name + suffix) for suffix in SUFFIXES):
             if path.is_file():
                 return Clip(path, f"{self.row.where} ({path.name})")
         raise BadRow(f"no clip: no column ({_likely('audio')}), and no file that is named by `id`")
 
     def path(self, value: Any, name: str) -> Path:
         if not isinstance(value, str):
-            kind = "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+            kind = "an object" if isinstance(value, dict) else f"of type {type(value).__name__}"
             raise BadRow(f"`{name}` is {kind}, not the path of a clip; write clips as files and name them")
         text = value.strip()
         scheme = text[:12].partition(":")[0].lower()
@@ -178,8 +177,8 @@ class _Reading:
             raise BadRow(f"`{name}` is a {scheme} address; download the clips and name the files")
         if scheme == "file":
             text = unquote(urlsplit(text).path)
-        if not text:
-            raise BadRow(f"`{name}` is empty")
+        if not text.strip("/"):
+            raise BadRow(f"`{name}` is {'empty' if not text else 'no file'}")
         return from_folder(text, self.row.folder or Path(), "clip", self.tally)
 
     def said(self, column: str, file_column: str, clip: Clip | None) -> str | None:

@@ -90,6 +90,12 @@ def _by_id(row: Row) -> list[Row]:
 
 
 def _nothing_there(source: str, path: Path, setting: str) -> RequestError:
+    if source in BUILT_IN:
+        return RequestError.of(
+            f"{setting}={source}: its clips are not in this installation ({path})",
+            "they come with Trimtab, as files of the package",
+            "install Trimtab again, or name a folder with clips of your own",
+        )
     near = get_close_matches(source, BUILT_IN, n=1)
     near += [
         str(path.parent / name)

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from trimtab.config.schema import VoiceSettings
 from trimtab.data.clean import BadRow
 from trimtab.data.render import opening_ids
-from trimtab.data.voice_marks import VoiceMarks, is_one_token
+from trimtab.data.voice_marks import VoiceMarks, token_id
 from trimtab.errors import RequestError
 
 if TYPE_CHECKING:
@@ -41,13 +41,10 @@ class VoiceTurns:
         self.marks = marks
         self.system, self.scene = voice.system, voice.scene
         self._opening = opening_ids(tokenizer)
-        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        special |= {*tokenizer.all_special_tokens, marks.audio.text, marks.bos.text}
-        special |= {marks.delay.text, marks.eos.text}
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special |= {*tokenizer.all_special_ids, marks.audio.id, marks.bos.id, marks.delay.id, marks.eos.id}
         # What stands for the unknown also comes of plain words.
-        special -= {tokenizer.unk_token}
-        known = tokenizer.get_vocab()
-        self._special = frozenset(known[token] for token in special)
+        self._special = frozenset(special - {tokenizer.unk_token_id})
         for name, text in (("voice.system", voice.system), ("voice.scene", voice.scene)):
             if found := self._token_in(text or ""):
                 raise RequestError.of(
@@ -62,6 +59,8 @@ class VoiceTurns:
         """The whole conversation, with one audio token for the reference, where it is `heard`, and one for the clip."""
         texts = {"text": row.text, "reference text": row.reference_text, "scene": row.scene}
         for name, text in texts.items():
+            if _is_broken(text or ""):
+                raise BadRow(f"its {name} holds half of a surrogate pair (broken Unicode)")
             if found := self._token_in(text or ""):
                 raise BadRow(f"its {name} holds the special token {found}, which would not be read as words")
         ids = self._tokens(self._turns(row.text, row.reference_text, row.scene or self.scene, heard))
@@ -132,7 +131,7 @@ class VoiceTurns:
         else:
             fault = "there is none"
         self._by_template, self._scene_apart = False, False
-        missing = [mark for mark in (_HEADER, _HEADER_END, _END) if not is_one_token(self.tokenizer, mark)]
+        missing = [mark for mark in (_HEADER, _HEADER_END, _END) if token_id(self.tokenizer, mark) is None]
         if missing:
             raise RequestError.of(
                 f"the model's chat template cannot write a conversation with sound: {fault}",
@@ -171,6 +170,10 @@ class VoiceTurns:
         except BadRow:
             return None
         return "it has no role for a scene" if same else None
+
+
+def _is_broken(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _said(role: str, text: str) -> Message:

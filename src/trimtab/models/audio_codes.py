@@ -109,7 +109,8 @@ def _share(folder: Path, clips: dict[str, Clip], codec: Codec) -> Iterator[tuple
         now = codes is None
         if codes is None:
             codes = encoded(clip, codec)
-            write_whole(path, save({_TENSOR: codes.short()}))
+            with _writable(folder):
+                write_whole(path, save({_TENSOR: codes.int()}))
         yield key, codes, now
 
 
@@ -121,12 +122,12 @@ def _kept(path: Path, codec: Codec) -> Tensor | None:
 
     try:
         tensors = load(path.read_bytes())
-    except (FileNotFoundError, SafetensorError):
+    except (FileNotFoundError, NotADirectoryError, SafetensorError):
         return None
     codes = tensors.get(_TENSOR)
     whole = (
         codes is not None
-        and codes.dtype == torch.int16
+        and codes.dtype == torch.int32
         and codes.ndim == 2
         and codes.shape[1] == codec.config.num_quantizers
         and bool(((codes >= 0) & (codes < codec.config.codebook_size)).all())
@@ -139,23 +140,34 @@ def _locked(folder: Path, share: int, wait: bool) -> Iterator[bool]:
     """Whether the share is this process's; the lock goes with the process, also where it is killed."""
     from filelock import FileLock, Timeout
 
+    lock = FileLock(folder / f".{share}.lock", timeout=-1 if wait else 0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f".{share}.lock", timeout=-1 if wait else 0)
-        lock.acquire()
+        with _writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
     except Timeout:
         yield False
         return
-    except OSError as error:
-        raise RequestError.of(
-            f"{folder} cannot be written to ({error.strerror or error})",
-            "the codes of clips are computed once and kept there",
-            "set TRIMTAB_CACHE to a folder of yours",
-        ) from error
     try:
         yield True
     finally:
         lock.release()
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    from filelock import Timeout
+
+    try:
+        yield
+    except Timeout:  # which is an OSError, and no fault of the folder's
+        raise
+    except OSError as error:
+        raise RequestError.of(
+            f"{folder} cannot be written to ({error.strerror or error})",
+            "the codes of clips are computed once and kept there",
+            "make room, or set TRIMTAB_CACHE to a folder of yours",
+        ) from error
 
 
 def _bar(count: int) -> Progress:

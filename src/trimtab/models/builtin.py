@@ -61,6 +61,19 @@ def made_once(name: str, folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
+def save_quietly(model: Any, folder: Path) -> None:
+    """Save a small model. It takes a second: a bar would say more than there is to tell."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
 def _gguf_file() -> Path:
     try:
         files = importlib.metadata.files(PACKAGE) or []

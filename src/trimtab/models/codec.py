@@ -22,6 +22,7 @@ from trimtab.errors import RequestError, some_of
 from trimtab.models.builtin import made_once
 from trimtab.models.load import BUILT_IN, load_model_config, model_source, shapes_only
 from trimtab.models.shape_codes import ShapeCodec
+from trimtab.models.shape_names import is_shape
 
 if TYPE_CHECKING:
     from trimtab.data.clips import Clip
@@ -56,20 +57,30 @@ def codec_for(
 
 def load_run_codec(config: Config, plan: PlacementPlan, run_folder: Path) -> Codec:
     """The codec of a run that has ended: the one that was learned for it, or the one that its settings name."""
+    learned = config.voice.codec == SPECTRAL
+    return _fitting(
+        _loaded(config, plan, str(kept_codec(config, run_folder)) if learned else _source(config)), config
+    )
+
+
+def kept_codec(config: Config, run_folder: Path) -> str | None:
+    """What `voice.codec` has to say so that the codec of a run that has ended is taken: the folder of a learned one."""
     folder = run_folder / KEPT
     if config.voice.codec != SPECTRAL:
-        return _fitting(_loaded(config, plan, _source(config)), config)
+        return config.voice.codec
     if not (folder / "config.json").is_file():
         raise RequestError.of(
             f"{run_folder}: the run keeps no codec",
             f"voice.codec={SPECTRAL} was learned from its clips, is kept in {folder}, and no other one reads its codes",
             "put the folder back, or train again",
         )
-    return _fitting(_loaded(config, plan, str(folder)), config)
+    return str(folder)
 
 
 def identity(codec: Codec) -> str:
     """Sixty-four digits that two codecs share only where they give the same codes: class, settings and weights."""
+    import torch
+
     settings = codec.config.to_dict()
     for told in ("_name_or_path", "transformers_version", "dtype", "architectures"):
         settings.pop(told, None)
@@ -77,7 +88,7 @@ def identity(codec: Codec) -> str:
     for name, tensor in sorted(codec.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
         whole.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        whole.update(memoryview(plain.numpy()).cast("B") if plain.numel() else b"")
+        whole.update(plain.flatten().view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 
@@ -164,7 +175,7 @@ def _source(config: Config) -> str:
         folder = Path(config.voice.codec).expanduser()
         return str(folder) if folder.is_dir() else config.voice.codec
     name = config.model.name
-    own = None if name in BUILT_IN else _named_by_processor(config)
+    own = None if name in BUILT_IN or is_shape(name) else _named_by_processor(config)
     if own is None:
         raise RequestError.of(
             f"voice.codec is null, and model.name={name} names no codec of its own",

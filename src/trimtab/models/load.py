@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, some_of
-from trimtab.models import builtin, tiny_vision
+from trimtab.models import builtin, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     from trimtab.placement import PlacementPlan
 
-BUILT_IN = {builtin.NAME: builtin.builtin_folder, tiny_vision.NAME: tiny_vision.tiny_vision_folder}
+BUILT_IN = {
+    builtin.NAME: builtin.builtin_folder,
+    tiny_vision.NAME: tiny_vision.tiny_vision_folder,
+    tiny_voice.NAME: tiny_voice.tiny_voice_folder,
+}
 """The models that need no folder and no hub, by the name that `model.name` has for them; the folders are made once."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimtab.models import tiny_vision
+from trimtab.models import tiny_vision, tiny_voice
 from trimtab.models.shape_names import HIGGS_AUDIO_3B, SHAPES
 
 _SMOLLM_2 = {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
@@ -28,6 +28,7 @@ def _shape(family: dict[str, Any], *figures: int, **more: Any) -> dict[str, Any]
 _TINYLLAMA = _shape(_LLAMA_2, 2048, 22, 32, 4, 5632, False)
 PRESETS: dict[str, dict[str, Any]] = {
     tiny_vision.NAME: tiny_vision.SHAPE,
+    tiny_voice.NAME: tiny_voice.SHAPE,
     "smollm2": _shape(_SMOLLM_2, 576, 30, 9, 3, 1536, True),
     "tinyllama/tinyllama-1.1b-chat-v1.0": _TINYLLAMA,
     "tinyllama/tinyllama-1.1b-intermediate-step-1431k-3t": _TINYLLAMA,

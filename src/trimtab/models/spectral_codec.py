@@ -197,12 +197,14 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         """Code frames that begin at every short frame, each clip at several offsets, and at most so many."""
         config = self.config
         hop = config.hop_length // config.parts
-        share = most / max(1, sum(len(sound) for sound in sounds) // hop * OFFSETS)
+        places = max(1, sum(len(sound) for sound in sounds) // hop)
+        offsets = min(OFFSETS, -(-most // places))
+        share = most / (places * offsets)
         taken = []
         for sound in sounds:
             clip = torch.as_tensor(sound, dtype=torch.float32).to(self.codebooks.device)
-            for offset in range(OFFSETS):
-                shifted = functional.pad(clip[None], (offset * hop // OFFSETS, config.hop_length))
+            for offset in range(offsets):
+                shifted = functional.pad(clip[None], (offset * hop // offsets, config.hop_length))
                 vectors = self._vectors(shifted, every=1)[0]
                 if share < 1:
                     keep = torch.rand(len(vectors), generator=generator) < share

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.cache import cache_root
-from trimtab.models.builtin import made_once
+from trimtab.models.builtin import made_once, save_quietly
+from trimtab.models.word_tokens import UNKNOWN, vocabulary, word_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -21,7 +22,7 @@ SEED = 20
 PICTURE_SIZE, PATCH_SIZE = 64, 32
 
 PAD, END, IMAGE, MASK = "<pad>", "<|end|>", "<image>", "<mask>"
-_SPECIAL = (PAD, "<unk>", END, IMAGE, MASK, "<|system|>", "<|user|>", "<|assistant|>")
+_SPECIAL = (PAD, UNKNOWN, END, IMAGE, MASK, "<|system|>", "<|user|>", "<|assistant|>")
 # Words that are one token each. All other text is read and written letter by letter, or byte by byte.
 _WORDS = (
     *("What", "Which", "Where", "How", "is", "are", "the", "a", "at", "many", "there", "yes", "no"),
@@ -29,10 +30,6 @@ _WORDS = (
     *("circle", "square", "triangle", "cross", "red", "green", "blue", "yellow", "purple", "black", "white"),
     *"0123456789",
 )
-_LETTERS = [chr(code) for code in range(33, 127)]
-_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-_SPACE = "▁"
-_VOCABULARY = [*_SPECIAL, *(_SPACE + word for word in _WORDS), _SPACE, *_LETTERS, *_BYTES]
 
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -62,7 +59,7 @@ SHAPE: dict[str, Any] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "max_position_embeddings": 2048,
-        "vocab_size": len(_VOCABULARY),
+        "vocab_size": len(vocabulary(_SPECIAL, _WORDS)),
         # Wider than Llama's 0.02, which is meant for thousands of channels: with 128 it leaves words hardly apart.
         "initializer_range": 0.08,
         "tie_word_embeddings": True,
@@ -91,19 +88,11 @@ def tiny_vision_folder() -> Path:
 def _make(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
-    from transformers.utils import logging
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model: Any = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**SHAPE))
-    # It takes a second: a bar would say more than there is to tell.
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder)
-    finally:
-        if bars:
-            logging.enable_progress_bar()
+    save_quietly(model, folder)
     tiny_vision_processor().save_pretrained(folder)
 
 
@@ -127,32 +116,13 @@ def tiny_vision_processor() -> ProcessorMixin:
 
 def tiny_vision_tokenizer() -> PreTrainedTokenizerBase:
     """Whole words where it has them, letters elsewhere, bytes for the rest: no text is unknown to it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    # The likeliest cut wins: a word in one piece before its letters, letters before bytes.
-    words = range(len(_SPECIAL), len(_SPECIAL) + len(_WORDS))
-    scored = [(piece, -1.0 if place in words else -10.0) for place, piece in enumerate(_VOCABULARY)]
-    made = Tokenizer(models.Unigram(scored, unk_id=_SPECIAL.index("<unk>"), byte_fallback=True))
-    made.add_special_tokens(list(_SPECIAL))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace(_SPACE, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+    return word_tokenizer(
+        _SPECIAL,
+        _WORDS,
         pad_token=PAD,
         eos_token=END,
-        unk_token="<unk>",
         mask_token=MASK,
         extra_special_tokens=[IMAGE, "<|system|>", "<|user|>", "<|assistant|>"],
         chat_template=_TEMPLATE,
         model_max_length=SHAPE["text_config"]["max_position_embeddings"],
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
     )

@@ -6,9 +6,11 @@ from typing import Any
 
 import trimtab
 from trimtab.config.schema import Config
-from trimtab.models import builtin, tiny_vision
+from trimtab.models import builtin, tiny_vision, tiny_voice
 from trimtab.placement import PlacementPlan
 from trimtab.recipes.table import recipe_of
+
+_FROM_NOISE = (tiny_vision.NAME, tiny_voice.NAME)
 
 
 def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> str:
@@ -17,8 +19,8 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
     kind = "LoRA adapter" if config.method == "lora" else "model"
     lines = [
         "---",
-        # The hub knows no model by the name of the built-in one that starts from noise.
-        *([] if config.model.name == tiny_vision.NAME else [f"base_model: {base}"]),
+        # The hub knows no model by the names of the built-in ones that start from noise.
+        *([] if config.model.name in _FROM_NOISE else [f"base_model: {base}"]),
         f"library_name: {'peft' if config.method == 'lora' else 'transformers'}",
         f"pipeline_tag: {recipe_of(config).family.pipeline_tag}",
         f"tags: [trimtab, {config.recipe}]",
@@ -39,10 +41,10 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
             ),
             "",
         ]
-    if config.model.name == tiny_vision.NAME:
+    if config.model.name in _FROM_NOISE:
         lines += [
-            "The base weights were random numbers from a seed (`model.name: tiny-vision` in Trimtab): all that it "
-            "knows it learned in this run.",
+            f"The base weights were random numbers from a seed (`model.name: {config.model.name}` in Trimtab): all "
+            "that it knows it learned in this run.",
             "",
         ]
     lines += ["| | |", "|---|---|", f"| data | {config.data.source} |"]

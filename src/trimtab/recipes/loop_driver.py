@@ -35,6 +35,10 @@ class Engine(Protocol):
     evaluates: bool
     """Whether there is something held out."""
 
+    @property
+    def skipped(self) -> int:
+        """Steps that changed no weight, for numbers in them that were not finite."""
+
     def open(self, *, main: bool) -> None:
         """Begin or go on in the run's folder, or refuse; the main process writes."""
 
@@ -94,6 +98,10 @@ class LoopDriver:
         return self.progress.step, self.engine.total
 
     @property
+    def skipped(self) -> int:
+        return int(self.engine.skipped)
+
+    @property
     def model(self) -> Any:
         return self._job.model
 
@@ -151,6 +159,10 @@ class LoopDriver:
                 best = progress.best_step if keeps_best(job.config) else None
                 forget_old(job.run, progress.step, job.config.training.save_total_limit, best)
         self._monitor.saved(progress.step)
+
+    def measure(self) -> dict[str, float]:
+        figures: dict[str, float] = self.engine.measure(self._monitor.evaluating)
+        return figures
 
     def settle(self) -> dict[str, Any] | None:
         if self.main and self.kept_step != self.progress.step:

@@ -19,6 +19,7 @@ from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.look import Look, prompt_answered, prompts_answered
 from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.takes import Takes
 
 Say = Callable[[str], None]
 
@@ -96,6 +97,13 @@ class Driver(Protocol):
     def model(self) -> Any:
         """The model as it stands, without what a trainer wraps around it."""
 
+    def measure(self) -> dict[str, float]:
+        """Figures of the model as it stands on what is held out, `loss` among them where there is one."""
+
+    @property
+    def skipped(self) -> int:
+        """Steps that changed no weight, for numbers in them that were not finite."""
+
     def settle(self) -> dict[str, Any] | None:
         """Put the weights to be kept into the model; gives those that had to be gathered. Every process calls it."""
 
@@ -146,5 +154,9 @@ class Recipe:
     """What the model answers; None where nothing is asked."""
     answer: Callable[[Config, PlacementPlan, Any, str, Sequence[Path]], str] | None = prompt_answered
     """One question, with pictures or none, to the model that a run kept; None where its models answer none."""
+    again: Callable[[Config, Path], Config] = lambda config, folder: config
+    """The settings by which a run in this folder is prepared again as it was: what was learned for it is there."""
+    takes: Callable[[Job, Any, int], Takes] | None = None
+    """So many trained and as many held-out rows, spoken, for `trimtab evaluate`; None where the model says nothing."""
     captures: bool = False
     """Whether steps are captured as CUDA graphs, which need a stream of their own."""

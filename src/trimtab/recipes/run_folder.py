@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
+EVALUATION = "evaluation.json"
 NAMES = (
-    *(*ALWAYS, "baseline.json", "trajectory.bin", "report.html", "pictures", "clips", "codec"),
+    *(*ALWAYS, "baseline.json", "trajectory.bin", "report.html", EVALUATION, "pictures", "clips", "codec"),
     *("adapter", "model", "export"),
 )
 """What is in a run's folder."""

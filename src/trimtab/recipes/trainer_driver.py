@@ -18,6 +18,9 @@ from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.run_folder import RunFolder
 
+_NOT_OF_THE_MODEL = ("runtime", "_per_second", "epoch", "num_tokens")
+"""How names of what an evaluation tells of itself end."""
+
 
 def trainer_arguments(
     config: Config,
@@ -139,8 +142,16 @@ class TrainerDriver:
         return self.trainer.state.global_step, self.trainer.state.max_steps
 
     @property
+    def skipped(self) -> int:
+        return self.monitor.skipped
+
+    @property
     def model(self) -> Any:
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
+
+    def measure(self) -> dict[str, float]:
+        told = {name.removeprefix("eval_"): value for name, value in self.trainer.evaluate().items()}
+        return {name: value for name, value in told.items() if not name.endswith(_NOT_OF_THE_MODEL)}
 
     def settle(self) -> dict[str, Any] | None:
         if self._job.plan.strategy != "sharded":

@@ -10,6 +10,7 @@ from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 from trimtab.recipes.voice_look import asks, keep_codec, look
+from trimtab.recipes.voice_takes import again, takes
 
 if TYPE_CHECKING:
     from trimtab.data.voice_collate import VoiceCollator
@@ -112,4 +113,6 @@ VOICE = Recipe(
     looked_at=lambda config: {"show": config.voice.show},
     look=look,
     answer=None,
+    again=again,
+    takes=takes,
 )

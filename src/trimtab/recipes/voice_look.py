@@ -30,12 +30,12 @@ def shown(job: Job) -> list[tuple[CodedRow, bool]]:
     """The rows that are spoken, and whether each is trained on: half of them are held out, where there are such."""
     # Without values nothing is said.
     show = 0 if shapes_only() else job.config.voice.show
-    held = _of_each_speaker(job.prepared.eval or (), show // 2)
-    trained = _of_each_speaker(job.prepared.train, show - len(held))
+    held = of_each_speaker(job.prepared.eval or (), show // 2)
+    trained = of_each_speaker(job.prepared.train, show - len(held))
     return [*((row, True) for row in trained), *((row, False) for row in held)]
 
 
-def _of_each_speaker(rows: Sequence[CodedRow], most: int) -> list[CodedRow]:
+def of_each_speaker(rows: Sequence[CodedRow], most: int) -> list[CodedRow]:
     """So many rows, the first of every speaker before the second of any: rows of one often stand together."""
     had: Counter[str | None] = Counter()
     turns = []

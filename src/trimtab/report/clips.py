@@ -113,7 +113,8 @@ def _read(folder: Path, name: str) -> tuple[Samples, int] | str:
             rate, frames = opened.getframerate(), opened.readframes(opened.getnframes())
     except (wave.Error, EOFError):
         return f"{name} is no wav file"
-    return np.frombuffer(frames[: len(frames) // 2 * 2], dtype="<i2").astype(np.float32) / 32768, rate
+    samples = np.frombuffer(frames[: len(frames) // 2 * 2], dtype="<i2").astype(np.float32)
+    return samples / np.float32(32768), rate
 
 
 def _wav(samples: Samples, rate: int) -> bytes:

@@ -45,8 +45,8 @@ figure { margin: 0; } figcaption { opacity: .75; font-size: .85rem; }
 .clips { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(18rem, 100%), 1fr)); gap: 1rem 1.2rem; }
 .clips figure { display: grid; grid-template-columns: 3rem 1fr; grid-auto-rows: min-content; }
 .clips figcaption, .clips audio, .clips .note { grid-column: 1 / 3; opacity: 1; }
-.clips figcaption { margin-bottom: .3rem; min-height: 2.6em; } .clips audio { width: 100%; height: 2.2rem; }
-.drawn { background: #06061818; height: 8rem; } .drawn img { display: block; height: 100%; border-radius: 2px; }
+.clips figcaption { margin-bottom: .3rem; min-height: 3em; } .clips audio { width: 100%; height: 2.2rem; }
+.drawn { background: #8883; height: 8rem; } .drawn img { display: block; height: 100%; border-radius: 2px; }
 .pitch, .time { position: relative; font-size: .65rem; line-height: 1; opacity: .75; }
 .pitch span { position: absolute; right: .35rem; transform: translateY(50%); white-space: nowrap; }
 .time { grid-column: 2; height: 1.3rem; } .time span { position: absolute; top: .25rem; white-space: nowrap; }

@@ -42,7 +42,7 @@ def run_page(run: RunFacts) -> str:
         "results": ("Results", [_results(run)]),
         "curves": ("Curves", _curves(run)),
         "completions": ("Completions", _completions(run)),
-        "answers": ("Answers before and after", [_answers(run)]),
+        "answers": (f"{'Clips' if _spoken(run) else 'Answers'} before and after", [_answers(run)]),
         "health": ("Health", _health(run.events())),
         "plan": ("Plan", _plan(run)),
         "data": ("Data", _data(run.data)),
@@ -170,6 +170,10 @@ def spread_out(rows: Sequence[Any], most: int) -> list[Any]:
     return [rows[round(n * (len(rows) - 1) / (most - 1))] for n in range(most)]
 
 
+def _spoken(run: RunFacts) -> bool:
+    return any(sample.get("clips") for sample in run.summary.get("samples") or [])
+
+
 def _answers(run: RunFacts) -> str:
     samples = run.summary.get("samples")
     if not samples:
@@ -177,7 +181,7 @@ def _answers(run: RunFacts) -> str:
         answers = run.baseline.get("answers") or []
         pairs = zip(prompts, answers, strict=False)
         samples = [{"prompt": prompt, "before": before} for prompt, before in pairs]
-    if any(sample.get("clips") for sample in samples):
+    if _spoken(run):
         return Players(run.path).samples(samples)
     told = [key for key in ("expected",) if any(key in sample for sample in samples)]
     head = ["prompt", *told, "before", "after"]

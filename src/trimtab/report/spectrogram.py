@@ -19,7 +19,7 @@ HEIGHT = 96
 COLUMNS_A_SECOND, WIDEST = 100, 900
 SOFTEST, LOUDEST = -90.0, -15.0
 """Decibels that the darkest and the brightest colour stand for; a sine at full scale has 0."""
-TICKS = (250, 500, 1000, 2000, 4000, 8000)
+TICKS = (500, 1000, 2000, 4000, 8000)
 _COLOURS = (
     (6, 6, 24),
     (44, 18, 92),
@@ -59,7 +59,8 @@ def _levels(samples: Samples, rate: int) -> npt.NDArray[np.float64]:
     views = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[: columns * hop : hop]
     window = np.hanning(WINDOW + 1)[:-1]
     power = np.abs(np.fft.rfft(views * window) / (window.sum() / 2)) ** 2
-    return 10 * np.log10(power @ _bands(rate) + 1e-12)
+    levels: npt.NDArray[np.float64] = 10 * np.log10(power @ _bands(rate) + 1e-12)
+    return levels
 
 
 def _bands(rate: int) -> npt.NDArray[np.float64]:
