@@ -1,6 +1,6 @@
 """Codes in a rehearsal of shapes: of each clip as many as a codec gives, all alike. Nothing is encoded, nothing kept.
 
-A model of which only the shape is known has no codec either, and what a rehearsal of shapes tells (memory, devices, what
+A model of which only the shape is known has no codec either. What a rehearsal of shapes tells (memory, devices, what
 fits) hangs on how many codes there are, not on which.
 """
 

@@ -48,7 +48,7 @@ class VoiceTrainer(Trainer):
         """(1 + K) trained tokens of a step: of text and of each codebook, over all its passes and processes."""
         if not batch_samples:
             return None
-        counts = sum(count_trained(batch, self._shape).to(device) for batch in batch_samples)
+        counts = torch.stack([count_trained(batch, self._shape).to(device) for batch in batch_samples]).sum(0)
         counts[0] *= self._words
         return self.accelerator.reduce(counts, reduction="sum")
 
