@@ -18,6 +18,7 @@ from trimtab.config.voice import SPECTRAL
 from trimtab.errors import RequestError, some_of
 from trimtab.models.learned_codec import learned_folder
 from trimtab.models.load import BUILT_IN, load_model_config, model_source, shapes_only
+from trimtab.models.shape_codes import ShapeCodec
 from trimtab.models.shape_names import is_shape
 
 if TYPE_CHECKING:
@@ -37,10 +38,12 @@ def codec_for(
     config: Config, plan: PlacementPlan, train_rows: Sequence[VoiceRow], say: Callable[[str], None]
 ) -> Codec:
     """The codec that the settings ask for, ready on the plan's device; the spectral one is learned from these rows."""
+    if shapes_only():
+        return ShapeCodec.of(load_model_config(config.model))
     if config.voice.codec == SPECTRAL:
         model = load_model_config(config.model)
         shape = {"num_quantizers": model.num_codebooks, "codebook_size": _entries(model)}
-        source = str(learned_folder(train_rows, shape, config.seed, _device(plan), say))
+        source = str(learned_folder(train_rows, shape, config.seed, plan.device, say))
     else:
         source = _source(config)
     return _fitting(_loaded(config, plan, source), config)
@@ -150,12 +153,7 @@ def _loaded(config: Config, plan: PlacementPlan, source: str) -> Codec:
             "give the folder or hub id of a whole codec",
         )
     codec.requires_grad_(False)
-    return codec.to(_device(plan)).eval()
-
-
-def _device(plan: PlacementPlan) -> str:
-    """The plan's, but where its devices hold shapes alone: codes are values, and the batches need them."""
-    return "cpu" if shapes_only() else plan.device
+    return codec.to(plan.device).eval()
 
 
 def _entries(model: Any) -> int:
