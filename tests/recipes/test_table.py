@@ -41,7 +41,7 @@ def test_reading_the_table_imports_neither_torch_nor_a_trainer() -> None:
 class Descent:
     """Plain gradient descent on the mean loss of the rows: as small as an engine can be."""
 
-    total, steps_per_epoch, evaluates = 3, 3, False
+    total, steps_per_epoch, evaluates, skipped = 3, 3, False, 0
 
     def __init__(self, job: Job) -> None:
         self._job, self._step = job, 0

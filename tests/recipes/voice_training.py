@@ -59,7 +59,7 @@ def plan_for(device: str = "cpu", precision: Any = "fp32", **changes: Any) -> Pl
 
 
 def adapted_model(
-    plan: PlacementPlan, targets: list[str] | None = None, books: int = 4, **changes: Any
+    plan: PlacementPlan, targets: list[str] | str | None = None, books: int = 4, **changes: Any
 ) -> Any:
     """Taught, placed and with adapters in fp32, in the order of a run."""
     model = voice_model(books, **changes).to(plan.torch_weight_dtype)
@@ -105,6 +105,7 @@ def trainer_of(
     *,
     model: Any = None,
     kind: type[VoiceTrainer] = VoiceTrainer,
+    progress: Any = "none",
     **settings: Any,
 ) -> VoiceTrainer:
     """A trainer as the recipe's driver makes it."""
@@ -134,7 +135,7 @@ def trainer_of(
     }
     arguments = TrainingArguments(**given)
     bind_arguments(arguments, plan)
-    monitor = MonitorCallback(MonitorSettings(progress="none"), out, plan.device, devices=plan.devices)
+    monitor = MonitorCallback(MonitorSettings(progress=progress), out, plan.device, devices=plan.devices)
     return kind(
         model=model,
         args=arguments,
@@ -147,6 +148,16 @@ def trainer_of(
 
 def seen(trainer: VoiceTrainer) -> list[dict[str, float | None]]:
     return next(c.steps for c in trainer.callback_handler.callbacks if isinstance(c, Seen))
+
+
+def train_watched(trainer: VoiceTrainer) -> None:
+    """Train, and leave no watchdog behind where that fails."""
+    with next(c for c in trainer.callback_handler.callbacks if isinstance(c, MonitorCallback)):
+        trainer.train()
+
+
+def guard_of(trainer: VoiceTrainer) -> PlacementGuard:
+    return next(c for c in trainer.callback_handler.callbacks if isinstance(c, PlacementGuard))
 
 
 def logged(trainer: VoiceTrainer, name: str) -> list[float]:
@@ -179,6 +190,9 @@ def _main(strategy: str, out: str, size: str) -> None:
         max_steps=6,
     )
     trainer.train()
+    told = {check.name: check.ok for check in guard_of(trainer).checks}
+    assert told["trainable"], told
+    assert told["optimizer"], told
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = {name: whole(p.detach()).clone() for name, p in trained(model)}
     torch.save(

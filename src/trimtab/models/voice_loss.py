@@ -71,9 +71,15 @@ def teach_voice(model: Any) -> None:
         )
     ours = HiggsAudioV2ForConditionalGeneration
     model.__class__ = ours
+    model.model.embed_audio_tokens.register_forward_hook(_as_text_embeds)
     if "_old_forward" in vars(model):
         # Of a model that is split: accelerate's hook calls the forward that it found.
         setattr(model, "_old_forward", types.MethodType(ours.forward, model))  # noqa: B010
+
+
+def _as_text_embeds(embeddings: Any, args: Any, embedded: torch.Tensor) -> torch.Tensor:
+    """Autocast adds up a frame's codes in fp32, and the model puts them between text of its weights' format as is."""
+    return embedded.to(embeddings.embed_audio_tokens.weight.dtype)
 
 
 def parts_of(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ class MonitorCallback(Monitor, TrainerCallback):
     """What the trainer calls, in the order of a run."""
 
     _announced = False
+    _finite = True
     _evaluated_batches = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -32,12 +33,13 @@ class MonitorCallback(Monitor, TrainerCallback):
         self.begin(state.global_step, state.max_steps)
         if self.gradients is not None:
             self.gradients.close()
-        if self.settings.stop_on_nonfinite:
+        if self.settings.stop_on_nonfinite or args.fp16:
             self.gradients = GradientCheck(
                 kwargs["model"],
                 scaler=bool(args.fp16),
                 watch_forward=not args.torch_compile,
                 processes=args.world_size,
+                stop=self.settings.stop_on_nonfinite,
             )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -61,10 +63,18 @@ class MonitorCallback(Monitor, TrainerCallback):
         groups = kwargs["optimizer"].param_groups
         try:
             rate = groups[0]["lr"] if groups else None
-            self.gradients.check(self.standing(state.global_step + 1, rate))
+            self._finite = self.gradients.check(self.standing(state.global_step + 1, rate))
         except NonFiniteError as error:
             self.failed(error)
             raise
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        optimizer = kwargs["optimizer"]
+        # A fused optimizer is called for a skipped step as well, so that Accelerate does not see it; of a sharded
+        # model each process sees its own gradients alone.
+        if args.fp16 and (not self._finite or getattr(optimizer, "step_was_skipped", False)):
+            scaler = getattr(optimizer, "scaler", None)
+            self.step_skipped(state.global_step + 1, None if scaler is None else scaler.get_scale())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.beat(f"the end of step {state.global_step}")
@@ -79,6 +89,8 @@ class MonitorCallback(Monitor, TrainerCallback):
             return
         # TRL counts in num_tokens; transformers does when include_num_input_tokens_seen is set.
         tokens = values.get("num_tokens") or state.num_input_tokens_seen or None
+        if args.fp16:
+            values["skipped_steps"] = self.skipped
         self.logged(state.global_step, values, None if tokens is None else int(tokens))
         self.judge(state.global_step, values, scaler=bool(args.fp16))
 

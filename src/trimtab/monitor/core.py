@@ -53,6 +53,8 @@ class Monitor:
         self.run_dir = run_dir
         self.device = device
         self.gradients: GradientCheck | None = None
+        self.skipped = 0
+        """Steps, also those before a resume, that an fp16 gradient scaler has skipped."""
         self._given = None if rank is None else (rank, processes)
         self._console = console
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
@@ -112,8 +114,10 @@ class Monitor:
         self._training, self._timed, self._warned, self._good_loss = True, False, False, None
         self._readings.begin()
         self._pace = Pace(step, total)
+        self.skipped = 0
         if self._place[0] == 0:
             cut = self._metrics.begin(step)
+            self.skipped = self._readings.skipped = self._metrics.count("skip")
             if step:
                 gone = f"; {count_of(cut, 'line')} cut from metrics.jsonl" if cut else ""
                 self._progress.note(f"going on after step {step} of {total}{gone}")
@@ -129,6 +133,15 @@ class Monitor:
         self._pace.step_done(step)
         self._time_first_step()
         self._progress.update(self._readings.figures(self._pace))
+
+    def step_skipped(self, step: int, scale: float | None) -> None:
+        """The fp16 scaler met an infinite gradient and left the weights alone; `scale` is what it goes on with."""
+        self.skipped += 1
+        self._readings.skipped = self.skipped
+        self.write(step, "skip", {"scale": scale})
+        if self.skipped == 1:
+            on = "" if scale is None else f", and the scaler goes on with a scale of {scale:g}"
+            self._progress.note(f"step {step} skipped: a gradient overflowed in fp16{on}")
 
     def settle(self) -> None:
         """Nothing more will be said about the last step."""
@@ -216,6 +229,8 @@ class Monitor:
         parts = [f"trained {count_of(pace.step - pace.begin_step, 'step')} in {duration(pace.elapsed)}"]
         if read.first_loss is not None and read.loss is not None:
             parts.append(f"loss {read.first_loss:.4g} → {read.loss:.4g}")
+        if self.skipped:
+            parts.append(f"{count_of(self.skipped, 'step')} skipped, for overflow in fp16")
         parts.append(f"peak memory on {self.device} {size(read.peak_memory)}")
         self._progress.note("; ".join(parts))
         self.close()

@@ -103,11 +103,18 @@ class GradientCheck:
     """Watches the gradients of one model. `close()` takes its hooks off again."""
 
     def __init__(
-        self, model: nn.Module, *, scaler: bool, watch_forward: bool = True, processes: int = 1
+        self,
+        model: nn.Module,
+        *,
+        scaler: bool,
+        watch_forward: bool = True,
+        processes: int = 1,
+        stop: bool = True,
     ) -> None:
         """`scaler`: an fp16 gradient scaler skips bad steps by itself. `watch_forward`: also note each loss.
-        `processes`: over how many processes the gradients are averaged."""
+        `processes`: over how many processes the gradients are averaged. `stop`: whether a bad step ends the run."""
         self.scaler = scaler
+        self.stop = stop
         self.processes = processes
         self.skipped_in_a_row = 0
         self._model = model
@@ -134,15 +141,16 @@ class GradientCheck:
         self._queued = False
         self._forward_results.clear()
 
-    def check(self, standing: Standing) -> None:
-        """Look at the gradients that the optimizer is about to use; raise `NonFiniteError` if one is not finite."""
+    def check(self, standing: Standing) -> bool:
+        """Whether all gradients that the optimizer is about to use are finite; where that ends the run, raises
+        `NonFiniteError`."""
         final = _Norms.of([(name, p.grad) for name, p in self._trainable if p.grad is not None])
         if final.finite():
             self.skipped_in_a_row = 0
-            return
+            return True
         self.skipped_in_a_row += 1
-        if self.scaler and self.skipped_in_a_row < SKIPS_ALLOWED:
-            return
+        if not self.stop or (self.scaler and self.skipped_in_a_row < SKIPS_ALLOWED):
+            return False
         raise self._error(final, standing)
 
     def _queue_note(self, _: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ Every line has `step`, `time` (Unix seconds) and `phase`; the measured values st
     {"step": 12, "time": 1767225600.25, "phase": "train", "loss": 1.31, "learning_rate": 0.0002, ...}
 
 Phases: `train` and `eval` (what the trainer logged), `completions` (a few, with their rewards), `save`, `resume`,
-`nonfinite`, `summary`.
+`skip` (a step that the fp16 gradient scaler skipped), `nonfinite`, `summary`.
 NaN and infinities have no JSON number, so they are the strings "nan", "inf" and "-inf".
 
 The file only grows, with one exception. A run that goes on from the checkpoint of step N makes the steps after N
@@ -79,6 +79,10 @@ class MetricsFile:
         if raw and step:
             self.write(step, "resume", {"cut_lines": cut})
         return cut
+
+    def count(self, phase: str) -> int:
+        """How many lines of a phase there are."""
+        return sum(entry["phase"] == phase for entry in read_metrics(self.path)) if self.path.exists() else 0
 
     def close(self) -> None:
         if self._file is not None:

@@ -36,6 +36,8 @@ class Figures:
     loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
+    skipped: int = 0
+    """Steps that an fp16 gradient scaler has skipped."""
     tokens_per_second: float | None = None
     steps_per_second: float | None = None
     memory: int | None = None
@@ -49,6 +51,7 @@ class Figures:
             "grad norm {:.3g}": self.grad_norm,
         }
         parts = [form.format(value) for form, value in figures.items() if value is not None]
+        parts += [f"skipped {self.skipped}"] if self.skipped else []
         parts += self.more
         if self.tokens_per_second is not None:
             parts.append(rate(self.tokens_per_second, "tokens"))

@@ -27,6 +27,8 @@ class Readings:
         """A training begins: what an earlier one logged is past."""
         self._latest = Figures(0, 0, 0.0)
         self.first_loss: float | None = None
+        self.skipped = 0
+        """Steps that an fp16 gradient scaler has skipped."""
 
     @property
     def loss(self) -> float | None:
@@ -97,6 +99,7 @@ class Readings:
             total=pace.total,
             elapsed=pace.elapsed,
             left=pace.left,
+            skipped=self.skipped,
             tokens_per_second=pace.tokens_per_second,
             steps_per_second=pace.steps_per_second,
         )

@@ -1,7 +1,7 @@
 """Judges the gradients after a backward pass: what lacks one is named with its reason, or waited for.
 
-Three things are no fault yet: a tower without a picture in the batch, an expert that no token was sent to, and a step
-whose loss pulls at nothing (rewards that are all equal). They are waited for, and that is said. Nothing is repaired.
+No fault yet: a tower without a picture in the batch, an expert or a head that no token was sent to, and a step whose
+loss pulls at nothing (rewards that are all equal). They are waited for, and that is said. Nothing is repaired.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PICTURES = "the first batch with more than text"
 EXPERTS = "a token for each expert"
+TOKENS = "a token that is sent through them"
 LOSS = "a step whose loss has a gradient at all"
 
 
@@ -60,7 +61,7 @@ def look(model: nn.Module, *, finite: bool = True, witness: Witness | None = Non
     # One that is there and zero is a fault in an adapter alone: elsewhere it may be meant (a gate that starts shut).
     zero = {f.name: f.module for f in flows if f.wanted and f.norm == 0}
     waiting = _waits({*none.values(), *zero.values()}, flows, bare, witness)
-    if flows and not none and not any(f.norm for f in flows):
+    if flows and not none and not any(f.norm for f in flows) and not (witness and witness.pulled):
         waiting = dict.fromkeys(zero.values(), LOSS)
     lacking = {n: module for n, module in none.items() if module not in waiting}
     nothing = list(dict.fromkeys(module for module in zero.values() if module not in waiting))
@@ -124,6 +125,8 @@ def _waits(modules: set[str], flows: list[Flow], bare: nn.Module, witness: Witne
             waits[module] = PICTURES
         elif _unchosen(module, witness):
             waits[module] = EXPERTS
+        elif (seen := witness.seen.get(module)) is not None and seen.fed and not seen.busy:
+            waits[module] = TOKENS
     return waits
 
 

@@ -41,6 +41,13 @@ def reason_for(module: str, witness: Witness) -> Reason:
             "it ran, and what its own forward gave requires no gradient, though its weights do",
             "look for a detach(), .data or torch.no_grad() inside it",
         )
+    if seen.answered and seen.pulls and not any(map(bool, seen.pulls)):
+        return Reason(
+            "the gradient that comes back to its output is zero everywhere: no trained token of this step depends on "
+            "what it computed (behind the last attention a position counts only where it tells a trained token)",
+            "train on labels that it has a part in, or leave it out of what is trained (lora.targets); else look for a "
+            "factor of 0 or a mask behind it",
+        )
     if seen.answered:
         return Reason(
             "a gradient comes back to its output, but none that is other than zero reaches its weights",

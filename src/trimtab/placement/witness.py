@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,10 +42,15 @@ class Seen:
     """Whether a tensor that it was given requires a gradient."""
     fed: bool = False
     """Whether it was given a floating-point tensor at all."""
+    busy: bool = False
+    """Whether one of these had anything in it: a part of a layer may get no token."""
     gives: bool = False
     """Whether its output requires a gradient."""
     answered: bool = False
     """Whether a gradient came back to its output."""
+    pulls: list[torch.Tensor] = field(default_factory=list)
+    """Of each gradient that came back to it, on its device: whether it was other than zero. Only of what is trained,
+    and of the whole model."""
     passed_on: str | None = None
     """The module that got its output without the graph."""
 
@@ -78,6 +83,12 @@ class Witness:
         """Start again, for another step."""
         self.seen, self.media, self._inside, self._outputs = {}, None, [], {}
 
+    @property
+    def pulled(self) -> bool:
+        """Whether a loss pulled at the model: a gradient other than zero came back to what it gave."""
+        whole = self.seen.get("")
+        return whole is not None and any(map(bool, whole.pulls))
+
     def _enter(self, name: str) -> Any:
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             if _in_backward():
@@ -103,6 +114,7 @@ class Witness:
                 return
             given = [t for t in tree_leaves((args, kwargs)) if _floating(t)]
             seen.fed |= bool(given)
+            seen.busy |= any(t.numel() for t in given)
             seen.takes |= any(t.requires_grad for t in given)
             for tensor in given:
                 maker = None if tensor.requires_grad else self._made_by(tensor)
@@ -112,6 +124,11 @@ class Witness:
         return enter
 
     def _leave(self, name: str) -> Any:
+        own = self._modules[name]
+        # What lies inside of an adapted module is not watched by itself.
+        innermost = hasattr(own, "base_layer") or not any(True for _ in own.children())
+        noted = not name or (innermost and any(p.requires_grad for p in own.parameters()))
+
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if _in_backward():
                 return
@@ -121,8 +138,10 @@ class Witness:
             if seen is None or not torch.is_grad_enabled():
                 return
 
-            def answer(_: torch.Tensor) -> None:
+            def answer(gradient: torch.Tensor) -> None:
                 seen.answered = True
+                if noted:
+                    seen.pulls.append(gradient.detach().any())
 
             for tensor in tree_leaves(output):
                 if _floating(tensor) and tensor.requires_grad:

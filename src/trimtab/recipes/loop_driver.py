@@ -35,6 +35,10 @@ class Engine(Protocol):
     evaluates: bool
     """Whether there is something held out."""
 
+    @property
+    def skipped(self) -> int:
+        """Steps that changed no weight, for numbers in them that were not finite."""
+
     def open(self, *, main: bool) -> None:
         """Begin or go on in the run's folder, or refuse; the main process writes."""
 
@@ -92,6 +96,10 @@ class LoopDriver:
     @property
     def steps(self) -> tuple[int, int]:
         return self.progress.step, self.engine.total
+
+    @property
+    def skipped(self) -> int:
+        return int(self.engine.skipped)
 
     @property
     def model(self) -> Any:

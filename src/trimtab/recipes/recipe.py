@@ -100,6 +100,10 @@ class Driver(Protocol):
     def measure(self) -> dict[str, float]:
         """Figures of the model as it stands on what is held out, `loss` among them where there is one."""
 
+    @property
+    def skipped(self) -> int:
+        """Steps that changed no weight, for numbers in them that were not finite."""
+
     def settle(self) -> dict[str, Any] | None:
         """Put the weights to be kept into the model; gives those that had to be gathered. Every process calls it."""
 

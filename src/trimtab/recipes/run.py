@@ -83,6 +83,7 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
         "recipe": job.config.recipe,
         "steps": steps,
         "planned_steps": planned,
+        "skipped_steps": driver.skipped,
         "train_seconds": round(seconds, 1),
         "device": plan.device,
         "precision": plan.precision,

@@ -18,7 +18,7 @@ from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.run_folder import RunFolder
 
-_NOT_OF_THE_MODEL = ("runtime", "_per_second", "epoch", "num_tokens")
+_NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
 """How names of what an evaluation tells of itself end."""
 
 
@@ -140,6 +140,10 @@ class TrainerDriver:
     @property
     def steps(self) -> tuple[int, int]:
         return self.trainer.state.global_step, self.trainer.state.max_steps
+
+    @property
+    def skipped(self) -> int:
+        return self.monitor.skipped
 
     @property
     def model(self) -> Any:

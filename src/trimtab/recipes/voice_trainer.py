@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from accelerate.utils import GradScalerKwargs
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from trimtab.data.render import IGNORED
 from trimtab.models.voice_loss import count_trained, parts_of, whole_of
 from trimtab.placement import bare_model
+
+SCALE = 2.0**12
+"""Where fp16's gradient scaler starts. The few trained words of a step have gradients near 1 each, which the usual
+65536 takes to the edge of fp16; the smallest that matter, of one code among thousands, are well inside at this."""
 
 
 class VoiceTrainer(Trainer):
@@ -31,6 +36,11 @@ class VoiceTrainer(Trainer):
         """(2, 1 + K): parts of the loss added up over steps since the last log, and how many steps had each part."""
         self._evaluated: torch.Tensor | None = None
         """(2, 1 + K): sums and counts of the evaluation that goes on."""
+
+    def _build_accelerator_args(self, **given: Any) -> dict[str, Any]:
+        made: dict[str, Any] = super()._build_accelerator_args(**given)
+        made["kwargs_handlers"] = [*made.get("kwargs_handlers", ()), GradScalerKwargs(init_scale=SCALE)]
+        return made
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """(1 + K) trained tokens of a step: of text and of each codebook, over all its passes and processes."""

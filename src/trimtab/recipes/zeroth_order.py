@@ -117,6 +117,11 @@ class ZerothEngine:
         self.evaluates = bool(job.prepared.eval)
         self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
 
+    @property
+    def skipped(self) -> int:
+        """Steps that changed no weight, for numbers in them that were not finite."""
+        return self.optimizer.skipped
+
     def open(self, *, main: bool) -> None:
         """Begin or go on in the run's folder, or refuse; the main process writes."""
         run = self._job.run
@@ -167,7 +172,6 @@ def _outcome(job: Job, driver: LoopDriver) -> dict[str, Any]:
     found: dict[str, Any] = {
         "zeroth": job.config.zeroth.method,
         "forwards": optimizer.forwards,
-        "skipped_steps": optimizer.skipped,
         "projected_tensors": len(optimizer.projected),
     }
     if driver.main:

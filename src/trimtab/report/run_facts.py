@@ -179,7 +179,8 @@ class RunFacts:
             yield Event("warning", told, steps[0])
         if self.summary.get("skipped_steps"):
             skipped = count_of(self.summary["skipped_steps"], "step")
-            yield Event("warning", f"{skipped} skipped: no finite loss")
+            why = "a gradient overflowed in fp16" if self.of_phase("skip") else "no finite loss"
+            yield Event("warning", f"{skipped} skipped: {why}")
         if self.cut_short:
             yield Event(
                 "warning", "the last line of metrics.jsonl is cut short, as by a kill; it is left out"
