@@ -279,6 +279,17 @@ def test_on_a_gpu_it_gives_what_it_gives_on_the_cpu(
     assert torch.equal(codes, codec_for(config, CPU, rows, nothing).encode(sound).audio_codes)
 
 
+def test_where_devices_hold_shapes_alone_codes_still_have_values(model: Path, rows: list[VoiceRow]) -> None:
+    from dataclasses import replace
+
+    with trimtab.virtual_gpus(1, shapes=True):
+        codec = codec_for(config_of(model, "spectral"), replace(CPU, device="cuda:0"), rows, nothing)
+        assert codec.device.type == "cpu"
+        codes = codec.encode(torch.from_numpy(voice(1))[None, None]).audio_codes.tolist()
+    again = codec_for(config_of(model, "spectral"), CPU, rows, nothing)
+    assert codes == again.encode(torch.from_numpy(voice(1))[None, None]).audio_codes.tolist()
+
+
 def test_a_cache_that_cannot_be_written_is_named(
     model: Path, rows: list[VoiceRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
