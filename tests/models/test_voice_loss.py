@@ -196,8 +196,6 @@ def test_it_is_kept_copied_and_loaded_as_transformers_model(tmp_path: Path) -> N
 def test_what_cannot_be_taught_is_refused() -> None:
     from tiny_models import skeleton
 
-    with pytest.raises(RequestError, match="use_text_head=True"):
-        teach_voice(skeleton("higgs_audio_v2", "cpu"))
     with pytest.raises(RequestError, match="LlamaForCausalLM is to learn a voice"):
         teach_voice(skeleton("llama", "cpu"))
 
@@ -257,3 +255,15 @@ def test_split_over_two_gpus_it_is_the_loss_of_one_on_the_inputs_device(
     found = dict(model.named_parameters())
     for name, parameter in whole.named_parameters():
         torch.testing.assert_close(found[name].grad.cpu(), parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_without_a_text_head_the_codes_alone_are_trained() -> None:
+    model, some = voice_model(4), batch(rows(3))
+    codes = model(**some | {"labels": None}).loss
+    model.text_lm_head = None
+    teach_voice(model)
+    out = model(**some)
+    assert out.counts[0] == out.sums[0] == 0
+    assert out.loss.item() == pytest.approx(codes.item() / 4, rel=1e-5)
+    out.loss.backward()
+    assert model.audio_lm_head.weight.grad.abs().sum() > 0
