@@ -122,7 +122,7 @@ SHAPE: dict[str, Any] = {
 def tiny_voice_folder() -> Path:
     """The model's folder, made now if it is not there yet."""
     # The number is raised when the model changes, so that no old copy is taken for the new one.
-    return made_once(NAME, cache_root() / "models" / "tiny-voice-1", _make)
+    return made_once(NAME, cache_root() / "models" / "tiny-voice-2", _make)
 
 
 def _make(folder: Path) -> None:
