@@ -17,7 +17,7 @@ from trimtab.config import load_config
 from trimtab.recipes.planning import plan_run
 from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
-from trimtab.recipes.voice_look import _of_each_speaker
+from trimtab.recipes.voice_look import of_each_speaker
 from trimtab.report.make import make_report
 from voices import voice, write_clip
 
@@ -121,11 +121,11 @@ def test_nothing_is_spoken_where_nothing_is_to_be_shown(data: Path, tmp_path: Pa
     assert (folder / "codec" / "config.json").is_file()
 
 
-def test_the_first_of_each_speaker_comes_before_the_second_of_any() -> None:
+def test_the_firstof_each_speaker_comes_before_the_second_of_any() -> None:
     rows: list[Any] = [SimpleNamespace(row=SimpleNamespace(speaker=name)) for name in "aaabbc"]
-    assert [row.row.speaker for row in _of_each_speaker(rows, 4)] == ["a", "b", "c", "a"]
-    assert _of_each_speaker(rows, 0) == []
-    assert len(_of_each_speaker(rows, 99)) == 6
+    assert [row.row.speaker for row in of_each_speaker(rows, 4)] == ["a", "b", "c", "a"]
+    assert of_each_speaker(rows, 0) == []
+    assert len(of_each_speaker(rows, 99)) == 6
 
 
 def test_the_verb_says_what_the_run_said(
@@ -167,6 +167,10 @@ def test_a_clip_of_ones_own_is_taken_with_its_words(
     beside = trimtab(*asked, "--out", str(tmp_path / "b.wav"))
     assert given.returncode == beside.returncode == 0, given.stderr + beside.stderr
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+    write_clip(clip, voice(0) * 0)
+    silent = trimtab(*asked, "--out", str(tmp_path / "d.wav"))
+    assert silent.returncode == 2
+    assert "no voice to sound like" in silent.stderr
     # Without a clip and a speaker it has a voice of its own choice.
     free = trimtab("speak", str(folder), "--text", TEXT, "--out", str(tmp_path / "c.wav"))
     assert free.returncode == 0, free.stderr
