@@ -255,6 +255,23 @@ def test_a_voice_speaks_rows_of_both_parts(
     assert "voice" not in judged(run, rows=0)
 
 
+def test_a_voice_on_other_clips_still_tells_what_was_trained_on(
+    voice: tuple[dict[str, Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pocketsphinx", "resemblyzer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    summary, run = voice
+    write_clip(tmp_path / "new.wav", made_up(99, 0.7, 150.0))
+    row = {"audio": "new.wav", "text": "something new", "speaker": "another"}
+    (tmp_path / "metadata.json").write_text(json.dumps([row]))
+    own, found = judged(run, rows=9)["voice"], judged(run, data=str(tmp_path), rows=9)["voice"]
+    assert own["trained"]["rows"] == found["trained"]["rows"] == summary["train_rows"]
+    assert [r["text"] for r in found["rows"] if not r["trained"]] == ["something new"]
+    assert found["speakers"] == ["another", "high", "low"]
+    held = {r["text"] for r in own["rows"] if not r["trained"]}
+    assert held.isdisjoint(r["text"] for r in found["rows"])
+
+
 def test_a_voice_is_judged_with_the_codec_that_was_learned_for_it(
     voice: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:

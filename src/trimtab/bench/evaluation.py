@@ -41,7 +41,6 @@ def evaluated(
         "run": str(folder),
         "recipe": config.recipe,
         "data": data,
-        "train_rows": measured.train_rows,
         "held_out_rows": measured.held_rows,
         "device": measured.plan.device,
         "precision": measured.plan.precision,
