@@ -62,17 +62,18 @@ def test_loss_and_parts_are_those_of_a_direct_evaluation(books: int) -> None:
 
 
 def test_it_is_transformers_loss_with_a_mean_over_codebooks() -> None:
-    model, some = voice_model(4).eval(), batch(rows(3))
+    # Of eight codebooks: some versions of transformers' own loss know no other number.
+    model, some = voice_model(8).eval(), batch(rows(3, 8))
     text = model(**some | {"audio_labels": None}).loss
     codes = model(**some | {"labels": None}).loss
     teach_voice(model)
-    assert model(**some).loss.item() == pytest.approx((text + codes / 4).item(), rel=1e-5)
+    assert model(**some).loss.item() == pytest.approx((text + codes / 8).item(), rel=1e-5)
 
 
 def test_the_gradients_are_those_of_transformers_loss() -> None:
-    model, some = voice_model(2).double(), batch(rows(3, 2))
+    model, some = voice_model(8).double(), batch(rows(3, 8))
     text = model(**some | {"audio_labels": None}).loss
-    (text + model(**some | {"labels": None}).loss / 2).backward()
+    (text + model(**some | {"labels": None}).loss / 8).backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     teach_voice(model)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from trimtab.cache import cache_root
 from trimtab.errors import RequestError
 from trimtab.files import write_whole
-from trimtab.models.codec import Codec, clips_by_content, identity
+from trimtab.models.codec import Codec, identity
+from trimtab.models.learned_codec import clips_by_content
 from trimtab.models.shape_codes import ShapeCodec
 
 if TYPE_CHECKING:
