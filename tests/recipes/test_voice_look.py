@@ -121,7 +121,19 @@ def test_nothing_is_spoken_where_nothing_is_to_be_shown(data: Path, tmp_path: Pa
     assert (folder / "codec" / "config.json").is_file()
 
 
-def test_the_firstof_each_speaker_comes_before_the_second_of_any() -> None:
+@pytest.mark.slow
+@pytest.mark.virtual_gpus(1)
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_run_in_half_precision_is_heard_as_well(data: Path, tmp_path: Path, precision: str) -> None:
+    settings = [word for word in words(data, tmp_path / "run") if word != "device=cpu"]
+    folder, summary = run([*settings, f"precision={precision}"])
+    assert (summary["device"], summary["precision"]) == ("cuda:0", precision)
+    for sample in summary["samples"]:
+        assert all((folder / file).is_file() for file in sample["clips"].values())
+        assert not sample["after"].startswith("could not")
+
+
+def test_the_first_of_each_speaker_comes_before_the_second_of_any() -> None:
     rows: list[Any] = [SimpleNamespace(row=SimpleNamespace(speaker=name)) for name in "aaabbc"]
     assert [row.row.speaker for row in of_each_speaker(rows, 4)] == ["a", "b", "c", "a"]
     assert of_each_speaker(rows, 0) == []
