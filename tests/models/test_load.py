@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import T5Config
 
+import tiny_models
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError
 from trimtab.models import load_model, load_skeleton, load_tokenizer, model_source
@@ -111,3 +113,21 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "file"))
     with pytest.raises(RequestError, match="set TRIMTAB_CACHE to a folder of yours"):
         model_source(ModelSettings())
+
+
+@pytest.mark.virtual_gpus(4)
+def test_a_split_model_takes_its_inputs_where_the_plan_says(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny_models.skeleton("llama", "cpu", num_hidden_layers=4).save_pretrained(folder)
+    layers = {f"model.layers.{n}": f"cuda:{n}" for n in range(4)}
+    rest = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cuda:2")
+    plan = PlacementPlan(
+        device="cuda:2",
+        precision="fp32",
+        scaler=False,
+        weight_precision="fp32",
+        strategy="split",
+        device_map=layers | rest,
+    )
+    model: Any = load_model(ModelSettings(name=str(folder)), plan)
+    assert str(model._hf_hook.execution_device) == "cuda:2"

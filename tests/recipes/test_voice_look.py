@@ -133,6 +133,17 @@ def test_a_run_in_half_precision_is_heard_as_well(data: Path, tmp_path: Path, pr
         assert not sample["after"].startswith("could not")
 
 
+@pytest.mark.slow
+@pytest.mark.virtual_gpus(2)
+def test_a_run_that_is_split_is_heard_as_well(data: Path, tmp_path: Path) -> None:
+    settings = [word for word in words(data, tmp_path / "run") if word != "device=cpu"]
+    folder, summary = run([*settings, "model_parallel=true", "precision=fp32"])
+    assert summary["strategy"] == "split"
+    for sample in summary["samples"]:
+        assert all((folder / file).is_file() for file in sample["clips"].values())
+        assert not sample["after"].startswith("could not")
+
+
 def test_the_first_of_each_speaker_comes_before_the_second_of_any() -> None:
     rows: list[Any] = [SimpleNamespace(row=SimpleNamespace(speaker=name)) for name in "aaabbc"]
     assert [row.row.speaker for row in of_each_speaker(rows, 4)] == ["a", "b", "c", "a"]

@@ -13,6 +13,7 @@ from trimtab.models import builtin, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
+from trimtab.placement import take_inputs
 from trimtab.placement.stacks import under
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
     without = leave_out_absent(model, report["missing_keys"], family)
     _check_whole(settings, report, family, without)
     model.config.use_cache = False
+    take_inputs(model, plan)
     return model
 
 

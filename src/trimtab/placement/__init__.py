@@ -14,7 +14,7 @@ from trimtab.placement.apply import (
     trainer_options,
 )
 from trimtab.placement.arrival import verify_gradients
-from trimtab.placement.edges import on_several_devices, return_outputs
+from trimtab.placement.edges import on_several_devices, return_outputs, take_inputs
 from trimtab.placement.memory import out_of_memory
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
@@ -48,6 +48,7 @@ __all__ = [
     "profile_model",
     "resolve",
     "return_outputs",
+    "take_inputs",
     "trainer_options",
     "verify",
     "verify_gradients",

@@ -2,7 +2,7 @@
 
 Accelerate's root hook does this for a model's own forward. TRL replaces that forward by one that calls the backbone
 and the head itself, past the hook, and leaves log-probabilities, entropies and loss on the head's device, where they
-meet masks and advantages of another. It moves outputs; it catches no error and makes up no result.
+meet masks and advantages of another. It moves inputs and outputs; it catches no error and makes up no result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,19 @@ from trimtab.placement.profile import bare_model
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from trimtab.placement.plan import PlacementPlan
+
+
+def take_inputs(model: nn.Module, plan: PlacementPlan) -> None:
+    """Make a model that was loaded in parts take its inputs on the plan's device.
+
+    Accelerate takes the first device of a set of names, which is another one from process to process.
+    """
+    hook: Any = getattr(model, "_hf_hook", None)
+    for part in getattr(hook, "hooks", (hook,)):
+        if getattr(part, "execution_device", None) is not None:
+            part.execution_device = plan.device
 
 
 def return_outputs(model: nn.Module) -> None:
