@@ -180,11 +180,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     wanted = parser.parse_args()
 
-    settings = ModelSettings(name="higgs-3b-shape")
-    shape = load_model_config(settings)
-    if wanted.shape == "tiny":
-        shape = AutoConfig.for_model(**{**shape.to_dict(), **TINY})
-    collator = VoiceCollator(load_tokenizer(settings), shape, VoiceSettings(), 2048)
+    # Rows are read by the built-in voice's tokenizer, whose marks have other numbers than Higgs Audio's.
+    reader = ModelSettings(name="tiny-voice")
+    marks = {
+        name: id for name, id in load_model_config(reader).to_dict().items() if name.endswith("_token_id")
+    }
+    shape = load_model_config(ModelSettings(name="higgs-3b-shape"))
+    shape = AutoConfig.for_model(**{**shape.to_dict(), **marks, **(TINY if wanted.shape == "tiny" else {})})
+    collator = VoiceCollator(load_tokenizer(reader), shape, VoiceSettings(), 2048)
     needed = wanted.batch * wanted.accumulation * (wanted.steps + 1)
     rows = [spoken(number, wanted.seconds, shape.num_codebooks) for number in range(needed)]
     tokens = int(collator(rows[:1])["input_ids"].shape[1])

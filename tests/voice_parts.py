@@ -10,6 +10,7 @@ import torch
 
 import tiny_models
 from trimtab.data.delay import delayed, delayed_labels
+from trimtab.models.voice_loss import teach_voice
 from trimtab.placement import PlacementPlan
 
 BOOKS, BOS, EOS = 4, 1024, 1025
@@ -90,6 +91,7 @@ def learn(model: Any, prompt: dict[str, torch.Tensor], said: torch.Tensor, steps
         "audio_input_ids_mask": torch.ones(1, given.shape[1] + len(columns), dtype=torch.bool),
         "audio_labels": torch.cat([torch.full_like(given, -100), labels[None]], dim=1),
     }
+    teach_voice(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
         optimizer.zero_grad()

@@ -26,6 +26,10 @@ class RequestError(TrimtabError):
         return cls(f"{found}\n  why: {why}\n  change: {change}")
 
 
+class NoRoomError(RequestError):
+    """What was asked for needs more memory than there is."""
+
+
 def some_of(names: Sequence[str], most: int = 5) -> str:
     """The first of many names, and how many more there are, as a message shows them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from trimtab.recipes.planning import plan_run
 from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import EVALUATION, open_run_folder
 from trimtab.recipes.run_mark import Mark
+from voices import voice as made_up
+from voices import write_clip
 
 
 def train(*words: str) -> tuple[dict[str, Any], Path]:
@@ -205,3 +209,74 @@ def test_pictures_by_the_metric_of_their_set(objective: tuple[str, ...], tmp_pat
     (name,) = summary["metrics"]
     assert name.startswith("accuracy (")
     assert figures[name]["now"] == summary["metrics"][name]["after"]
+
+
+@pytest.fixture(scope="module")
+def voice(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The built-in voice after two steps on made-up clips of two speakers; it says nothing that anybody understands."""
+    folder = tmp_path_factory.mktemp("voice")
+    rows = []
+    for number in range(8):
+        speaker, pitch = (("low", 110.0), ("high", 210.0))[number % 2]
+        write_clip(folder / f"{number}.wav", made_up(number, 0.8, pitch))
+        rows.append({"audio": f"{number}.wav", "text": f"this is clip {number}", "speaker": speaker})
+    (folder / "metadata.json").write_text(json.dumps(rows))
+    return train(
+        *("recipe=voice", f"data={folder}", "training.max_steps=2", "training.batch_size=3", "method=full"),
+        *("data.eval_fraction=0.25", "data.max_length=256", "voice.max_seconds=1", "voice.show=0"),
+        *("voice.temperature=0", "voice.codec=spectral", f"output_dir={folder / 'run'}"),
+    )
+
+
+def test_a_voice_speaks_rows_of_both_parts(
+    voice: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pocketsphinx", "resemblyzer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    summary, run = voice
+    before = contents(run)
+    found = judged(run, rows=3)
+    assert contents(run) == before
+    assert found["figures"][LOSS]["now"] == pytest.approx(summary["eval_loss"]["after"], rel=1e-4)
+    told = found["voice"]
+    assert (told["trained"]["rows"], told["held_out"]["rows"]) == (3, min(3, summary["eval_rows"]))
+    assert told["speakers"] == ["high", "low"]
+    assert {row["speaker"] for row in told["rows"] if row["trained"]} == {"high", "low"}
+    assert all(row["seconds"] <= 1.1 for row in told["rows"])
+    assert len(told["missing"]) == 2
+    assert json.dumps(told)
+    figures = found["figures"]
+    books = [figures[f"audio_loss_{book}"]["now"] for book in range(8)]
+    assert figures["audio_loss"]["now"] == pytest.approx(sum(books) / 8, rel=1e-3)
+    assert not [name for name in figures if "time" in name or "second" in name]
+    table = "\n".join(lines(found))
+    assert "audio_loss " in table
+    assert "audio_loss_0" not in table
+    assert "voice" not in judged(run, rows=0)
+
+
+def test_a_voice_on_other_clips_still_tells_what_was_trained_on(
+    voice: tuple[dict[str, Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pocketsphinx", "resemblyzer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    summary, run = voice
+    write_clip(tmp_path / "new.wav", made_up(99, 0.7, 150.0))
+    row = {"audio": "new.wav", "text": "something new", "speaker": "another"}
+    (tmp_path / "metadata.json").write_text(json.dumps([row]))
+    own, found = judged(run, rows=9)["voice"], judged(run, data=str(tmp_path), rows=9)["voice"]
+    assert own["trained"]["rows"] == found["trained"]["rows"] == summary["train_rows"]
+    assert [r["text"] for r in found["rows"] if not r["trained"]] == ["something new"]
+    assert found["speakers"] == ["another", "high", "low"]
+    held = {r["text"] for r in own["rows"] if not r["trained"]}
+    assert held.isdisjoint(r["text"] for r in found["rows"])
+
+
+def test_a_voice_is_judged_with_the_codec_that_was_learned_for_it(
+    voice: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    _, run = voice
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "codec")
+    with pytest.raises(RequestError, match="keeps no codec"):
+        judged(tmp_path / "run", rows=1)

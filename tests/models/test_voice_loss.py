@@ -62,17 +62,18 @@ def test_loss_and_parts_are_those_of_a_direct_evaluation(books: int) -> None:
 
 
 def test_it_is_transformers_loss_with_a_mean_over_codebooks() -> None:
-    model, some = voice_model(4).eval(), batch(rows(3))
+    # Of eight codebooks: some versions of transformers' own loss know no other number.
+    model, some = voice_model(8).eval(), batch(rows(3, 8))
     text = model(**some | {"audio_labels": None}).loss
     codes = model(**some | {"labels": None}).loss
     teach_voice(model)
-    assert model(**some).loss.item() == pytest.approx((text + codes / 4).item(), rel=1e-5)
+    assert model(**some).loss.item() == pytest.approx((text + codes / 8).item(), rel=1e-5)
 
 
 def test_the_gradients_are_those_of_transformers_loss() -> None:
-    model, some = voice_model(2).double(), batch(rows(3, 2))
+    model, some = voice_model(8).double(), batch(rows(3, 8))
     text = model(**some | {"audio_labels": None}).loss
-    (text + model(**some | {"labels": None}).loss / 2).backward()
+    (text + model(**some | {"labels": None}).loss / 8).backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     teach_voice(model)
@@ -195,8 +196,6 @@ def test_it_is_kept_copied_and_loaded_as_transformers_model(tmp_path: Path) -> N
 def test_what_cannot_be_taught_is_refused() -> None:
     from tiny_models import skeleton
 
-    with pytest.raises(RequestError, match="use_text_head=True"):
-        teach_voice(skeleton("higgs_audio_v2", "cpu"))
     with pytest.raises(RequestError, match="LlamaForCausalLM is to learn a voice"):
         teach_voice(skeleton("llama", "cpu"))
 
@@ -256,3 +255,15 @@ def test_split_over_two_gpus_it_is_the_loss_of_one_on_the_inputs_device(
     found = dict(model.named_parameters())
     for name, parameter in whole.named_parameters():
         torch.testing.assert_close(found[name].grad.cpu(), parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_without_a_text_head_the_codes_alone_are_trained() -> None:
+    model, some = voice_model(8), batch(rows(3, books=8))
+    codes = model(**some | {"labels": None}).loss
+    model.text_lm_head = None
+    teach_voice(model)
+    out = model(**some)
+    assert out.counts[0] == out.sums[0] == 0
+    assert out.loss.item() == pytest.approx(codes.item() / 8, rel=1e-5)
+    out.loss.backward()
+    assert model.audio_lm_head.weight.grad.abs().sum() > 0

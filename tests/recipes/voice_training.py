@@ -190,6 +190,9 @@ def _main(strategy: str, out: str, size: str) -> None:
         max_steps=6,
     )
     trainer.train()
+    told = {check.name: check.ok for check in guard_of(trainer).checks}
+    assert told["trainable"], told
+    assert told["optimizer"], told
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = {name: whole(p.detach()).clone() for name, p in trained(model)}
     torch.save(

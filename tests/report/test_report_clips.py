@@ -115,7 +115,15 @@ def test_a_page_stays_small(grpo_run: Path, parse: Parse, monkeypatch: pytest.Mo
     assert len(page.all("audio")) == 1
     assert len(page.all("img")) == 2
     assert "Without a player" in page.text
-    assert "clips/0-after.wav" in page.text
+    assert "clips/0-before.wav" in page.text, "what it says after training is heard first"
+
+
+def test_a_clip_that_does_not_end_leaves_room_for_the_others(grpo_run: Path) -> None:
+    files = kept(grpo_run, "true", "after", seconds=1) | {"before": "clips/0-before.wav"}
+    write_wav(grpo_run / files["before"], tone(300, 9), RATE)
+    html = told(grpo_run, files)
+    assert html.count("width:50.00%") == 2
+    assert html.count("width:100.00%") == 1
 
 
 @pytest.mark.parametrize("hertz", [500, 2000, 8000])

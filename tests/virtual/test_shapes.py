@@ -244,3 +244,17 @@ def test_a_machine_with_values_inside_one_without_has_values(machine: Machine) -
     with virtual_gpus(1):
         assert torch.ones(1 << 20, device="cuda").sum().item() == 1 << 20
     assert is_unknown(torch.ones(1 << 20, device="cuda"))
+
+
+def test_whether_scaled_gradients_overflow_is_no_decision_of_the_program(machine: Machine) -> None:
+    """The scaler takes the step, and what it read is told."""
+    model = nn.Linear(512, 512, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(torch.randn(4, 512, device="cuda")).pow(2).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.state
+    assert {how for how, _ in told(machine)} == {"value"}

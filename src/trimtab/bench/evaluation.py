@@ -6,6 +6,7 @@ It is kept as `evaluation.json` in the run's folder, the only file there that an
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from trimtab.recipes.run_mark import claim, is_free
 
 KIND = "trimtab evaluation"
 LOSS = "held-out loss"
+_PART = re.compile(r"_\d+$")
+"""How a figure's name ends that is one of many parts, such as a codebook's loss: JSON has them."""
 
 
 def evaluated(
@@ -38,7 +41,6 @@ def evaluated(
         "run": str(folder),
         "recipe": config.recipe,
         "data": data,
-        "train_rows": measured.train_rows,
         "held_out_rows": measured.held_rows,
         "device": measured.plan.device,
         "precision": measured.plan.precision,
@@ -65,6 +67,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         heads = {"before": "before training", "after": "after", "now": "measured now"}
         table = [["", *(heads[name] for name in (*columns, "now"))]]
         for name, each in figures.items():
+            if _PART.search(name):
+                continue
             table.append([name, *(_told(each.get(column)) for column in (*columns, "now"))])
         out += aligned(table)
     return out + (["", *voice_lines(found["voice"])] if "voice" in found else [])

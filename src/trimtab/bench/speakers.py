@@ -34,7 +34,7 @@ class SpeakerEncoder:
                 # It imports from a place that scipy calls old.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 from resemblyzer import VoiceEncoder, preprocess_wav
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             raise RequestError.of(
                 f"likeness of speakers needs Resemblyzer, and it cannot be imported ({error})",
                 "it is the encoder that voices are compared by; it stands on webrtcvad, which pip compiles and which "

@@ -115,7 +115,7 @@ class Recogniser:
         """RequestError where it is not installed."""
         try:
             from pocketsphinx import Decoder
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             raise RequestError.of(
                 f"word error rates need pocketsphinx, and it cannot be imported ({error})",
                 "it is the recogniser that listens to the clips",

@@ -6,14 +6,16 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config.keys import recipe_sections
 from trimtab.errors import RequestError, TrimtabError
+from trimtab.export.codec_files import keep_codec
 from trimtab.export.files import MARK, check_free, check_replaceable, claim_file, readable_size
 from trimtab.files import write_whole
-from trimtab.models.families import CAUSAL_LM
+from trimtab.models.families import AUDIO, CAUSAL_LM
 from trimtab.recipes.run_mark import claim
 from trimtab.recipes.table import recipe_of
 
@@ -191,13 +193,25 @@ def _merged(run: FinishedRun, folder: Path, dtype: str | None, say: Say) -> Expo
     check_replaceable(folder)
     if not run.lora and dtype is None:
         say("copying the tuned model")
-        weights.copy_model(folder, run.weights)
+        weights.copy_model(folder, run.weights, partial(_keep_beside, run))
     else:
         say(MERGING if run.lora else f"converting the tuned model to {dtype}")
         model, stored = weights.tuned_model(run.config, run.weights, progress=say is not _silent)
-        weights.save_merged(folder, model, run_processor(run), dtype=dtype, stored=stored)
+        weights.save_merged(
+            folder,
+            model,
+            run_processor(run),
+            dtype=dtype,
+            stored=stored,
+            beside=partial(_keep_beside, run),
+        )
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MARK)
     return ExportResult(kind="merged", folder=folder, files=files)
+
+
+def _keep_beside(run: FinishedRun, folder: Path) -> None:
+    if recipe_of(run.config).family is AUDIO:
+        keep_codec(run.config, run.folder, folder)
 
 
 def _gguf(run: FinishedRun, folder: Path, file: str, dtype: str, name: str | None, say: Say) -> ExportResult:
@@ -326,7 +340,8 @@ def run_processor(run: FinishedRun) -> Any:
     from trimtab.models.load import load_processor
 
     family = recipe_of(run.config).family
-    return run_tokenizer(run) if family is CAUSAL_LM else load_processor(run.config.model, family)
+    tokens = family.processor == "AutoTokenizer"
+    return run_tokenizer(run) if tokens else load_processor(run.config.model, family)
 
 
 def model_config(run: FinishedRun) -> Any:

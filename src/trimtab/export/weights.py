@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from trimtab.export.tensors import Entry
 from trimtab.recipes.table import recipe_of
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+Beside = Callable[[Path], None]
+"""Writes what else belongs into a model's folder."""
 TIED_PARTS = ("lm_head", "embed_tokens")
 
 
@@ -128,17 +131,21 @@ def _check_finite(adapter: Path) -> None:
             )
 
 
-def save_merged(target: Path, model: Any, processor: Any, *, dtype: str | None, stored: torch.dtype) -> None:
+def save_merged(
+    target: Path, model: Any, processor: Any, *, dtype: str | None, stored: torch.dtype, beside: Beside
+) -> None:
     """Save a model and its tokenizer or processor; in `dtype`, else in the number format the base was stored in."""
     with whole_folder(target) as scratch:
         model.to(TORCH_DTYPES[dtype] if dtype else stored).save_pretrained(scratch)
         processor.save_pretrained(scratch)
+        beside(scratch)
 
 
-def copy_model(target: Path, folder: Path) -> None:
+def copy_model(target: Path, folder: Path, beside: Beside) -> None:
     """Copy a fully tuned model's folder as it is."""
     with whole_folder(target) as scratch:
         shutil.copytree(folder, scratch, dirs_exist_ok=True)
+        beside(scratch)
 
 
 def check_merged_dtype(dtype: str | None) -> None:

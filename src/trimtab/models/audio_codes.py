@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from trimtab.cache import cache_root
 from trimtab.errors import RequestError
 from trimtab.files import write_whole
-from trimtab.models.codec import Codec, clips_by_content, identity
+from trimtab.models.codec import Codec, identity
+from trimtab.models.learned_codec import clips_by_content
+from trimtab.models.shape_codes import ShapeCodec
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,7 +41,10 @@ def coded(
     from trimtab.data.voice_collate import CodedRow
 
     keys, clips = clips_by_content(rows)
-    codes = codes_of(clips, codec, say)
+    if isinstance(codec, ShapeCodec):
+        codes = {key: codec.codes(clip) for key, clip in clips.items()}
+    else:
+        codes = codes_of(clips, codec, say)
 
     def of(clip: Clip | None) -> Tensor | None:
         return None if clip is None else codes[keys[clip.path]]

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
-from trimtab.cache import cache_root
 from trimtab.config.schema import Config
 from trimtab.config.voice import SPECTRAL
 from trimtab.errors import RequestError, some_of
-from trimtab.models.builtin import made_once
+from trimtab.models.learned_codec import learned_folder
 from trimtab.models.load import BUILT_IN, load_model_config, model_source, shapes_only
+from trimtab.models.shape_codes import ShapeCodec
 from trimtab.models.shape_names import is_shape
 
 if TYPE_CHECKING:
-    from trimtab.data.clips import Clip
     from trimtab.data.voice_rows import VoiceRow
     from trimtab.placement import PlacementPlan
 
@@ -35,21 +32,21 @@ KEPT = "codec"
 """The folder of a run that keeps the codec which was learned for it."""
 REAL = "higgs_audio_v2_tokenizer"
 REAL_ID = "bosonai/higgs-audio-v2-tokenizer"
-MOST_SECONDS = 3600.0
-"""Sound that a codec is learned from; of more, clips are drawn."""
-# Raised when the same clips would give another codec, so that no old one is taken for it.
-_LEARNING = 1
 
 
 def codec_for(
     config: Config, plan: PlacementPlan, train_rows: Sequence[VoiceRow], say: Callable[[str], None]
 ) -> Codec:
     """The codec that the settings ask for, ready on the plan's device; the spectral one is learned from these rows."""
+    if shapes_only():
+        return ShapeCodec.of(load_model_config(config.model))
     if config.voice.codec == SPECTRAL:
-        codec = _learned(config, plan, train_rows, say)
+        model = load_model_config(config.model)
+        shape = {"num_quantizers": model.num_codebooks, "codebook_size": _entries(model)}
+        source = str(learned_folder(train_rows, shape, config.seed, plan.device, say))
     else:
-        codec = _loaded(config, plan, _source(config))
-    return _fitting(codec, config)
+        source = _source(config)
+    return _fitting(_loaded(config, plan, source), config)
 
 
 def load_run_codec(config: Config, plan: PlacementPlan, run_folder: Path) -> Codec:
@@ -87,83 +84,6 @@ def identity(codec: Codec) -> str:
         whole.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
         whole.update(plain.flatten().view(torch.uint8).numpy().data)
     return whole.hexdigest()
-
-
-def clips_by_content(rows: Sequence[VoiceRow]) -> tuple[dict[Path, str], dict[str, Clip]]:
-    """The content's key of each file that the rows name, and one clip for each key, in the order of the rows."""
-    keys: dict[Path, str] = {}
-    clips: dict[str, Clip] = {}
-    for row in rows:
-        for clip in (row.reference, row.target):
-            if clip is not None and clip.path not in keys:
-                keys[clip.path] = clip.key
-                clips.setdefault(keys[clip.path], clip)
-    return keys, clips
-
-
-def _learned(
-    config: Config, plan: PlacementPlan, rows: Sequence[VoiceRow], say: Callable[[str], None]
-) -> Codec:
-    """Learned once from the same clips, whichever process is first; all others load what that one kept."""
-    from filelock import FileLock
-
-    model = load_model_config(config.model)
-    settings = {"num_quantizers": model.num_codebooks, "codebook_size": _entries(model)}
-    clips = clips_by_content(rows)[1]
-    key = json.dumps([_LEARNING, config.seed, sorted(clips), settings], sort_keys=True)
-    folder = cache_root() / "codecs" / hashlib.sha256(key.encode()).hexdigest()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.with_suffix(".lock"))
-        lock.acquire()
-    except OSError as error:
-        raise RequestError.of(
-            f"voice.codec={SPECTRAL}: {folder.parent} cannot be written to",
-            f"the codec is learned once and kept there ({error.strerror})",
-            "set TRIMTAB_CACHE to a folder of yours",
-        ) from error
-    try:
-        made_once(SPECTRAL, folder, lambda scratch: _learn(clips, config.seed, plan, settings, scratch, say))
-    finally:
-        lock.release()
-    return _loaded(config, plan, str(folder))
-
-
-def _learn(
-    clips: dict[str, Clip],
-    seed: int,
-    plan: PlacementPlan,
-    settings: dict[str, int],
-    folder: Path,
-    say: Callable[[str], None],
-) -> None:
-    from trimtab.models.spectral_codec import SpectralCodec, SpectralCodecConfig
-
-    started = said = time.monotonic()
-    rate = SpectralCodecConfig().sample_rate
-    # By content, so that neither the order of the rows nor where the files lie matters.
-    keys = sorted(clips)
-    Random(seed).shuffle(keys)
-    sounds, seconds = [], 0.0
-    for key in keys:
-        if seconds >= MOST_SECONDS:
-            break
-        sounds.append(clips[key].sound(rate))
-        seconds += len(sounds[-1]) / rate
-
-    def told(book: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > 10:
-            said = time.monotonic()
-            say(f"codec: codebook {book + 1} of {settings['num_quantizers']} learned")
-
-    codec = SpectralCodec.learn(sounds, seed=seed, device=_device(plan), told=told, **settings)
-    codec.save_pretrained(folder)
-    entries = codec.entries.tolist()
-    say(
-        f"codec: spectral, learned from {len(sounds):,} of {len(clips):,} clips ({seconds:,.0f} s of sound) in "
-        f"{time.monotonic() - started:.0f} s; {min(entries)} to {max(entries)} entries a codebook"
-    )
 
 
 def _source(config: Config) -> str:
@@ -233,12 +153,7 @@ def _loaded(config: Config, plan: PlacementPlan, source: str) -> Codec:
             "give the folder or hub id of a whole codec",
         )
     codec.requires_grad_(False)
-    return codec.to(_device(plan)).eval()
-
-
-def _device(plan: PlacementPlan) -> str:
-    """The plan's, but where its devices hold shapes alone: codes are values, and the batches need them."""
-    return "cpu" if shapes_only() else plan.device
+    return codec.to(plan.device).eval()
 
 
 def _entries(model: Any) -> int:

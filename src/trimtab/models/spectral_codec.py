@@ -8,7 +8,8 @@ transformers' models are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -113,7 +114,7 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         codec = cls(SpectralCodecConfig(**settings))
         cast(Module, codec).to(device).eval()
         generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
+        with codec._in_full_precision():
             vectors = codec._many_vectors(sounds, most_vectors, generator)
             codec._learn_basis(vectors)
             found = residual_codebooks(
@@ -130,37 +131,34 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
                 codec.entries[book] = len(entries)
         return codec
 
-    @torch.no_grad()
     def encode(self, input_values: Tensor, return_dict: bool | None = None) -> SpectralCodecEncoded | Tensor:
         """(batch, 1, samples) to codes (batch, codebooks, frames); the last frame is filled up with silence."""
-        if input_values.ndim != 3 or input_values.shape[1] != 1:
+        if input_values.ndim != 3 or input_values.shape[1] != 1 or not input_values.shape[2]:
             raise ValueError(
-                f"sound must have the shape (batch, 1, samples), and has {tuple(input_values.shape)}"
+                f"sound must have the shape (batch, 1, samples), not {tuple(input_values.shape)}"
             )
-        sound = input_values[:, 0].to(self.codebooks)
-        sound = functional.pad(sound, (0, -sound.shape[-1] % self.config.hop_length))
-        vectors = self._vectors(sound, self.config.parts) @ self.basis.T
-        left = vectors.flatten(0, 1)
-        codes = []
-        for book, count in zip(self.codebooks, self.entries.tolist(), strict=True):
-            codes.append(nearest(left, book[:count]))
-            left = left - book[codes[-1]]
-        audio_codes = torch.stack(codes).view(len(codes), *vectors.shape[:2]).transpose(0, 1)
+        with self._in_full_precision():
+            sound = input_values[:, 0].to(self.codebooks)
+            sound = functional.pad(sound, (0, -sound.shape[-1] % self.config.hop_length))
+            vectors = self._vectors(sound, self.config.parts) @ self.basis.T
+            left = vectors.flatten(0, 1)
+            codes = []
+            for book, count in zip(self.codebooks, self.entries.tolist(), strict=True):
+                codes.append(nearest(left, book[:count]))
+                left = left - book[codes[-1]]
+            audio_codes = torch.stack(codes).view(len(codes), *vectors.shape[:2]).transpose(0, 1)
         return SpectralCodecEncoded(audio_codes) if self._as_output(return_dict) else audio_codes
 
-    @torch.no_grad()
     def decode(self, audio_codes: Tensor, return_dict: bool | None = None) -> SpectralCodecDecoded | Tensor:
         """Codes (batch, codebooks, frames), the first codebooks or all, to sound (batch, 1, frames * hop_length)."""
-        books = audio_codes.shape[1]
-        if (
-            audio_codes.numel()
-            and not 0 <= int(audio_codes.min()) <= int(audio_codes.max()) < self.config.codebook_size
-        ):
-            raise ValueError(
-                f"codes must lie from 0 to {self.config.codebook_size - 1}; others mark a stream's ends"
-            )
-        vectors = cast(Tensor, sum(self.codebooks[book][audio_codes[:, book]] for book in range(books)))
-        audio_values = self._sound(vectors @ self.basis)[:, None]
+        books, size = audio_codes.shape[1], self.config.codebook_size
+        if not audio_codes.numel():
+            raise ValueError(f"codes of shape {tuple(audio_codes.shape)} hold no frame")
+        if not 0 <= int(audio_codes.min()) <= int(audio_codes.max()) < size:
+            raise ValueError(f"codes must lie from 0 to {size - 1}; others mark a stream's ends")
+        with self._in_full_precision():
+            vectors = cast(Tensor, sum(self.codebooks[book][audio_codes[:, book]] for book in range(books)))
+            audio_values = self._sound(vectors @ self.basis)[:, None]
         return SpectralCodecDecoded(audio_values) if self._as_output(return_dict) else audio_values
 
     def forward(
@@ -175,16 +173,22 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
         both = audio_codes, audio_values
         return SpectralCodecOutput(*both) if self._as_output(return_dict) else both
 
+    @contextmanager
+    def _in_full_precision(self) -> Iterator[None]:
+        """Codes and sound are the same wherever they are asked for, also where a model computes in half precision."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
+
     def _as_output(self, return_dict: bool | None) -> bool:
         return bool(self.config.return_dict if return_dict is None else return_dict)
 
-    def _vectors(self, sound: Tensor, every: int, step: int | None = None) -> Tensor:
+    def _vectors(self, sound: Tensor, every: int) -> Tensor:
         """(batch, samples) to (batch, code frames, parts * bands): levels above the floor, zero where it is silent.
 
         `every` so many short frames a code frame begins.
         """
         config = self.config
-        levels = (self._frames.bands(self._frames.magnitudes(sound, step)) / config.floor).log1p()
+        levels = (self._frames.bands(self._frames.magnitudes(sound)) / config.floor).log1p()
         return levels.unfold(1, config.parts, every).transpose(2, 3).flatten(2)
 
     def _sound(self, vectors: Tensor) -> Tensor:
@@ -224,7 +228,7 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
 
 OFFSETS = 4
 """Places within a short frame at which the clips are cut for learning."""
-EACH = 8
-"""Code frames for each entry that is learned; they overlap, so this is half a frame of sound."""
+EACH = 16
+"""Code frames for each entry that is learned. They overlap: it is one for every 40 ms of a little sound."""
 LOUDEST = 4.0
 """The largest magnitude that is decoded, of a full-scale sine's 1: codes that no sound led to may add up to any."""

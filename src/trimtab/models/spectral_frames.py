@@ -31,10 +31,10 @@ class Frames:
         # A full-scale sine has magnitude 1, so that a level means the same for every window.
         self._shape, self._scale = shape.float(), 2 / float(shape.sum())
 
-    def magnitudes(self, sound: Tensor, step: int | None = None) -> Tensor:
-        """(batch, samples) to (batch, frames, window / 2 + 1); `step` looks at other places than each `hop`."""
+    def magnitudes(self, sound: Tensor) -> Tensor:
+        """(batch, samples) to (batch, frames, window / 2 + 1)."""
         padded = functional.pad(sound, (self.margin, self.margin))
-        return self._spectrum(padded, step or self.hop).abs() * self._scale
+        return self._spectrum(padded).abs() * self._scale
 
     def bands(self, magnitudes: Tensor) -> Tensor:
         """The mean magnitude in each band."""
@@ -67,14 +67,14 @@ class Frames:
         spectrum = torch.polar(wanted, angles.expand_as(wanted))
         previous = torch.zeros_like(spectrum)
         for _ in range(rounds):
-            possible = self._spectrum(self._overlapped(spectrum), self.hop)
+            possible = self._spectrum(self._overlapped(spectrum))
             ahead = possible + momentum * (possible - previous)
             previous = possible
             spectrum = wanted * ahead / ahead.abs().clamp(min=1e-12)
         return self._overlapped(spectrum)[:, self.margin : self.margin + frames * self.hop]
 
-    def _spectrum(self, padded: Tensor, step: int) -> Tensor:
-        windows = padded.unfold(-1, self.window, step) * self._shape.to(padded.device)
+    def _spectrum(self, padded: Tensor) -> Tensor:
+        windows = padded.unfold(-1, self.window, self.hop) * self._shape.to(padded.device)
         spectrum: Tensor = torch.fft.rfft(windows)
         return spectrum
 

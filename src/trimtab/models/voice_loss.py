@@ -63,12 +63,6 @@ def teach_voice(model: Any) -> None:
             f"this loss reads the codes and heads of {Model.__name__}",
             "choose a Higgs Audio v2 model",
         )
-    if model.text_lm_head is None:
-        raise RequestError.of(
-            "the model was made without its text head",
-            "the end of a turn is text, and without a head it cannot be learned",
-            f"load it by {Model.__name__}.from_pretrained(…, use_text_head=True)",
-        )
     ours = HiggsAudioV2ForConditionalGeneration
     model.__class__ = ours
     model.model.embed_audio_tokens.register_forward_hook(_as_text_embeds)
@@ -118,6 +112,9 @@ def _counted(text: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 def _taught(model: Any, given: dict[str, Any]) -> VoiceOutput:
     batch = {name: value for name, value in given.items() if name not in ("self", "kwargs")}
     text, codes = targets_of(batch, model.config)
+    if model.text_lm_head is None:
+        # The checkpoint had none: words are no part of this loss.
+        text = torch.full_like(text, IGNORED)
     inputs = {
         name: value
         for name, value in (batch | given.get("kwargs", {})).items()
@@ -134,7 +131,9 @@ def _taught(model: Any, given: dict[str, Any]) -> VoiceOutput:
         )
     home = batch["input_ids"].device
     books, size = model.config.num_codebooks, model.config.codebook_size
-    words = _entropies(model.text_lm_head(told), wanted)
+    words = hidden.new_zeros(1, dtype=torch.float32)
+    if model.text_lm_head is not None:
+        words = _entropies(model.text_lm_head(told), wanted)
     sounded = _entropies(model.audio_lm_head(heard).view(-1, books, size), sounds)
     sums = torch.cat([words.sum().view(1).to(home), sounded.sum(0).to(home)])
     counts = _counted(text, codes)

@@ -26,6 +26,7 @@ from trimtab.placement.verify import (
     passed,
     same_device,
     verify,
+    verify_trained,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ class PlacementGuard(TrainerCallback):
             # A compiled model would be compiled with the hooks, and again without them.
             self._witness = Witness(bare_model(model))
         if plan.strategy == "sharded":
-            # FSDP replaces parameters by shards of its own; the check of their gradients still holds.
+            # FSDP replaces parameters by shards of its own; what is checked of their gradients still holds.
+            if kwargs.get("optimizer") is not None:
+                self._note(verify_trained(model, kwargs["optimizer"]))
             return
         self._note(verify(model, plan, kwargs.get("optimizer")))
         if not plan.scaler:

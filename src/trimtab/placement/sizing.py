@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trimtab.errors import RequestError
+from trimtab.errors import NoRoomError, RequestError
 from trimtab.hardware import Hardware
 from trimtab.placement.balance import balanced_map
 from trimtab.placement.plan import MemoryShare, Precision
@@ -17,6 +17,10 @@ SMALLER = "lower training.batch_size or data.max_length, set training.gradient_c
 
 class PlacementError(RequestError):
     """A placement that was asked for cannot be had on this machine."""
+
+
+class DoesNotFit(PlacementError, NoRoomError):
+    """The plan's devices have too little memory."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Sizing:
         crowded = {device: share for device, share in memory.items() if not share.fits}
         if crowded:
             device, share = max(crowded.items(), key=lambda item: item[1].needed - item[1].capacity)
-            raise PlacementError.of(
+            raise DoesNotFit.of(
                 f"the model does not fit even when split over {len(gpus)} GPUs",
                 f"{_figures(device, share)}; embeddings lie on {primary}, a tied head beside them",
                 f"{self._smaller}; or use sharding=true, or more or larger GPUs",
@@ -122,7 +126,7 @@ class Sizing:
         return "one GPU is too small: " + _figures(device, self.share(device))
 
     def too_large(self, device: str, share: MemoryShare | None = None) -> PlacementError:
-        return PlacementError.of(
+        return DoesNotFit.of(
             f"the model does not fit on {device}",
             _figures(device, share or self.share(device)),
             f"{self._smaller}; or use more or larger GPUs (device=cuda takes all that are visible when "

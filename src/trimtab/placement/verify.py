@@ -48,6 +48,11 @@ def verify(model: nn.Module, plan: PlacementPlan, optimizer: Any | None = None) 
     return passed(checks)
 
 
+def verify_trained(model: nn.Module, optimizer: Any) -> list[Check]:
+    """Check that something is trained, and that the optimizer holds all of it: also of a model that is sharded."""
+    return passed([_trainable(model), _in_optimizer(model, optimizer)])
+
+
 def frozen_check(frozen: list[str]) -> Check:
     detail = (
         f"{len(frozen)} adapted modules were frozen after their adapters were added (requires_grad is False), and the "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ class Measured:
     """What was measured, by the names that a run's summary has for the figures."""
 
     plan: PlacementPlan
-    train_rows: int
     held_rows: int
     loss: float | None
     """None where nothing is held out, and for a recipe whose loss tells nothing."""
@@ -47,33 +46,47 @@ def evaluate(
     `data` in place of what it held out; `rows` held-out rows are answered, or as many of each part spoken.
     """
     recipe = recipe_of(config)
-    config = alone(_without_display(config, data, rows))
+    config = alone(_without_display(config, rows))
     plan = plan_run(config).plan
     prepare_process(plan)
     with own_stream(plan) if recipe.captures else nullcontext():
-        return _measured(recipe, recipe.again(config, folder), plan, weights, rows, say)
+        return _measured(recipe, recipe.again(config, folder), plan, weights, data, rows, say)
 
 
-def _without_display(config: Config, data: str | None, rows: int | None) -> Config:
+def _without_display(config: Config, rows: int | None) -> Config:
     """The settings of an evaluation: nobody is asked what the samples ask, and no tracker hears of it."""
     monitor = config.monitor.model_copy(update={"progress": "none", "report_to": []})
     samples: dict[str, Any] = {"prompts": []} | ({} if rows is None else {"held_out": rows})
-    changed: dict[str, Any] = {
-        "monitor": monitor,
-        "samples": config.samples.model_copy(update=samples),
-    }
-    if data is not None:
-        changed["data"] = config.data.model_copy(update={"eval_source": data})
-    return config.model_copy(update=changed)
+    return config.model_copy(
+        update={"monitor": monitor, "samples": config.samples.model_copy(update=samples)}
+    )
+
+
+def _prepared(recipe: Recipe, config: Config, plan: PlacementPlan, data: str | None, say: Say) -> Prepared:
+    """The run's data as it was; with `data` in place of what it held out."""
+    if data is None:
+        return recipe.prepare(config, plan, say)
+    other = config.model_copy(update={"data": config.data.model_copy(update={"eval_source": data})})
+    prepared = recipe.prepare(other, plan, say)
+    if recipe.takes is None:
+        return prepared
+    # With a source of its own for evaluation nothing is held out of the run's, and not all of that was trained on.
+    return replace(prepared, train=recipe.prepare(config, plan, lambda line: None).train)
 
 
 def _measured(
-    recipe: Recipe, config: Config, plan: PlacementPlan, weights: Path, rows: int | None, say: Say
+    recipe: Recipe,
+    config: Config,
+    plan: PlacementPlan,
+    weights: Path,
+    data: str | None,
+    rows: int | None,
+    say: Say,
 ) -> Measured:
     from transformers import set_seed
 
     set_seed(config.seed)
-    prepared = recipe.prepare(config, plan, say)
+    prepared = _prepared(recipe, config, plan, data, say)
     _check_held(recipe, config, prepared)
     with tempfile.TemporaryDirectory(prefix="trimtab-evaluate-") as scratch:
         # A driver writes as it goes; here it does so where nobody looks.
@@ -91,7 +104,7 @@ def _measured(
             spoken = SPOKEN if rows is None else rows
             takes = recipe.takes(job, driver.model, spoken) if recipe.takes is not None and spoken else None
     held = len(prepared.eval) if prepared.eval is not None else 0
-    return Measured(plan, len(prepared.train), held, loss, metrics, takes)
+    return Measured(plan, held, loss, metrics, takes)
 
 
 def _check_held(recipe: Recipe, config: Config, prepared: Prepared) -> None:

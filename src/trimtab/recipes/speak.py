@@ -75,6 +75,7 @@ def _row(config: Config, wanted: Wanted, say: Say) -> VoiceRow:
         raise RequestError.of(str(bad), "it cannot be said as it stands", "give words to say") from None
     row = VoiceRow(text, None, None, None, scene, wanted.speaker, "--text")
     if wanted.reference is not None:
+        _check_heard(wanted.reference, config.voice.silence)
         return _after(row, wanted.reference, wanted.reference_text)
     if wanted.reference_text is not None:
         raise RequestError.of(
@@ -85,15 +86,28 @@ def _row(config: Config, wanted: Wanted, say: Say) -> VoiceRow:
     return row if wanted.speaker is None else _as_speaker(row, config, wanted.speaker, say)
 
 
-def _after(row: VoiceRow, path: Path, words: str | None) -> VoiceRow:
-    """The row after this clip, with what is said in it."""
-    from trimtab.data.clips import Clip
-    from trimtab.data.voice_rows import checked_text
+def _check_heard(path: Path, silence: float) -> None:
+    """Refuse a clip in which there is no voice, as a row with such a clip is refused."""
+    from trimtab.data.sound import loudness, read_sound
 
     if not path.is_file():
         raise RequestError.of(
             f"--reference {path}: no such file", "there is no voice to sound like", "check the path"
         )
+    sound = read_sound(path, f"--reference {path}")
+    if (loud := loudness(sound.samples, sound.rate)) < silence:
+        raise RequestError.of(
+            f"--reference {path}: silent, its loudest tenth of a second has {loud:.0f} dBFS",
+            "there is no voice to sound like",
+            f"give a clip with a voice; voice.silence={silence:g} says what counts as silent",
+        )
+
+
+def _after(row: VoiceRow, path: Path, words: str | None) -> VoiceRow:
+    """The row after this clip, with what is said in it."""
+    from trimtab.data.clips import Clip
+    from trimtab.data.voice_rows import checked_text
+
     name, beside = "--reference-text", path.with_suffix(".txt")
     if words is None and beside.is_file():
         name = str(beside)

@@ -18,7 +18,7 @@ from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.run_folder import RunFolder
 
-_NOT_OF_THE_MODEL = ("runtime", "_per_second", "epoch", "num_tokens")
+_NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
 """How names of what an evaluation tells of itself end."""
 
 

@@ -66,15 +66,22 @@ def _fit(config: Config, model: Any) -> None:
     from trimtab.models.voice_loss import teach_voice
 
     teach_voice(model)
+    if config.method == "full":
+        from trimtab.models.unread import freeze_unread
+
+        freeze_unread(model)
 
 
 def _build(job: Job) -> TrainerDriver:
     from transformers import TrainingArguments
 
+    from trimtab.models.load import left_out
     from trimtab.recipes.trainer_driver import TrainerDriver, trainer_arguments
     from trimtab.recipes.voice_trainer import VoiceTrainer
 
     prepared = job.prepared
+    for line in left_out(job.model, AUDIO):
+        job.say(f"! {line}")
     arguments = TrainingArguments(
         **trainer_arguments(job.config, job.plan, job.run, evaluates=bool(prepared.eval), model=job.model),
         # Rows are codes and words until the collator has read them.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config.voice import SPECTRAL
+from trimtab.models.load import shapes_only
 from trimtab.recipes.look import Look
 from trimtab.recipes.recipe import Job
 
@@ -27,7 +28,8 @@ CODEC = "codec"
 
 def shown(job: Job) -> list[tuple[CodedRow, bool]]:
     """The rows that are spoken, and whether each is trained on: half of them are held out, where there are such."""
-    show = job.config.voice.show
+    # Without values nothing is said.
+    show = 0 if shapes_only() else job.config.voice.show
     held = of_each_speaker(job.prepared.eval or (), show // 2)
     trained = of_each_speaker(job.prepared.train, show - len(held))
     return [*((row, True) for row in trained), *((row, False) for row in held)]
@@ -60,6 +62,8 @@ def look(job: Job, model: Any) -> Look:
     from trimtab.models.speak import speak
 
     rows, own, voice = [row for row, _ in shown(job)], job.prepared.own, job.config.voice
+    if not rows:
+        return Look([])
     spoken = speak(model, own.collator, own.codec, rows, job.plan, voice, job.config.seed)
     if job.main and rows:
         _keep_clips(job, rows, spoken)
@@ -68,7 +72,7 @@ def look(job: Job, model: Any) -> Look:
 
 def keep_codec(job: Job) -> None:
     """The codec that was learned for this run: no other reads the codes that its model says."""
-    if job.config.voice.codec == SPECTRAL:
+    if job.config.voice.codec == SPECTRAL and not shapes_only():
         job.prepared.own.codec.save_pretrained(job.run.claim(CODEC))
 
 

@@ -30,6 +30,8 @@ class VoiceTrainer(Trainer):
         super().__init__(**given)
         model: Any = self.model
         self._shape = bare_model(model).config
+        self._words = bare_model(model).text_lm_head is not None
+        """Whether words are trained at all: a checkpoint may have no head for them."""
         # By this the trainer takes the loss for one that is counted over a whole step.
         self.model_accepts_loss_kwargs = True
         self._trained: torch.Tensor | None = None
@@ -46,7 +48,8 @@ class VoiceTrainer(Trainer):
         """(1 + K) trained tokens of a step: of text and of each codebook, over all its passes and processes."""
         if not batch_samples:
             return None
-        counts = sum(count_trained(batch, self._shape).to(device) for batch in batch_samples)
+        counts = torch.stack([count_trained(batch, self._shape).to(device) for batch in batch_samples]).sum(0)
+        counts[0] *= self._words
         return self.accelerator.reduce(counts, reduction="sum")
 
     def compute_loss(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding, Place
+from trimtab.errors import NoRoomError, TrimtabError
 from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
 
@@ -106,12 +107,25 @@ def _plain(error: BaseException, stack: list[Place]) -> Finding:
 def _exit_status(error: SystemExit) -> Finding | None:
     if error.code in (None, 0):
         return None
+    if isinstance(error.__context__, TrimtabError):
+        return _refused(error.__context__)
     said = f"exit status {error.code}" if isinstance(error.code, int) else str(error.code)
     return Finding(
         kind="other-error",
         message=f"The script ended itself: {said}",
         where=places.first_own(places.traceback_places(error.__traceback__)),
         fix="See what the script says above; give it the arguments or files that it asks for.",
+    )
+
+
+def _refused(error: TrimtabError) -> Finding:
+    """Trimtab itself said why a run cannot be: that is the finding."""
+    said, _, change = str(error).partition("\n  change: ")
+    found, _, why = said.partition("\n  why: ")
+    return Finding(
+        kind="out-of-memory" if isinstance(error, NoRoomError) else "other-error",
+        message=f"{found}: {why}" if why else found,
+        fix=change,
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import io
 import wave
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ MOST = 6 * 2**20
 """Bytes of all players of a page together."""
 LARGEST = 2**26
 """Bytes of a file that is read."""
+LEAST_RATE = 4000
 
 _NAMES = {
     "reference": ("Reference", "the voice that it is to sound like"),
@@ -36,70 +39,98 @@ _NAMES = {
 }
 
 
-class Players:
-    """The clips of one page, in the order in which they come: the first find room."""
+_FIRST = ("after", "before", "codec", "true", "reference")
+"""Which of them are heard where there is no room for all."""
+Found = tuple[Samples, int]
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.room = folder, MOST
-        self.left_out: list[str] = []
 
-    def samples(self, samples: Sequence[Mapping[str, Any]]) -> str:
-        """All that a summary tells of its clips, which nobody need believe."""
-        shown = "".join(self._sample(sample) for sample in samples)
-        if self.left_out:
-            shown += note(
-                f"Without a player, to keep the page under {MOST / 2**20:.0f} MB of sound: {', '.join(self.left_out)}."
-            )
-        return shown
+@dataclass(frozen=True)
+class _Sample:
+    """What a summary tells of one sample, which nobody need believe, and what was found of its clips."""
 
-    def _sample(self, sample: Mapping[str, Any]) -> str:
-        named = sample.get("clips")
+    told: Mapping[str, Any]
+    files: dict[str, str]
+    clips: dict[str, Found | str]
+    """The samples and their rate, or why there are none."""
+
+    @classmethod
+    def of(cls, folder: Path, told: Mapping[str, Any]) -> _Sample:
+        named = told.get("clips")
         files = {str(name): str(file) for name, file in named.items()} if isinstance(named, Mapping) else {}
-        read = {name: _read(self.folder, file) for name, file in files.items()}
-        longest = max(
-            (found[0].size / found[1] for found in read.values() if not isinstance(found, str)), default=1
-        )
-        told = [str(sample[key]) for key in ("speaker", "row") if sample.get(key)]
-        figures = [
-            self._figure(name, files.get(name), read.get(name), sample, longest)
-            for name in dict.fromkeys([*files, "before", "after"])
-        ]
-        return (
-            f'<article class="voice">{said(sample.get("prompt", ""))}{note(", ".join(told)) if told else ""}'
-            f'<div class="clips">{"".join(figures)}</div></article>'
-        )
+        return cls(told, files, {name: _read(folder, file) for name, file in files.items()})
 
-    def _figure(
-        self,
-        name: str,
-        file: str | None,
-        found: tuple[Samples, int] | str | None,
-        sample: Mapping[str, Any],
-        longest: float,
-    ) -> str:
-        title, meaning = _NAMES.get(name, (name, ""))
-        told = sample.get(name, "missing") if name in ("before", "after") else meaning
-        head = f"<figcaption><strong>{text(title)}</strong> {text(told)}</figcaption>"
-        if isinstance(found, str) or found is None or file is None:
-            # What cannot be heard tells why by itself.
-            heard = "" if str(told).startswith("could not be heard") else note(found or "no clip was kept")
-            return f"<figure>{head}{heard}</figure>"
-        samples, rate = found
-        label = f"{title}: {sample.get('prompt', '')}"
-        return f"<figure>{head}{_drawn(samples, rate, longest, label)}{self._player(file, samples, rate)}</figure>"
-
-    def _player(self, file: str, samples: Samples, rate: int) -> str:
-        short = samples[: int(LONGEST * rate)]
-        coded = base64.b64encode(_wav(short, rate)).decode("ascii")
-        if len(coded) > self.room:
-            self.left_out.append(file)
-            return ""
-        self.room -= len(coded)
-        cut = note(f"the first {LONGEST:g} s; all of it is in {file}") if len(short) < len(samples) else ""
-        return f'<audio controls preload="metadata" src="data:audio/wav;base64,{coded}"></audio>{cut}'
+    @property
+    def seconds(self) -> float:
+        """How much time the drawings have room for: twice the row's own clips, where the model does not end."""
+        long = {
+            name: len(clip[0]) / clip[1] for name, clip in self.clips.items() if not isinstance(clip, str)
+        }
+        own = [seconds for name, seconds in long.items() if name not in ("before", "after")]
+        return min(max(long.values(), default=1), 2 * max(own, default=LONGEST))
 
 
-def _read(folder: Path, name: str) -> tuple[Samples, int] | str:
+def shown(folder: Path, told: Sequence[Mapping[str, Any]]) -> str:
+    """The samples of a page, with their clips as far as there is room."""
+    samples = [_Sample.of(folder, sample) for sample in told]
+    heard, left_out = _with_players(samples)
+    parts = [_article(sample, heard) for sample in samples]
+    if left_out:
+        room = f"{MOST / 2**20:.0f} MB of sound"
+        parts.append(note(f"Without a player, to keep the page under {room}: {', '.join(left_out)}."))
+    return "".join(parts)
+
+
+def _with_players(samples: Sequence[_Sample]) -> tuple[set[str], list[str]]:
+    """The files that find room, those of the model first; and those that do not."""
+    names = dict.fromkeys([*_FIRST, *(name for sample in samples for name in sample.files)])
+    room, heard, left_out = MOST, set[str](), list[str]()
+    for name, sample in product(names, samples):
+        clip = sample.clips.get(name, "")
+        if isinstance(clip, str):
+            continue
+        need = 4 * (2 * len(_short(*clip)) + 44) // 3
+        if need <= room:
+            room -= need
+            heard.add(sample.files[name])
+        else:
+            left_out.append(sample.files[name])
+    return heard, left_out
+
+
+def _article(sample: _Sample, heard: Container[str]) -> str:
+    whose = [str(sample.told[key]) for key in ("speaker", "row") if sample.told.get(key)]
+    figures = (_figure(sample, name, heard) for name in dict.fromkeys([*sample.files, "before", "after"]))
+    return (
+        f'<article class="voice">{said(sample.told.get("prompt", ""))}{note(", ".join(whose)) if whose else ""}'
+        f'<div class="clips">{"".join(figures)}</div></article>'
+    )
+
+
+def _figure(sample: _Sample, name: str, heard: Container[str]) -> str:
+    title, meaning = _NAMES.get(name, (name, ""))
+    told = sample.told.get(name, "missing") if name in ("before", "after") else meaning
+    head = f"<figcaption><strong>{text(title)}</strong> {text(told)}</figcaption>"
+    clip = sample.clips.get(name, "no clip was kept")
+    if isinstance(clip, str):
+        # What cannot be heard tells why by itself.
+        return f"<figure>{head}{'' if str(told).startswith('could not be heard') else note(clip)}</figure>"
+    drawn = _drawn(*clip, sample.seconds, f"{title}: {sample.told.get('prompt', '')}")
+    player = _player(*clip, sample.files[name]) if sample.files[name] in heard else ""
+    return f"<figure>{head}{drawn}{player}</figure>"
+
+
+def _player(samples: Samples, rate: int, file: str) -> str:
+    short = _short(samples, rate)
+    coded = base64.b64encode(_wav(short, rate)).decode("ascii")
+    cut = note(f"the first {LONGEST:g} s; all of it is in {file}") if len(short) < len(samples) else ""
+    return f'<audio controls preload="metadata" src="data:audio/wav;base64,{coded}"></audio>{cut}'
+
+
+def _short(samples: Samples, rate: int) -> Samples:
+    return samples[: int(LONGEST * rate)]
+
+
+def _read(folder: Path, name: str) -> Found | str:
     """The samples of a file of the run's own and their rate, or why there are none."""
     file = (folder / name).resolve()
     if not file.is_relative_to(folder.resolve()) or not file.is_file():
@@ -108,7 +139,8 @@ def _read(folder: Path, name: str) -> tuple[Samples, int] | str:
         return f"{name} is too large for the page"
     try:
         with wave.open(io.BytesIO(file.read_bytes())) as opened:
-            if (opened.getnchannels(), opened.getsampwidth()) != (1, 2) or not opened.getnframes():
+            form = opened.getnchannels(), opened.getsampwidth()
+            if form != (1, 2) or not opened.getnframes() or opened.getframerate() < LEAST_RATE:
                 return f"{name} is no clip with one channel of 16 bits"
             rate, frames = opened.getframerate(), opened.readframes(opened.getnframes())
     except (wave.Error, EOFError):
@@ -129,7 +161,8 @@ def _wav(samples: Samples, rate: int) -> bytes:
 
 
 def _drawn(samples: Samples, rate: int, longest: float, label: str) -> str:
-    """The spectrogram with its axes; as wide as its share of the longest clip beside it."""
+    """The spectrogram with its axes; as wide as its share of the time that all beside it have room for."""
+    samples = samples[: max(1, int(longest * rate))]
     seconds = len(samples) / rate
     coded = base64.b64encode(spectrogram(samples, rate)).decode("ascii")
     width = f"{100 * seconds / longest:.2f}%"

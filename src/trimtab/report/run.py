@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from trimtab.monitor.wording import count_of, duration, size
-from trimtab.report.clips import Players
+from trimtab.report import clips
 from trimtab.report.curves import Panel, draw, panels
 from trimtab.report.frame import cut, facts, folded, note, page, plain, raw_table, said, section, table, text
 from trimtab.report.pictures import shown
@@ -182,7 +182,7 @@ def _answers(run: RunFacts) -> str:
         pairs = zip(prompts, answers, strict=False)
         samples = [{"prompt": prompt, "before": before} for prompt, before in pairs]
     if _spoken(run):
-        return Players(run.path).samples(samples)
+        return clips.shown(run.path, samples)
     told = [key for key in ("expected",) if any(key in sample for sample in samples)]
     head = ["prompt", *told, "before", "after"]
     cells = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import grad_scaler
 
 from trimtab.virtual import functions, origin, state
 from trimtab.virtual.memory import human
@@ -43,6 +44,8 @@ def asked(how: How, op: str) -> None:
     inner = list(takewhile(lambda frame: origin.is_plumbing(frame.file), (frame for frame, _ in frames)))
     if any(frame.file == nn.init.__file__ for frame in inner):
         return  # random weights are looked at while they are made: nothing of the program hangs on it
+    if any(frame.file == grad_scaler.__file__ for frame in inner):
+        how = "value"  # whether gradients overflow is torch's own question: the step is taken, which asks for the most
     first = frames[len(inner)][0] if len(inner) < len(frames) else None
     told = Asked(how, op, next((frame for frame, user in frames if user), None), first)
     in_force.asked[told] = in_force.asked.get(told, 0) + 1

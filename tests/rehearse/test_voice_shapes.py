@@ -1,0 +1,56 @@
+"""Higgs Audio of three billion weights, rehearsed on a GPU of 24 GB by its shape alone, with nothing fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimtab.hardware.catalogue import find_gpu
+
+Rehearse = Callable[..., dict[str, Any]]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "voice-3b.yaml"
+WEIGHTS = 5_771_283_456
+"""Of the model without its adapter."""
+
+
+def rehearsed(rehearse: Rehearse, precision: str) -> dict[str, Any]:
+    gpu = find_gpu("RTX-4090")
+    return rehearse(
+        str(EXAMPLE),
+        f"precision={precision}",
+        timeout=400,
+        gpus=1,
+        gpus_given=True,
+        shapes_only=True,
+        max_steps=1,
+        gpu_name=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        capability=(8, 9),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_step_in_half_precision(rehearse: Rehearse, precision: str) -> None:
+    report = rehearsed(rehearse, precision)
+    assert report["verdict"] == "clean", report["text"]
+    assert report["findings"] == [], report["text"]
+    assert report["steps"] == 1
+    memory = report["memory"]["cuda:0"]
+    assert 2 * WEIGHTS < memory["peak_bytes"] < memory["capacity_bytes"]
+    for part in ("language model: attention", "audio MLP", "audio head"):
+        assert part in report["stdout"] + report["stderr"]
+
+
+def test_in_full_precision_it_is_said_that_it_does_not_fit(rehearse: Rehearse) -> None:
+    report = rehearsed(rehearse, "fp32")
+    assert report["verdict"] == "fault"
+    (finding,) = report["findings"]
+    assert finding["kind"] == "out-of-memory"
+    assert "does not fit on cuda:0" in finding["message"]
+    assert "GiB free" in finding["message"]
+    assert "gradient_checkpointing" in finding["fix"]
