@@ -6,8 +6,8 @@ the same rows and the same settings.
 Weights are random (nothing is downloaded), made from a seed on the GPU; codes are random numbers, words are the ones of
 a sentence. The settings are those of examples/voice-3b.yaml: one row a pass, four passes a step, rank 8, clipping at
 0.5. fp16 has a gradient scaler and adapters in fp32, bf16 has none. transformers' Trainer takes the model's own loss
-(the sum over the codebooks, and all text logits), so losses are not compared here: the tests do that. As it is, it fails
-in half precision; `mended` is the same with the one cast that it lacks. Step times are of the steps after the first
+(the sum over the codebooks, and all text logits), so losses are not compared here: the tests do that. As it is, it
+fails in half precision; `mended` is the same with the one cast that it lacks. Step times are of the steps after the first
 three; memory is what torch says was allocated at most.
 """
 
@@ -137,8 +137,8 @@ def measured(
     }
 
 
-def adapted(shape: Any, precision: str, wanted: argparse.Namespace) -> Any:
-    """The model with random weights and an adapter in fp32, ready to be trained."""
+def random_model(shape: Any, precision: str, wanted: argparse.Namespace) -> Any:
+    """The model with random weights in the precision of the run."""
     torch.manual_seed(0)
     weights = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     with torch.device(wanted.device):
@@ -158,6 +158,7 @@ def as_text_embeds(embeddings: Any, args: Any, embedded: torch.Tensor) -> torch.
 
 
 def with_adapter(model: Any) -> Any:
+    """Ready to be trained: frozen, with an adapter in fp32."""
     torch.manual_seed(0)
     lora = LoraSettings(r=8, alpha=16, dropout=0.05, targets=["attention", "audio_mlp", "audio_head"])
     tuned: Any = add_lora(model, lora, AUDIO)
@@ -204,7 +205,7 @@ def main() -> None:
             if wanted.only not in (None, name):
                 continue
             # A model of its own: what was done to one must not be seen in the other.
-            model = adapted(shape, precision, wanted)
+            model = random_model(shape, precision, wanted)
             if name == "trimtab":
                 teach_voice(model)
             if name == "mended":
