@@ -7,13 +7,14 @@ Weights are random (nothing is downloaded), made from a seed on the GPU; codes a
 a sentence. The settings are those of examples/voice-3b.yaml: one row a pass, four passes a step, rank 8, clipping at
 0.5. fp16 has a gradient scaler and adapters in fp32, bf16 has none. transformers' Trainer takes the model's own loss
 (the sum over the codebooks, and all text logits), so losses are not compared here: the tests do that. As it is, it
-fails in half precision; `mended` is the same with the one cast that it lacks. Step times are of the steps after the first
-three; memory is what torch says was allocated at most.
+fails in half precision; `mended` is the same with the one cast that it lacks. Step times are of the steps after the
+first three; memory is what torch says was allocated at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import tempfile
@@ -220,6 +221,8 @@ def main() -> None:
                     raise
                 found[f"{precision} {name}"] = {"failed": str(error).splitlines()[0]}
             del model
+            # A trainer and its model hold each other.
+            gc.collect()
             if wanted.device == "cuda":
                 torch.cuda.empty_cache()
     told = {
