@@ -73,7 +73,7 @@ def from_form(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[A
         return st.floats(
             lowest,
             highest,
-            exclude_min=low is None,
+            exclude_min=low is None and above is not None,
             exclude_max=high is None and below is not None,
             allow_infinity=False,
         )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,10 @@ import trimtab
 from trimtab.config.load import load_config
 from trimtab.config.schema import Config
 from trimtab.data.clips import Clip
+from trimtab.data.voice_collate import CodedRow
 from trimtab.data.voice_rows import VoiceRow
 from trimtab.errors import RequestError
+from trimtab.models.audio_codes import coded
 from trimtab.models.codec import KEPT, codec_for, identity, load_run_codec
 from trimtab.models.higgs_codec import higgs_codec_class, resample
 from trimtab.models.spectral_codec import SpectralCodec
@@ -280,67 +280,13 @@ def test_on_a_gpu_it_gives_what_it_gives_on_the_cpu(
     assert torch.equal(codes, codec_for(config, CPU, rows, nothing).encode(sound).audio_codes)
 
 
-def test_where_devices_hold_shapes_alone_codes_still_have_values(model: Path, rows: list[VoiceRow]) -> None:
+def test_where_devices_hold_shapes_alone_codes_are_counted(model: Path, rows: list[VoiceRow]) -> None:
     from dataclasses import replace
 
+    def shapes(some: list[CodedRow]) -> list[Any]:
+        return [codes.shape for row in some for codes in (row.reference, row.target) if codes is not None]
+
+    config, plan = config_of(model, "spectral"), replace(CPU, device="cuda:0")
     with trimtab.virtual_gpus(1, shapes=True):
-        codec = codec_for(config_of(model, "spectral"), replace(CPU, device="cuda:0"), rows, nothing)
-        assert codec.device.type == "cpu"
-        codes = codec.encode(torch.from_numpy(voice(1))[None, None]).audio_codes.tolist()
-    again = codec_for(config_of(model, "spectral"), CPU, rows, nothing)
-    assert codes == again.encode(torch.from_numpy(voice(1))[None, None]).audio_codes.tolist()
-
-
-def test_a_cache_that_cannot_be_written_is_named(
-    model: Path, rows: list[VoiceRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "file"))
-    refused(lambda: codec_for(config_of(model, "spectral"), CPU, rows, nothing), "TRIMTAB_CACHE")
-
-
-LEARNER = """
-import sys, time
-from pathlib import Path
-from test_codec import rows_in
-from trimtab.models import learned_codec
-
-folder, name = Path(sys.argv[1]), sys.argv[2]
-learn = learned_codec._learn
-
-def told(*args):
-    with (folder / "log").open("a") as log:
-        log.write(name + "\\n")
-    time.sleep(0.5)
-    learn(*args)
-
-learned_codec._learn = told
-(folder / f"ready-{name}").touch()
-while not (folder / "go").exists():
-    time.sleep(0.01)
-shape = {"num_quantizers": 2, "codebook_size": 16}
-found = learned_codec.learned_folder(rows_in(folder), shape, 0, "cpu", print)
-(folder / name).write_text(str(found))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_learn_one_codec(rows: list[VoiceRow], tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", LEARNER, str(tmp_path), name],
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        )
-        for name in "ab"
-    ]
-    while not all((tmp_path / f"ready-{name}").exists() for name in "ab"):
-        assert all(process.poll() is None for process in processes)
-        time.sleep(0.01)
-    (tmp_path / "go").touch()
-    assert [process.wait() for process in processes] == [0, 0]
-    assert len((tmp_path / "log").read_text().split()) == 1
-    first, second = ((tmp_path / name).read_text() for name in "ab")
-    assert first == second
-    assert SpectralCodec.from_pretrained(first).entries.max() > 1
+        counted = shapes(coded(rows, codec_for(config, plan, rows, nothing), plan, nothing))
+    assert counted == shapes(coded(rows, codec_for(config, CPU, rows, nothing), CPU, nothing))
