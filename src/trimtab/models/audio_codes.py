@@ -68,7 +68,7 @@ def codes_of(clips: dict[str, Clip], codec: Codec, say: Callable[[str], None]) -
         say(
             f"codes: {computed:,} of {len(clips):,} clips encoded, the others taken from {folder.parent}"
             if waited or computed < len(clips)
-            else f"codes: {computed:,} clips encoded, kept in {folder.parent}"
+            else f"codes: {computed:,} clip{'' if computed == 1 else 's'} encoded, kept in {folder.parent}"
         )
     return found
 

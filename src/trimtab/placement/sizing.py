@@ -12,7 +12,7 @@ from trimtab.placement.plan import MemoryShare, Precision
 from trimtab.placement.profile import CUDA_CONTEXT_BYTES, ModelProfile, Workload
 
 GIB = 2**30
-SMALLER = "lower training.batch_size or data.max_length, set training.gradient_checkpointing=true, or use method=lora"
+SMALLER = ("lower training.batch_size or data.max_length", "set training.gradient_checkpointing=true")
 
 
 class PlacementError(RequestError):
@@ -116,7 +116,19 @@ class Sizing:
         roomy = None if self.hardware.launcher.multi_process else self._roomy()
         elsewhere = f"set device={roomy}, which has room for the whole model; " if roomy else ""
         beside = "lower grpo.vllm_memory or set grpo.vllm_mode=server; " if self.work.reserved_share else ""
-        return elsewhere + beside + SMALLER
+        return elsewhere + beside + self._less
+
+    @property
+    def _less(self) -> str:
+        """What makes a run smaller that is not done yet."""
+        profile = self.profile
+        frozen = profile is not None and profile.trainable < profile.parameters
+        ways = list(SMALLER)
+        if not frozen:
+            ways.append("use method=lora")
+        elif self.weights == "fp32":
+            ways.append("use precision=bf16 or fp16, which halves the frozen weights")
+        return ", ".join(ways[:-1]) + f", or {ways[-1]}"
 
     def _roomy(self) -> str | None:
         """A GPU on which the whole model fits, as where another program has filled the first one."""
@@ -137,7 +149,7 @@ class Sizing:
         """CPU and Apple GPU can borrow memory from the disk, so there a lack is told, not refused."""
         if device.startswith("cuda") or self.fits(device):
             return None
-        return f"{_figures(device, self.share(device))}: it may swap, or be ended by the system; {SMALLER}"
+        return f"{_figures(device, self.share(device))}: it may swap, or be ended by the system; {self._less}"
 
 
 def _figures(device: str, share: MemoryShare) -> str:
