@@ -16,14 +16,14 @@ import json
 import platform
 import random
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from PIL import Image, ImageDraw
-from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainerCallback, TrainingArguments
+from timer import Timer
+from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainingArguments
 
 from trimtab.config.schema import LoraSettings, ModelSettings, ShirgSettings
 from trimtab.data.picture_collate import PictureCollator
@@ -89,24 +89,6 @@ def chart(number: int) -> Picture:
     held = io.BytesIO()
     image.save(held, "PNG")
     return Picture(held.getvalue(), f"chart {number}")
-
-
-class Timer(TrainerCallback):
-    """When each step began, with the GPU's work done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.times = device, list[float]()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._now()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._now()
-
-    def _now(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.times.append(time.perf_counter())
 
 
 def measured(

@@ -18,17 +18,16 @@ import gc
 import json
 import platform
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from timer import Timer
 from transformers import (
     AutoConfig,
     HiggsAudioV2ForConditionalGeneration,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -51,24 +50,6 @@ TINY = {
 }
 TINY |= {"head_dim": 16}
 FRAMES_A_SECOND = 25
-
-
-class Timer(TrainerCallback):
-    """When each step began, with the GPU's work done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.times = device, list[float]()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._now()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._now()
-
-    def _now(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.times.append(time.perf_counter())
 
 
 def spoken(number: int, seconds: float, codebooks: int) -> CodedRow:

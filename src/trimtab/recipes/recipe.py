@@ -24,6 +24,15 @@ from trimtab.recipes.takes import Takes
 Say = Callable[[str], None]
 
 
+def rows_at_once(config: Config, on_cpu: bool) -> Workload:
+    """A step that pushes a batch of rows through the model, once: what most recipes do."""
+    return Workload(
+        batch_size=config.training.batch_size,
+        max_length=config.data.max_length,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+    )
+
+
 class Need(NamedTuple):
     """What a run that found no memory left is told."""
 

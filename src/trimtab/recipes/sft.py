@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trimtab.config.schema import Config
-from trimtab.placement import PlacementPlan, Workload, bare_model, return_outputs
+from trimtab.placement import PlacementPlan, bare_model, return_outputs
 from trimtab.recipes.look import rows_answered
 from trimtab.recipes.outcomes import held_out_loss
-from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
+from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say, rows_at_once
 
 if TYPE_CHECKING:
     from trimtab.recipes.trainer_driver import TrainerDriver
-
-
-def _workload(config: Config, on_cpu: bool) -> Workload:
-    return Workload(
-        batch_size=config.training.batch_size,
-        max_length=config.data.max_length,
-        gradient_checkpointing=config.training.gradient_checkpointing,
-    )
 
 
 def _need(config: Config) -> Need:
@@ -72,7 +64,7 @@ def _build(job: Job) -> TrainerDriver:
 SFT = Recipe(
     name="sft",
     words=lambda config: "supervised fine-tuning",
-    workload=_workload,
+    workload=rows_at_once,
     need=_need,
     prepare=_prepare,
     build=_build,

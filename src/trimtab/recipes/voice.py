@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VoiceSettings
 from trimtab.models.families import AUDIO
-from trimtab.placement import PlacementPlan, Workload
+from trimtab.placement import PlacementPlan
 from trimtab.recipes.outcomes import held_out_loss
-from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
+from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say, rows_at_once
 from trimtab.recipes.voice_look import asks, keep_codec, look
 from trimtab.recipes.voice_takes import again, takes
 
@@ -22,14 +22,6 @@ class Heard(NamedTuple):
 
     collator: VoiceCollator
     codec: Any
-
-
-def _workload(config: Config, on_cpu: bool) -> Workload:
-    return Workload(
-        batch_size=config.training.batch_size,
-        max_length=config.data.max_length,
-        gradient_checkpointing=config.training.gradient_checkpointing,
-    )
 
 
 def _need(config: Config) -> Need:
@@ -102,7 +94,7 @@ VOICE = Recipe(
     name="voice",
     settings=VoiceSettings,
     words=lambda config: "voice cloning",
-    workload=_workload,
+    workload=rows_at_once,
     need=_need,
     prepare=_prepare,
     build=_build,
