@@ -17,6 +17,7 @@ from trimtab.errors import RequestError
 from trimtab.models.adapters import add_lora
 from trimtab.models.families import AUDIO
 from trimtab.models.speak import speak
+from trimtab.placement import take_inputs
 from voice_parts import AUDIO as AUDIO_TOKEN
 from voice_parts import BOOKS, BOS, DELAY, EOS, PLAN, Prompts, Tones, clip, learn, row, voice_model
 
@@ -175,6 +176,7 @@ def test_a_model_split_over_two_gpus_says_what_the_cpu_says(tmp_path: Path, head
     with trimtab.virtual_gpus(2):
         plan = dataclasses.replace(PLAN, device="cuda:0", strategy="split", device_map=places)
         model = type(whole).from_pretrained(tmp_path, device_map=places)
+        take_inputs(model, plan)  # as a run's own loading does
         given = speak(model, Prompts(), Tones(), ROWS, plan, SHORT)
     assert all(torch.equal(said.codes, other.codes) for said, other in zip(given, expected, strict=True))
 
