@@ -78,6 +78,7 @@ def _diagnose(fault: Fault) -> Finding:
         module=_module(scene),
         tensors=_notes(scene),
         library=library if where is not None else None,
+        edits=verdict.edits,
     )
 
 

@@ -35,6 +35,9 @@ KINDS: dict[str, str] = {
     "data-order": "every epoch sees the data in the same order",
     "autocast-device": "autocast is opened for another device type than the tensors'",
     "backend-unsupported": "this device or build has no such operation",
+    "ranks-apart": "ranks train, and nothing averages their gradients or weights",
+    "same-rows": "several ranks read the same rows",
+    "data-unreachable": "the program asks for data, or weights, that cannot be reached from here",
     "out-of-memory": "the device has not enough memory",
     "other-error": "the program stopped for a reason that has no kind of its own",
 }
@@ -67,6 +70,19 @@ class TensorNote:
     born: Place | None = None
 
 
+@dataclass(frozen=True)
+class Edit:
+    """One change to a file: what stands from one place to another gives way to a text (see `rewrite`).
+
+    Lines count from 1, columns from 0 in characters. Where start and end are the same, the text is put in.
+    """
+
+    file: str
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
 @dataclass
 class Finding:
     """One distinct fault or warning."""
@@ -88,6 +104,12 @@ class Finding:
     """How often it was met."""
     library: Place | None = None
     """The line inside a library that fails, when the user's line only led there."""
+    edits: list[Edit] = field(default_factory=list)
+    """The fix as changes to the user's files, where it can be written down as code that runs in that place."""
+    tried: str = ""
+    """What a rehearsal with the edits showed: "gone", "remains", or nothing when none was made."""
+    follows: list[Finding] = field(default_factory=list)
+    """Findings that only follow from this one."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -116,7 +138,13 @@ class Finding:
         ]
         places = {name: place_from(data.get(name)) for name in ("where", "library")}
         cause = Cause(**data["cause"]) if data.get("cause") else None
-        return cls(**{**data, **places, "cause": cause, "tensors": notes})
+        edits = [
+            Edit(**{**edit, "start": tuple(edit["start"]), "end": tuple(edit["end"])})
+            for edit in data.get("edits", [])
+        ]
+        follows = [cls.from_dict(one) for one in data.get("follows", [])]
+        parts = {"cause": cause, "tensors": notes, "edits": edits, "follows": follows}
+        return cls(**{**data, **places, **parts})
 
 
 def place_from(data: dict[str, Any] | None) -> Place | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import linecache
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
+from trimtab.diagnose.finding import Edit
 
 if TYPE_CHECKING:
     from trimtab.diagnose.scene import Scene, Suspect
@@ -61,3 +64,49 @@ def last_move_argument(scene: Scene, stray: Suspect) -> str | None:
             if (device := source.keyword(call, "device")) is not None:
                 return ast.unparse(device)
     return None
+
+
+def in_place_of(file: str, node: ast.expr | ast.stmt, text: str) -> Edit:
+    """Puts `text` where an expression or statement of a file stands; what surrounds it stays as it was written."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return Edit(
+        file,
+        (node.lineno, _column(file, node.lineno, node.col_offset)),
+        (node.end_lineno, _column(file, node.end_lineno, node.end_col_offset)),
+        text,
+    )
+
+
+def before(file: str, node: ast.stmt, text: str) -> Edit:
+    """A line of its own before a statement, indented as the statement is."""
+    return Edit(file, (node.lineno, 0), (node.lineno, 0), f"{_indent(file, node.lineno)}{text}\n")
+
+
+def after(file: str, node: ast.stmt, text: str) -> Edit:
+    """A line of its own after a statement, indented as the statement is."""
+    line = (node.end_lineno or node.lineno) + 1
+    return Edit(file, (line, 0), (line, 0), f"{_indent(file, node.lineno)}{text}\n")
+
+
+def applied(text: str, edits: Iterable[Edit]) -> str:
+    """A file's text with its edits made."""
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    lines.append("")
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
+        (first, left), (last, right) = edit.start, edit.end
+        changed = lines[first - 1][:left] + edit.text + lines[last - 1][right:]
+        lines[first - 1 : last] = [changed]
+    return "".join(lines)
+
+
+def _column(file: str, line: int, offset: int) -> int:
+    """From ast's offset in bytes to one in characters."""
+    return len(linecache.getline(file, line).encode()[:offset].decode())
+
+
+def _indent(file: str, line: int) -> str:
+    text = linecache.getline(file, line)
+    return text[: len(text) - len(text.lstrip())]

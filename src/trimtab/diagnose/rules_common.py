@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trimtab.diagnose import source
-from trimtab.diagnose.finding import Cause
+from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.scene import Scene, Suspect
 
 
@@ -17,6 +17,8 @@ class Verdict:
     fix: str = ""
     kind: str = ""
     """Another kind than the fault's, when the cause shows one."""
+    edits: list[Edit] = field(default_factory=list)
+    """The fix as changes to the user's files, where it can be written as code that runs there."""
 
 
 def target(scene: Scene, stray: Suspect) -> str:

@@ -33,6 +33,8 @@ class Settings:
     max_steps: int | None = None
     shapes_only: bool = False
     """Whether big tensors have shapes and no values; then one rank stands for all."""
+    instead: dict[str, str] = field(default_factory=dict)
+    """Source files that are read with another text (a fix that is tried), by absolute path."""
     launched: int = 0
     """How many ranks the rehearsal itself started (0: the script is on its own)."""
 
