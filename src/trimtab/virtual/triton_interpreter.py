@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import itertools
+import math
 import re
 import threading
 import types
@@ -23,10 +23,14 @@ from triton import language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from trimtab.virtual.triton_language import by_identity, patched
-from trimtab.virtual.triton_numbers import Builder, Memory
+from trimtab.virtual.triton_language import by_identity, least, most, patched
+from trimtab.virtual.triton_memory import Builder
+from trimtab.virtual.triton_numbers import Diverged, Memory, as_tensor
 
 _lock = threading.RLock()
+_FIRST, _MOST = 16, 4096
+"""How many programs run together at first, and at most; by their size, so many that arrays have _ELEMENTS elements."""
+_ELEMENTS = 1 << 19
 _codes: WeakKeyDictionary[Callable[..., Any], types.CodeType] = WeakKeyDictionary()
 
 
@@ -53,21 +57,38 @@ class Launch:
         self._replaced: dict[int, Any] = {}
 
     def over(self, grid: tuple[int, ...]) -> None:
-        """Run every program of the grid, one after the other."""
+        """Run every program of the grid, many together; those that go different ways are run again apart."""
         sizes = (*grid, 1, 1)[:3]
         with _lock, np.errstate(all="ignore"):
             scope = patched(self.builder, self.call)
             try:
                 self._replaced = by_identity(scope)
                 given = {name: self._value(name, value) for name, value in self._arguments.items()}
-                function = self._python(self._kernel)
                 self.builder.set_grid_dim(*sizes)
-                for place in itertools.product(*map(range, sizes)):
-                    self.builder.set_grid_idx(*place)
-                    self.builder.spend(0)
-                    function(**given)
+                done, count = 0, math.prod(sizes)
+                while done < count:
+                    some = max(1, min(_MOST, _ELEMENTS // self.builder.widest)) if done else _FIRST
+                    programs = np.arange(done, min(count, done + some))
+                    self._together(given, sizes, programs)
+                    done += some
             finally:
                 scope.restore()
+
+    def _together(self, given: dict[str, Any], sizes: tuple[int, ...], programs: Any) -> None:
+        function = self._python(self._kernel)
+        waiting = [programs]
+        while waiting:
+            some = waiting.pop()
+            ids = np.unravel_index(some, sizes)
+            self.builder.start(tuple(axis.astype(np.int32) for axis in ids))
+            try:
+                function(**given)
+            except Diverged as apart:
+                self.builder.take_back()
+                ways, which = np.unique(apart.keys, return_inverse=True)
+                # In the order of the grid; the last to wait is the first to run.
+                parts = [some[which.reshape(-1) == way] for way in range(len(ways))]
+                waiting += sorted(parts, key=lambda part: -int(part[0]))
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function that is written in Triton and called by a kernel."""
@@ -78,7 +99,11 @@ class Launch:
         if isinstance(value, tl.constexpr):
             value = value.value
         constant = next(param.is_constexpr for param in self._kernel.params if param.name == name)
-        return value if constant else interpreter._implicit_cvt(value)
+        if constant:
+            return value
+        if isinstance(value, float):
+            return as_tensor(np.array([value], np.float32), tl.float32)
+        return interpreter._implicit_cvt(value)
 
     def _python(self, function: Any) -> Callable[..., Any]:
         """The Python function that computes what a function of the language says."""
@@ -90,7 +115,7 @@ class Launch:
                 code = _codes[written] = _compiled(function)
             names = {**written.__globals__, **inspect.getclosurevars(written).nonlocals}
             names = {name: self._replaced.get(id(value), value) for name, value in names.items()}
-            names["__to_tensor__"] = self._semantic.to_tensor
+            names = {"min": least, "max": most, **names, "__to_tensor__": self._semantic.to_tensor}
             found = self._functions[written] = types.FunctionType(
                 code, names, written.__name__, written.__defaults__
             )

@@ -1,8 +1,9 @@
-"""The arithmetic and the memory of Triton's interpreter, mended where a training program would meet garbage.
+"""The arithmetic and the memory of Triton's interpreter: many programs of a grid at once, and numbers that numpy lacks.
 
-Triton's own interpreter computes with numpy, which has no bfloat16 and no float8 (it would add their bits), and reads
-any address that a kernel makes up. Here narrow types are computed in 32 bits and rounded, an access outside the tensors
-of the launch is left out and remembered, and the work is counted, so that a launch which would take minutes is given up.
+Triton's own interpreter runs one program after the other, adds the bits of bfloat16 and float8, which numpy does not
+know, and reads any address that a kernel makes up. Here every array has a first dimension for the programs that run
+together (or 1, where they agree), narrow types are computed in 32 bits and rounded, an access outside the tensors of the
+launch is left out and remembered, and the work is counted, so that a launch which would take minutes is given up.
 Imported only when a kernel is launched: Triton may not be there.
 """
 
@@ -18,10 +19,8 @@ from triton import language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
-from trimtab.virtual.wording import words
-
 _CALL = 30_000
-"""What one operation of the interpreter costs however small, in nanoseconds; as much again for each element."""
+"""What one operation of the interpreter costs however small, in nanoseconds; each element costs one or more."""
 _PADDING = 512
 """CUDA's allocator hands out multiples of this: a read in the rest of a block fails nowhere."""
 _NARROW = {
@@ -40,6 +39,22 @@ class Unsupported(Exception):
 
 class TooLong(Exception):
     """The launch would take longer than a rehearsal waits for it."""
+
+
+class Diverged(Exception):
+    """Programs that run together want to go on in different ways: by these keys, one for each."""
+
+    def __init__(self, keys: Any) -> None:
+        super().__init__("programs go different ways")
+        self.keys = keys
+
+
+def agreed(data: Any) -> Any:
+    """The one value of a scalar on which all programs agree."""
+    first = data.flat[0]
+    if data.size > 1 and not bool((data == first).all()):
+        raise Diverged(data.reshape(-1))
+    return first.item()
 
 
 def is_narrow(handle: Any) -> bool:
@@ -69,10 +84,15 @@ def narrowed(data: Any, dtype: Any) -> Any:
 
 
 def as_tensor(data: Any, dtype: Any) -> Any:
-    """A value of the language: a block, or a scalar where there is no dimension."""
-    if data.ndim:
-        return tl.core.tensor(TensorHandle(data, dtype), tl.block_type(dtype, list(data.shape)))
-    return tl.core.tensor(TensorHandle(data.reshape(1), dtype), dtype)
+    """A value of the language: a block, or a scalar where there is no dimension but that of the programs."""
+    shape = list(data.shape[1:])
+    return tl.core.tensor(TensorHandle(data, dtype), tl.block_type(dtype, shape) if shape else dtype)
+
+
+def alike(*arrays: Any) -> list[Any]:
+    """Arrays in one shape: scalars of the programs stand for all elements."""
+    rank = max(array.ndim for array in arrays)
+    return np.broadcast_arrays(*(a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in arrays))
 
 
 class Memory:
@@ -80,30 +100,29 @@ class Memory:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         storages = (tensor.untyped_storage() for tensor in tensors)
-        spans = sorted({(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages if s.nbytes()})
-        self._spans = spans
-        self._starts = np.array([start for start, _ in spans], dtype=np.uint64)
-        self._ends = np.array([end for _, end in spans], dtype=np.uint64)
+        self._spans = sorted({(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages if s.nbytes()})
+        self._starts = np.array([start for start, _ in self._spans], dtype=np.uint64)
+        self._ends = np.array([end for _, end in self._spans], dtype=np.uint64)
+        self._padded = np.array([-(-end // _PADDING) * _PADDING for _, end in self._spans], dtype=np.uint64)
         self.strayed: str | None = None
         """The first line that went beyond, and what it did."""
 
     def within(self, pointers: Any, mask: Any, size: int, deed: str) -> Any:
         """The mask, less what lies outside."""
-        mask = np.broadcast_to(mask, pointers.shape)
         live = pointers[mask]
         if not live.size:
             return mask
         low, high = int(live.min()), int(live.max()) + size
         if any(start <= low and high <= end for start, end in self._spans):
             return mask
-        good, padded = (np.zeros(pointers.shape, dtype=bool) for _ in range(2))
+        good = padded = np.zeros(pointers.shape, dtype=bool)
         if self._spans:
             at = np.searchsorted(self._starts, pointers, side="right").astype(np.int64) - 1
-            end, pointers_end = self._ends[at], pointers + np.uint64(size)
-            good = mask & (at >= 0) & (pointers_end <= end)
-            padded = mask & (at >= 0) & (pointers_end <= end + np.uint64(_PADDING - 1) & np.uint64(-_PADDING & (1 << 64) - 1))
+            last = pointers + np.uint64(size)
+            good = mask & (at >= 0) & (last <= self._ends[at])
+            padded = mask & (at >= 0) & (last <= self._padded[at])
         if self.strayed is None and bool((mask & ~padded).any()):
-            self.strayed = f"{deed} outside the tensors that it was given, at {_line()}"
+            self.strayed = f"it {deed} outside the tensors that it was given, at {_line()}"
         return good
 
 
@@ -115,13 +134,17 @@ def _line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
-    """What carries out the operations of a kernel, for one launch."""
+class Arithmetic(interpreter.InterpreterBuilder):  # type: ignore[misc]
+    """What carries out the operations on numbers; those on memory and shapes are in triton_memory.py."""
 
     def __init__(self, memory: Memory, nanoseconds: int) -> None:
         super().__init__()
         self.memory = memory
         self.left = nanoseconds
+        self.widest = 1
+        """The most elements that an operation had for one program."""
+        self.together = 1
+        """How many programs run together."""
 
     def __getattr__(self, name: str) -> Any:
         narrow = next((dtype for dtype in _NARROW if name == f"get_{dtype.name}"), None)
@@ -131,32 +154,34 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
             raise Unsupported(f"Triton's interpreter lacks {name.removeprefix('create_')}")
         raise AttributeError(name)
 
-    def spend(self, elements: int) -> None:
+    def spend(self, data: Any, times: int = 1) -> None:
         """Count an operation."""
-        self.left -= _CALL + elements
+        self.left -= _CALL + times * data.size
+        if data.size > self.widest * data.shape[0]:
+            self.widest = data.size // data.shape[0]
         if self.left < 0:
-            raise TooLong("to interpret it would take too long")
+            raise TooLong("to interpret it takes too long")
 
     def binary_op(self, lhs: Any, rhs: Any, op: Callable[..., Any]) -> Any:
-        self.spend(max(lhs.data.size, rhs.data.size))
+        self.spend(lhs.data if lhs.data.size > rhs.data.size else rhs.data)
         if not is_narrow(lhs) and not is_narrow(rhs):
             return super().binary_op(lhs, rhs, op)
         made, dtype = op(wide(lhs), wide(rhs)), lhs.dtype.scalar
         return TensorHandle(made if made.dtype == bool else narrowed(made, dtype), dtype)
 
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Callable[..., Any]) -> Any:
-        self.spend(lhs.data.size)
+        self.spend(lhs.data)
         if op is np.where or not is_narrow(other):
             return super().ternary_op(lhs, rhs, other, op)
         dtype = other.dtype.scalar
         return TensorHandle(narrowed(op(wide(lhs), wide(rhs), wide(other)), dtype), dtype)
 
     def unary_op(self, arg: Any, op: Callable[..., Any]) -> Any:
-        self.spend(4 * arg.data.size)
+        self.spend(arg.data, 4)
         return TensorHandle(narrowed(op(wide(arg)), arg.dtype.scalar), arg.dtype.scalar)
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
-        self.spend(z.data.size)
+        self.spend(z.data)
         return TensorHandle(narrowed(wide(x) * wide(y) + wide(z), z.dtype.scalar), z.dtype.scalar)
 
     def create_rsqrt(self, arg: Any) -> Any:
@@ -167,13 +192,13 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
 
     def create_dot(self, a: Any, b: Any, d: Any, *options: Any) -> Any:
         one, two, added = wide(a), wide(b), wide(d)
-        self.spend(one.size * two.shape[-1] // 4)
+        self.spend(one, max(1, two.shape[-1] // 4))
         kind = added.dtype if added.dtype.kind != "f" or added.itemsize > 2 else np.dtype(np.float32)
         made = np.matmul(one.astype(kind), two.astype(kind)) + added
         return TensorHandle(narrowed(made, d.dtype.scalar), d.dtype.scalar)
 
     def cast_impl(self, src: Any, dst_type: Any) -> Any:
-        self.spend(src.data.size)
+        self.spend(src.data)
         dtype = dst_type.scalar
         return TensorHandle(narrowed(wide(src), dtype), dtype)
 
@@ -184,59 +209,11 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
             return self.cast_impl(src, dst_type)
         return super().create_fp_to_fp(src, dst_type, rounding_mode)
 
-    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *options: Any) -> Any:
-        self.spend(ptrs.data.size)
-        size = interpreter._get_np_dtype(ptrs.get_element_ty()).itemsize
-        good = self.memory.within(ptrs.data, mask.data, size, "reads")
-        return super().create_masked_load(ptrs, TensorHandle(good, tl.int1), other, *options)
-
-    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *options: Any) -> Any:
-        self.spend(ptrs.data.size)
-        kind = interpreter._get_np_dtype(ptrs.get_element_ty())
-        good = self.memory.within(ptrs.data, mask.data, kind.itemsize, "writes")
-        # What it stores has the size that the pointer's type has, or a neighbour would be overwritten.
-        value = TensorHandle(np.broadcast_to(value.data.astype(kind, copy=False), ptrs.data.shape), value.dtype)
-        return super().create_masked_store(ptrs, value, TensorHandle(good, tl.int1), *options)
-
-    def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        self.spend(ptr.data.size)
-        if not self.memory.within(ptr.data, np.bool_(True), val.data.itemsize, "writes").all():
-            raise Unsupported("an atomic access outside its tensors")
-        return super().create_atomic_cas(ptr, cmp, val, sem, scope)
-
-    def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        self.spend(2 * ptr.data.size)
-        good = TensorHandle(self.memory.within(ptr.data, mask.data, val.data.itemsize, "writes"), tl.int1)
-        if val.data.itemsize > 2:
-            return super().create_atomic_rmw(rmwOp, ptr, val, good, sem, scope)
-        if rmwOp != interpreter._ir.ATOMIC_OP.FADD:
-            raise Unsupported("an atomic operation on 16 bits")
-        return self._add_in_16_bits(ptr, val, good)
-
-    def _add_in_16_bits(self, ptr: Any, val: Any, mask: Any) -> Any:
-        dtype = val.dtype.scalar
-        before = super().create_masked_load(ptr, mask, None, None, None, False)
-        places, first, which = np.unique(ptr.data[mask.data], return_index=True, return_inverse=True)
-        added = np.zeros(places.shape, dtype=np.float32)
-        np.add.at(added, which.reshape(-1), np.broadcast_to(wide(val), ptr.data.shape)[mask.data])
-        made = narrowed(wide(before)[mask.data][first] + added, dtype)
-        everywhere = TensorHandle(np.ones(places.shape, dtype=bool), tl.int1)
-        super().create_masked_store(
-            TensorHandle(places, ptr.dtype), TensorHandle(made, dtype), everywhere, None, None
-        )
-        return before
-
     def create_assert(self, condition: Any, message: str) -> None:
         """Compiled only where Triton is asked to debug."""
 
     def create_assume(self, condition: Any) -> None:
         """A hint to the compiler."""
 
-
-LIBRARY = words(
-    """
-    sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf erfc
-    erfinv floor ceil trunc round abs lgamma pow fmod atan2 hypot copysign nextafter isnan isinf isfinite signbit
-    """
-)
-"""Functions of CUDA's mathematical library that torch has by the same name."""
+    def create_print(self, *_: Any) -> None:
+        """What a kernel prints says nothing of the program."""
