@@ -22,6 +22,7 @@ import torch
 from triton import language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trimtab.virtual.triton_language import by_identity, least, most, patched
 from trimtab.virtual.triton_memory import Builder
@@ -99,10 +100,22 @@ class Launch:
         if isinstance(value, tl.constexpr):
             value = value.value
         constant = next(param.is_constexpr for param in self._kernel.params if param.name == name)
-        if constant:
-            return value
+        return value if constant else self._of_language(value)
+
+    def _of_language(self, value: Any) -> Any:
         if isinstance(value, float):
             return as_tensor(np.array([value], np.float32), tl.float32)
+        if isinstance(value, tuple):
+            items = [self._of_language(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, TensorDescriptor):
+            return self._semantic.make_tensor_descriptor(
+                base=interpreter._implicit_cvt(value.base),
+                shape=[interpreter._implicit_cvt(size) for size in value.shape],
+                strides=[interpreter._implicit_cvt(s) for s in value.strides[:-1]] + [tl.constexpr(1)],
+                block_shape=[tl.constexpr(size) for size in value.block_shape],
+                padding_option=value.padding,
+            )
         return interpreter._implicit_cvt(value)
 
     def _python(self, function: Any) -> Callable[..., Any]:

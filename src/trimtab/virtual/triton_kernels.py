@@ -84,6 +84,8 @@ def set_in_triton(undo: ExitStack) -> None:
     state.replace(undo, interpreter.InterpretedFunction, "run", _interpreted(interpreter.InterpretedFunction.run))
     state.replace(undo, autotuner.Autotuner, "run", _tuned(autotuner.Autotuner.run))
     state.replace(undo, autotuner.Autotuner, "_bench", _programs)
+    # Otherwise wrap_triton would hand the launch to torch's tracing, which knows no virtual tensors.
+    state.replace(undo, torch._library.triton, "wrap_triton_enabled_default", False)
     virtual = _driver()
     for name in ("_active", "_default"):
         state.replace(undo, driver, name, virtual)
