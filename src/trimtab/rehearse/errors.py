@@ -39,6 +39,10 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     if _not_simulated(error):
         process.recorder.write(t="unproven", text=str(error))
         return None
+    if process.made_up:
+        said = f"it then stopped with {type(error).__name__}: {error}"
+        process.recorder.write(t="unproven", text=f"{said}; whether real values lead there is not known")
+        return None
     stack = places.traceback_places(error.__traceback__)
     if _LOST_PEER.search(str(error)):
         from trimtab.rehearse import agreement

@@ -1,8 +1,8 @@
 """Triton kernels that are launched while virtual GPUs are in force: checked as CUDA would, then run on the payloads.
 
-Where the interpreter cannot run one (code for the GPU itself, too much work), what it writes is made up and the observer
-is told; without an observer it is refused. With shapes only, what it writes has no values. No kernel is compiled, none
-reaches a real GPU. Triton is imported by nobody here: what is set in it is set when the program has imported it.
+Where the interpreter cannot run one (code for the GPU itself, too much work), what it writes is made up and the
+observer is told; without an observer it is refused. With shapes only, what it writes has no values. No kernel is
+compiled, none reaches a real GPU. Triton is never imported before the program has done so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from trimtab.virtual.unknown import forget
 ONE_LAUNCH = 20 * 10**9
 """How many nanoseconds of interpreting, as they are counted, one launch may take; and all of a process."""
 ALL_LAUNCHES = 6 * ONE_LAUNCH
-_COMPILED = "a compiled Triton kernel (its registers, its code) is not simulated by virtual GPUs: none is compiled."
+_COMPILED = (
+    "a compiled Triton kernel (its registers, its code) is not simulated by virtual GPUs: none is compiled."
+)
 
 
 class _NotCompiled:
@@ -80,8 +82,12 @@ def set_in_triton(undo: ExitStack) -> None:
     from triton.runtime import autotuner, driver, interpreter, jit
 
     spent = _Spent()
-    state.replace(undo, jit.JITFunction, "run", lambda self, *args, **kwargs: launch(spent, self, args, kwargs))
-    state.replace(undo, interpreter.InterpretedFunction, "run", _interpreted(interpreter.InterpretedFunction.run))
+    state.replace(
+        undo, jit.JITFunction, "run", lambda self, *args, **kwargs: launch(spent, self, args, kwargs)
+    )
+    state.replace(
+        undo, interpreter.InterpretedFunction, "run", _interpreted(interpreter.InterpretedFunction.run)
+    )
     state.replace(undo, autotuner.Autotuner, "run", _tuned(autotuner.Autotuner.run))
     state.replace(undo, autotuner.Autotuner, "_bench", _programs)
     # Otherwise wrap_triton would hand the launch to torch's tracing, which knows no virtual tensors.
@@ -128,7 +134,9 @@ def _interpreted(native: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            return native(self, *_mapped(_payload, args), **{n: _mapped(_payload, v) for n, v in kwargs.items()})
+            return native(
+                self, *_mapped(_payload, args), **{n: _mapped(_payload, v) for n, v in kwargs.items()}
+            )
 
     return run
 
@@ -149,7 +157,7 @@ def _tuned(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _programs(self: Any, *args: Any, config: Any, **kwargs: Any) -> list[float]:
-    """In the place of a measured time: how many programs a configuration starts. Few large ones are soon interpreted."""
+    """In the place of a measured time: how many programs a configuration starts. Few large ones are soon done."""
     grid = kwargs.get("grid")
     if callable(grid):
         grid = grid({**self.nargs, **kwargs, **config.all_kwargs()})
@@ -210,7 +218,11 @@ def _check_devices(machine: Machine, kernel: Any, given: dict[str, Any]) -> None
     named = [(name, tensor) for name, value in given.items() for tensor in _tensors(value)]
     for place, value in enumerate(given.values()):
         for tensor in _tensors(value):
-            if tensor.device == here or not tensor.numel() or (tensor.device.type == "cpu" and tensor.is_pinned()):
+            if (
+                tensor.device == here
+                or not tensor.numel()
+                or (tensor.device.type == "cpu" and tensor.is_pinned())
+            ):
                 continue
             message = f"Pointer argument (at {place}) cannot be accessed from Triton (cpu tensor?)"
             kind = "device-mismatch"
@@ -237,7 +249,9 @@ def _run(spent: _Spent, kernel: Any, given: dict[str, Any], sizes: tuple[int, ..
             started.over(sizes)
         except Exception as error:
             # Of the kernel or of the interpreter: which, only a GPU can tell. It is told to whoever listens.
-            spent.given_up[kernel.fn] = str(error) if type(error).__module__.startswith("trimtab") else repr(error)
+            spent.given_up[kernel.fn] = (
+                str(error) if type(error).__module__.startswith("trimtab") else repr(error)
+            )
         finally:
             spent.left -= budget - max(started.builder.left, 0)
     return spent.given_up.get(kernel.fn) or started.memory.strayed
@@ -268,7 +282,7 @@ def _outputs(kernel: Any, given: dict[str, Any]) -> Iterator[Tensor]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in an argument: itself, what a descriptor or a wrapper of another type stands for, those of a tuple."""
+    """The tensors in an argument: itself, that of a descriptor or of a wrapper of another type, those of a tuple."""
     base = getattr(value, "base", None)
     if isinstance(value, Tensor):
         yield value

@@ -2,8 +2,8 @@
 
 Triton's own interpreter runs one program after the other, adds the bits of bfloat16 and float8, which numpy does not
 know, and reads any address that a kernel makes up. Here every array has a first dimension for the programs that run
-together (or 1, where they agree), narrow types are computed in 32 bits and rounded, an access outside the tensors of the
-launch is left out and remembered, and the work is counted, so that a launch which would take minutes is given up.
+together (or 1, where they agree), narrow types are computed in 32 bits and rounded, an access outside the tensors of
+the launch is left out and remembered, and the work is counted, so that a launch which takes minutes is given up.
 Imported only when a kernel is launched: Triton may not be there.
 """
 
