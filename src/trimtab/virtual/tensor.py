@@ -21,7 +21,7 @@ from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.storage import address, label_storage
 
 _make = torch.Tensor._make_wrapper_subclass
-_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS)
+_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE)
 
 # dispatch.py puts its worker here; the tensor module cannot import it without a circle.
 _worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
