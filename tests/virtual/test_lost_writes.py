@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -218,6 +219,22 @@ def test_an_embedding_sharded_by_rows_trains_as_the_whole_one() -> None:
     grad = net[0].weight.grad
     assert isinstance(grad, DTensor)
     assert torch.allclose(payload_of(grad.full_tensor()), wanted)
+
+
+def test_a_rank_zeroes_the_rows_of_the_others() -> None:
+    """A backend that does nothing leaves what rank 1 of 2 gives to the sum: its own rows, and noughts for the rest."""
+    with virtual_gpus(2):
+        dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+        try:
+            torch.cuda.set_device(1)
+            table = torch.arange(20.0).view(10, 2) + 1
+            split = distribute_tensor(table, init_device_mesh("cuda", (2,)), [Shard(0)], src_data_rank=None)
+            ids = distribute_tensor(torch.arange(10), split.device_mesh, [Replicate()], src_data_rank=None)
+            made = nn.functional.embedding(ids, split).redistribute(placements=[Replicate()])
+            assert isinstance(made, DTensor)
+            assert torch.equal(payload_of(made.to_local()), torch.cat([torch.zeros(5, 2), table[5:]]))
+        finally:
+            dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("_group")
