@@ -118,7 +118,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
             out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
         else:
             out = func(*payloads, **named)
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, MemoryError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
     kind = plan.kind
