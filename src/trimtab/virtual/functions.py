@@ -55,6 +55,10 @@ def _default_for(func: Any) -> Any:
 class VirtualFunctions(TorchFunctionMode):
     """Sees every torch function of its thread before C++ does."""
 
+    def __init__(self, told: bool = True) -> None:
+        super().__init__()
+        self.listeners = AFTER if told else []
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -69,12 +73,14 @@ class VirtualFunctions(TorchFunctionMode):
         except (RuntimeError, TypeError) as error:
             in_cuda_words(error)
             raise
-        for listener in AFTER:
+        for listener in self.listeners:
             listener(func, args, kwargs or {}, result)
         return result
 
 
 MODE = VirtualFunctions()
+INSIDE = VirtualFunctions(told=False)
+"""For what torch's own Python does inside an operation: it is no function that the program called."""
 
 
 def switched_on() -> AbstractContextManager[object]:
