@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
+from trimtab.rehearse import shield
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
@@ -68,9 +69,13 @@ class Process:
         error._trimtab_recorded = True  # type: ignore[attr-defined]
         finding = finding_of(error, self)
         if finding is not None:
-            for check in self.checks:
-                finding = check.enrich(finding, error)
-            self.report(finding)
+            self.report(self.enriched(finding, error))
+
+    def enriched(self, finding: Finding, error: BaseException | None) -> Finding:
+        """The finding with what the checks know of its cause."""
+        for check in self.checks:
+            finding = shield.call(type(check).__name__, check.enrich, finding, error, otherwise=finding)
+        return finding
 
     def finish(self, how: str, status: int = 0) -> None:
         """Let the checks speak and write the last records; once per process."""
@@ -78,7 +83,7 @@ class Process:
             return
         self.finished_in = os.getpid()
         for check in self.checks:
-            check.finish()
+            shield.call(type(check).__name__, check.finish)
         self.memory()
         self.recorder.flush()
         self.recorder.write(t="end", pid=os.getpid(), how=how, status=status)
@@ -151,10 +156,11 @@ def _attach(process: Process, machine: Machine) -> None:
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
     _catch_spawned(process)
+    shield.watch_over(process)
     workers.install()
     process.checks = checks.all_checks(process)
     for check in process.checks:
-        check.install()
+        shield.install(check)
 
 
 def _catch_ends(process: Process) -> None:
