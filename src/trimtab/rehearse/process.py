@@ -85,6 +85,8 @@ class Process:
         for check in self.checks:
             shield.call(type(check).__name__, check.finish)
         self.memory()
+        if not status:
+            self._nothing_on_a_gpu()
         self.recorder.flush()
         self.recorder.write(t="end", pid=os.getpid(), how=how, status=status)
 
@@ -110,7 +112,20 @@ class Process:
                     }
                     for device in here.devices
                 },
+                used=any(device.peak or device.used for device in here.devices),
             )
+
+    def _nothing_on_a_gpu(self) -> None:
+        """Say why no tensor of this process was ever on a GPU; whether one of another was, the parent knows."""
+        from trimtab.rehearse import untouched
+
+        if "torch" in sys.modules:
+            from trimtab.virtual.state import machine
+
+            if (here := machine()) is None or any(device.peak or device.used for device in here.devices):
+                return
+        if multiprocessing.parent_process() is None:
+            self.recorder.write(t="untouched", text=shield.call("untouched", untouched.reason, otherwise=""))
 
 
 SETUP = "trimtab.rehearse.process:attach"
