@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import shield
+from trimtab.rehearse import shield, tracebacks
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
@@ -159,7 +159,7 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, workers
+    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
     from trimtab.virtual import bootstrap
 
     machine.observer = observer.RehearsalObserver(process)
@@ -173,6 +173,7 @@ def _attach(process: Process, machine: Machine) -> None:
     _catch_spawned(process)
     shield.watch_over(process)
     workers.install()
+    quiet.silence()
     process.checks = checks.all_checks(process)
     for check in process.checks:
         shield.install(check)
@@ -197,7 +198,7 @@ def _catch_ends(process: Process) -> None:
             sys.stderr.flush()
             process.hard_exit(0)
         process.failed(error)
-        real_hook(kind, error, traceback)
+        (tracebacks.print_error if real_hook is sys.__excepthook__ else real_hook)(kind, error, traceback)
 
     def end() -> None:
         process.finish("done")
@@ -208,6 +209,7 @@ def _catch_ends(process: Process) -> None:
     faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)
     os._exit = exit_now
     sys.excepthook = hook
+    tracebacks.leave_out_our_frames()
     atexit.register(end)
 
     real_bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ ours. It never touches the program's own tensors, and leaves the random numbers 
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
 from collections.abc import Callable
@@ -18,13 +17,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trimtab.rehearse import shield
+from trimtab.rehearse.places import OURS
 from trimtab.virtual import dispatch, functions, generators, origin, state
 from trimtab.virtual.tensor import VIRTUAL, VirtualTensor
 
 _MOST_BYTES = 1 << 30
-_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-OURS = tuple(os.path.join(_OWN, room, "") for room in ("virtual", "rehearse", "diagnose"))
-"""The rooms that stand between a rehearsed program and torch. The others may be the program itself."""
 _HALF = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
 _ENTRIES: set[CodeType] = {
     functions.VirtualFunctions.__torch_function__.__code__,
