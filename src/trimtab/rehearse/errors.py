@@ -42,8 +42,9 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     if only_aborted(error, process):
         return None
     process.recorder.write(t="failed")
-    if isinstance(error.__context__, RequestError) and not isinstance(error.__context__, NoRoomError):
-        process.recorder.write(t="refused", text=str(error.__context__))
+    refused = error.__context__
+    if isinstance(refused, RequestError) and not isinstance(refused, NoRoomError):
+        process.recorder.write(t="refused", text=str(refused))
         return None
     if _LOST_PEER.search(str(error)):
         from trimtab.rehearse import agreement

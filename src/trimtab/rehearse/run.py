@@ -24,7 +24,7 @@ from typing import Any, Literal
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
 from trimtab.errors import RequestError
-from trimtab.rehearse import blame, one_rank
+from trimtab.rehearse import blame, folding, instead, one_rank
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
@@ -59,6 +59,10 @@ class Result:
     """Whether big tensors had shapes and no values."""
     asked: list[AskedAt] = field(default_factory=list)
     """Where the program asked a shape for a value: what follows from these is not proven."""
+    beyond: list[Finding] = field(default_factory=list)
+    """What shows only when the fixes that were tried are in place."""
+    instead: list[str] = field(default_factory=list)
+    """The files that were read with another text, to try a fix."""
 
     @property
     def exit_code(self) -> int:
@@ -113,6 +117,7 @@ def rehearse(
             raise RequestError(gathered.refused)
         result = _result(folder, gathered, children, timed_out, timeout, seconds, standstill)
         result.target, result.shapes_only = target.name, settings.shapes_only
+        result.instead = sorted(instead.used(folder))
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -144,6 +149,8 @@ def _environment(folder: Path, settings: Settings, rank: int, launch: _Launch) -
     environment[bootstrap.VARIABLE] = json.dumps(_machine(settings))
     path = (str(bootstrap.SITE), environment.get("PYTHONPATH"))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    if settings.instead:
+        environment[bootstrap.START] = instead.START
     # Which GPUs of this machine may be used says nothing about the virtual ones.
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if settings.launched:
@@ -287,7 +294,9 @@ def _result(
             f"what the program does hangs on values that shapes do not have, at {deciding} of its lines"
         )
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
-    return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked)
+    return Result(
+        verdict, folding.fold(findings), gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked
+    )
 
 
 def _alike(gathered: Gathered) -> None:
