@@ -29,6 +29,11 @@ AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
 """Told of every torch function with its result; empty unless a rehearsal listens."""
 
 
+def listener_failed(listener: Any, error: Exception) -> None:
+    """What a listener raises is no error of the program; a rehearsal says whose it is."""
+    raise error
+
+
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a torch function with its device rewritten, past any handler."""
     device = kwargs.get("device")
@@ -74,7 +79,10 @@ class VirtualFunctions(TorchFunctionMode):
             in_cuda_words(error)
             raise
         for listener in self.listeners:
-            listener(func, args, kwargs or {}, result)
+            try:
+                listener(func, args, kwargs or {}, result)
+            except Exception as error:
+                listener_failed(listener, error)
         return result
 
 
