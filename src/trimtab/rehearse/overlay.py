@@ -1,15 +1,16 @@
 """A view of this machine's files in which a rehearsal can write, rename and delete, and nothing of the user's changes.
 
 The kernel lays an overlay over every folder to which the user may write, in a mount namespace that all processes of one
-rehearsal share; what they write lands in a scratch folder. Reads see the real files. Where the kernel does not permit it
-(another system, a container without user namespaces), `lay` says why and nothing is laid: the caller then lists what is
-written. Never touches the user's files itself.
+rehearsal share; what they write lands in a scratch folder. Reads see the real files. Where the kernel does not permit
+it (another system, a container without user namespaces), `lay` says why and lays nothing: the caller then lists what
+is written. Never touches the user's files itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import shutil
 import stat
@@ -105,8 +106,9 @@ def lay(words: Sequence[str], session: Path) -> Overlay:
     places = scratch_places(there)
     for users in (False, True) if _is_admin() else (True,):
         layers = [_layer(root, places) for root in roots(words, privileged=not users, there=there)]
+        prepare = functools.partial(_mount_all, layers, there, session)
         try:
-            return Overlay(layers, *_namespaces(lambda: _mount_all(layers, there, session), users=users))
+            return Overlay(layers, *_namespaces(prepare, users=users))
         except NotPermittedHere:
             for layer in layers:
                 _delete(layer.scratch)
@@ -196,17 +198,24 @@ def _mount_all(layers: list[Layer], there: list[Mount], session: Path) -> None:
     """Inside the new namespace: every folder's overlay, and on top again what was mounted beneath it."""
     _call("mount", b"none", b"/", None, ctypes.c_ulong(_RECURSIVE | _PRIVATE), None)
     covered = {layer.root: layer for layer in layers}
-    shared = {mount.path for mount in there if any(_inside(mount.path, root) for root in covered)} - set(covered)
+    shared = {mount.path for mount in there if any(_inside(mount.path, root) for root in covered)} - set(
+        covered
+    )
     shared = {path for path in shared if not any(_inside(path, outer) for outer in shared)}
     shared |= {session.resolve()}
     # All are opened before anything is covered.
     real = {path: os.open(path, os.O_PATH) for path in (*covered, *shared)}
-    scratch = {
-        path: os.open(path, os.O_PATH) for layer in layers for path in (layer.upper, layer.work)
-    }
+    scratch = {path: os.open(path, os.O_PATH) for layer in layers for path in (layer.upper, layer.work)}
     for path in sorted(real, key=lambda path: len(path.parts)):
         if path in shared:
-            _call("mount", _handle(real[path]), os.fsencode(path), None, ctypes.c_ulong(_BIND | _RECURSIVE), None)
+            _call(
+                "mount",
+                _handle(real[path]),
+                os.fsencode(path),
+                None,
+                ctypes.c_ulong(_BIND | _RECURSIVE),
+                None,
+            )
             continue
         layer = covered[path]
         options = b"lowerdir=%b,upperdir=%b,workdir=%b,userxattr,volatile" % tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from pathlib import Path
 NEVER = (Path("/proc"), Path("/sys"), Path("/dev"), Path("/run"))
 """Devices, shared memory and sockets: a rehearsal needs the real ones, and none is a user's file."""
 
-_NO_FILES = frozenset(
-    "proc sysfs devtmpfs devpts cgroup cgroup2 securityfs debugfs tracefs mqueue hugetlbfs bpf pstore configfs autofs "
-    "fusectl binfmt_misc rpc_pipefs nsfs efivarfs".split()
+_NO_FILES = re.compile(
+    "proc|sysfs|devtmpfs|devpts|cgroup2?|securityfs|debugfs|tracefs|mqueue|hugetlbfs|bpf|pstore|configfs|autofs|"
+    "fusectl|binfmt_misc|rpc_pipefs|nsfs|efivarfs"
 )
-_HOLDS_LAYERS = frozenset("ext2 ext3 ext4 xfs btrfs f2fs bcachefs zfs tmpfs".split())
+_HOLDS_LAYERS = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs"))
 """File systems on which the kernel can keep what is written."""
 _MOST_LOOKED_AT = 2000
 """Entries that are looked at in search of places that nobody named."""
@@ -56,7 +57,7 @@ def roots(words: Iterable[str], *, privileged: bool, there: list[Mount]) -> list
     for path in _named(words):
         found |= _root_of(path, privileged=privileged, there=there)
     for mount in there:
-        if mount.kind not in _NO_FILES:
+        if not _NO_FILES.fullmatch(mount.kind):
             for path in _writable_below(mount, there):
                 found |= _root_of(path, privileged=privileged, there=there)
     outermost: list[Path] = []
@@ -109,7 +110,7 @@ def _root_of(path: Path, *, privileged: bool, there: list[Mount]) -> set[Path]:
     mount = mount_of(path, there)
     if (
         any(path.is_relative_to(never) for never in NEVER)
-        or mount.kind in _NO_FILES
+        or _NO_FILES.fullmatch(mount.kind)
         or not os.access(path, os.W_OK)
     ):
         return set()

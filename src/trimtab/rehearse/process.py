@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
+from trimtab.rehearse import renames, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
@@ -120,6 +121,8 @@ def prepare() -> Process:
     if _process is None:
         _process = Process(Path(os.environ[VARIABLE]))
         _process.recorder.begin()
+        written.watch(_process.recorder, without=_process.settings.apart)
+        renames.across(_process.settings.apart)
         _catch_ends(_process)
     return _process
 

@@ -19,9 +19,8 @@ from trimtab.rehearse.session import Recorder, read_lines
 
 How = Literal["new", "changed", "removed"]
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_EVENTS = frozenset(
-    "open os.rename os.remove os.rmdir os.mkdir os.symlink os.link os.truncate sqlite3.connect".split()
-)
+_CHANGES = ("rename", "remove", "rmdir", "mkdir", "symlink", "link", "truncate")
+_EVENTS = frozenset(("open", "sqlite3.connect", *(f"os.{name}" for name in _CHANGES)))
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 _MOST_LOOKED_AT = 20_000
 """Files of the working directory whose times are compared."""
@@ -52,7 +51,9 @@ class Files:
 
 def is_noise(path: str) -> bool:
     """Whether a path tells nothing about the program: compiled modules, devices."""
-    return f"{os.sep}__pycache__{os.sep}" in path or path.endswith("__pycache__") or path.startswith(_NOT_FILES)
+    return (
+        f"{os.sep}__pycache__{os.sep}" in path or path.endswith("__pycache__") or path.startswith(_NOT_FILES)
+    )
 
 
 def watch(recorder: Recorder, without: Iterable[str]) -> None:
@@ -84,7 +85,9 @@ def watch(recorder: Recorder, without: Iterable[str]) -> None:
             recorder.write(t="wrote", path=path, how=how)
 
     # Bound here: at Python's end the module's names may be gone while files are still opened.
-    def hook(event: str, given: tuple[Any, ...], events: frozenset[str] = _EVENTS, writes: int = _WRITES) -> None:
+    def hook(
+        event: str, given: tuple[Any, ...], events: frozenset[str] = _EVENTS, writes: int = _WRITES
+    ) -> None:
         if event not in events:
             return
         if event == "open":
@@ -116,8 +119,8 @@ class Look:
     def changes(self, records: Path) -> list[Written]:
         """What was written for real: as the processes told, and as the files' times tell."""
         first: dict[str, str] = {}
-        for path in sorted(records.glob("records-*.jsonl"), key=lambda p: p.stat().st_mtime_ns):
-            for record in read_lines(path):
+        for file in sorted(records.glob("records-*.jsonl"), key=lambda p: p.stat().st_mtime_ns):
+            for record in read_lines(file):
                 if record["t"] == "wrote":
                     first.setdefault(record["path"], record["how"])
         for folder in [path for path, how in first.items() if how == "made"]:
