@@ -16,7 +16,7 @@ from trimtab.errors import RequestError
 from trimtab.rehearse.overlay import NotPermittedHere, Overlay, lay
 from trimtab.rehearse.overlay_places import mount_of, mounts
 from trimtab.rehearse.session import Settings
-from trimtab.rehearse.written import Files, Look
+from trimtab.rehearse.written import IN_PLACE, Files, Look
 
 _ERRNO = re.compile(r"\[Errno (\d+)\][^']*(?:'([^']+)')?")
 _NO_ROOM = re.compile(r"\[Errno (28|122)\]|No space left on device|PytorchStreamWriter failed writing")
@@ -84,7 +84,7 @@ def files(
             else "what is there could be overwritten",
             "leave one of the two options out" if in_place else "name a folder that is new or empty",
         )
-    overlay, why = None, "--in-place"
+    overlay, why = None, IN_PLACE
     if not in_place:
         try:
             overlay = lay(words, folder)

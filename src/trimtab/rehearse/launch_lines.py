@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from trimtab.errors import RequestError
-from trimtab.rehearse.target import Target, is_shell_script
+from trimtab.rehearse import launch_tasks
+from trimtab.rehearse.launch_tasks import refuse
+from trimtab.rehearse.target import Launcher, Target, is_shell_script
 
 _CONFIG_ENDINGS = {".yaml", ".yml", ".toml", ".json"}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?$")
@@ -124,13 +126,13 @@ def _python(program: str, words: list[str], reading: _Reading) -> Target:
     while rest and rest[0].startswith("-") and rest[0] not in {"-m", "-"}:
         option = rest.pop(0)
         if option.startswith("-c"):
-            _refuse(
+            refuse(
                 "python -c", "a rehearsal names lines, and these are in no file", "put the code into a file"
             )
         if option in {"-E", "-I", "-S", "-P"} or (
             option[1:2] != "-" and set("EIS") & set(option[1:].split("W")[0])
         ):
-            _refuse(
+            refuse(
                 f"python {option}",
                 "with it python does not look where the virtual GPUs wait for it",
                 "leave it out for the rehearsal",
@@ -139,7 +141,7 @@ def _python(program: str, words: list[str], reading: _Reading) -> Target:
         if option in {"-W", "-X", "--check-hash-based-pycs"} and rest:
             options.append(rest.pop(0))
     if not rest or rest[0] == "-":
-        _refuse(
+        refuse(
             " ".join([program, *words]), "there is no script in it", "write: trimtab rehearse python train.py"
         )
     target = _module(rest, reading) if rest[0] == "-m" else _file(rest, reading)
@@ -155,7 +157,7 @@ def _runner(name: str, words: list[str], reading: _Reading) -> Target:
     if words and words[0] == "--":
         words = words[1:]
     if not words or (words[0].startswith("-") and words[0] != "-m"):
-        _refuse(
+        refuse(
             f"{name} run {' '.join(words[:1])}",
             f"the options of {name} change the environment, and the rehearsal runs in Trimtab's own",
             f"run Trimtab in that environment ({name} run trimtab rehearse train.py), or leave the options out",
@@ -175,7 +177,7 @@ def _shell(words: list[str]) -> Target:
     if os.path.basename(name) in _SHELLS:
         script = next((word for word in words[1:] if not word.startswith("-")), None)
         if script is None or any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:2]):
-            _refuse(f"{name} without a script", "the commands are in no file", f"write: {name} run.sh")
+            refuse(f"{name} without a script", "the commands are in no file", f"write: {name} run.sh")
         if not Path(script).is_file():
             _no_file(script)
         name = script
@@ -200,7 +202,7 @@ def _torchrun(words: list[str], reading: _Reading) -> Target:
     per_node = str(options.nproc_per_node)
     ranks = int(per_node) if per_node.isdecimal() else 0
     if options.no_python:
-        _refuse("torchrun --no-python", "only Python programs can be rehearsed", "give a script or --module")
+        refuse("torchrun --no-python", "only Python programs can be rehearsed", "give a script or --module")
     return _launched(options.training_script, options.training_script_args, options.module, ranks, nodes)
 
 
@@ -214,7 +216,7 @@ def _launched(script: str, words: list[str], module: bool, ranks: int, nodes: in
 def _accelerate(words: list[str], reading: _Reading) -> Target:
     """`accelerate launch …`: accelerate itself says, in a process of its own, what it would start."""
     if words[:1] != ["launch"]:
-        _refuse(
+        refuse(
             f"accelerate {' '.join(words[:1])}",
             "only `accelerate launch` starts a training",
             "write that line",
@@ -231,119 +233,43 @@ def _accelerate(words: list[str], reading: _Reading) -> Target:
         )
     said = json.loads(last[0])
     if said["refused"]:
-        _refuse(
-            f"accelerate launch {' '.join(words[1:])}", said["refused"], "rehearse the script by torchrun"
-        )
+        refuse(f"accelerate launch {' '.join(words[1:])}", said["refused"], "rehearse the script by torchrun")
     target = _launched(said["script"], said["words"], said["module"], said["ranks"], said["nodes"])
     return replace(target, launched=said["launched"], environment=said["environment"], needs=said["needs"])
 
 
-_DEEPSPEED_VALUES = re.compile(
-    r"-(H|i|e)|--(hostfile|include|exclude|num_nodes|min_elastic_nodes|max_elastic_nodes|num_gpus|"
-    r"master_port|master_addr|node_rank|launcher|launcher_args|ssh_port|elastic_training|venv_script|"
-    r"log_level|enable_each_rank_log|bind_core_list|autotuning)"
-)
-_SRUN_VALUES = re.compile(
-    r"-(n|N|c|G|p|A|t|J|o|e|w|x|q|D|m|r|C)|--(ntasks|nodes|ntasks-per-node|cpus-per-task|gpus|"
-    r"gpus-per-node|gpus-per-task|gres|partition|account|time|mem|mem-per-cpu|mem-per-gpu|job-name|output|"
-    r"error|nodelist|exclude|qos|chdir|distribution|gpu-bind|cpu-bind|export|mpi|jobid|relative|"
-    r"constraint|container-image|container-mounts|container-workdir|tasks-per-node)"
-)
-_MPI_VALUES = re.compile(
-    r"-(np|n|c|N|npernode|ppn|H|host|hosts|hostfile|f|map-by|bind-to|wdir|wd)|--(np|npernode|ppn|host|"
-    r"hostfile|machinefile|map-by|bind-to|rank-by|wdir|prefix|report-bindings-to)"
-)
-
-
-def _options(launcher: str, words: list[str], values: re.Pattern[str]) -> tuple[dict[str, str], list[str]]:
-    """A launcher's options, by name without dashes, and the command that follows. Options that are not known and take
-    no `=` are taken for switches; what follows them must then be the command."""
-    found: dict[str, str] = {}
-    rest = list(words)
-    while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        short = re.fullmatch(r"(-[nNcGp])(\d+)", word)
-        if short:
-            name, value = short.groups()
-        elif values.fullmatch(name) and not equals:
-            if not rest:
-                _refuse(f"{launcher} {word}", "its value is missing", f"write {word} VALUE")
-            value = rest.pop(0)
-        elif name in {"-x", "--mca", "-mca", "-genv", "-env"} and launcher == "mpirun":
-            taken = 1 if name == "-x" else 2
-            del rest[:taken]
-        found[name.lstrip("-").replace("_", "-")] = value
-    if not rest:
-        _refuse(
-            f"{launcher} {' '.join(words)}", "no command follows its options", f"write {launcher} … train.py"
-        )
-    return found, rest
-
-
-def _count(launcher: str, options: dict[str, str], *names: str) -> int | None:
-    for name in names:
-        if name in options:
-            if not options[name].isdecimal() or int(options[name]) < 1:
-                _refuse(
-                    f"{launcher} {name} {options[name]}", "that is no number of processes", "give a number"
-                )
-            return int(options[name])
-    return None
-
-
 def _deepspeed(words: list[str], reading: _Reading) -> Target:
-    """`deepspeed x.py`: its ranks and what it tells them. DeepSpeed itself has to be here for the script to run."""
-    options, rest = _options("deepspeed", words, _DEEPSPEED_VALUES)
-    if "include" in options or "exclude" in options:
-        chosen = re.search(r":([\d,]+)", options.get("include", ""))
-        if chosen is None:
-            _refuse("deepspeed --exclude", "which GPUs are left depends on the machine", "write --num_gpus N")
-        ranks = len(chosen.group(1).split(","))
-    else:
-        ranks = _count("deepspeed", options, "num-gpus") or 0
-    nodes = _count("deepspeed", options, "num-nodes") or 1
-    module = "module" in options
-    target = _launched(rest[0], rest[1:], module, ranks, nodes)
+    """DeepSpeed tells each rank its number on the command line, and has to be here for the script to run."""
+    tasks = launch_tasks.deepspeed(words)
+    script, *rest = tasks.command
+    target = _launched(script, rest, "module" in tasks.switches, tasks.ranks, tasks.nodes)
     missing = "" if importlib.util.find_spec("deepspeed") else "deepspeed"
-    return replace(target, local_rank_option="no-local-rank" not in options, needs=missing)
+    return replace(target, local_rank_option="no-local-rank" not in tasks.switches, needs=missing)
 
 
 def _srun(words: list[str], reading: _Reading) -> Target:
-    options, rest = _options("srun", words, _SRUN_VALUES)
-    nodes = _count("srun", options, "N", "nodes") or 1
-    per_node = _count("srun", options, "ntasks-per-node", "tasks-per-node")
-    tasks = _count("srun", options, "n", "ntasks") or (per_node or 1) * nodes
-    return _tasks(_command(rest, reading), "srun", max(1, tasks // nodes), nodes)
+    return _started_by("srun", launch_tasks.srun(words), reading)
 
 
 def _mpirun(words: list[str], reading: _Reading) -> Target:
-    options, rest = _options("mpirun", words, _MPI_VALUES)
-    ranks = _count("mpirun", options, "np", "n", "c")
-    if ranks is None:
-        _refuse("mpirun without -np", "how many processes it starts depends on the machine", "write -np N")
-    per_node = _count("mpirun", options, "N", "npernode", "ppn") or ranks
-    return _tasks(_command(rest, reading), "mpirun", min(ranks, per_node), max(1, ranks // per_node))
+    return _started_by("mpirun", launch_tasks.mpirun(words), reading)
 
 
-def _tasks(target: Target, launcher: str, ranks: int, nodes: int) -> Target:
-    if target.launched:
-        if ranks > 1 or target.nodes > 1:
-            _refuse(
-                f"{launcher} that starts a launcher on each of several nodes",
-                "one machine rehearses one launcher's ranks",
-                "rehearse the inner line: trimtab rehearse torchrun --nproc-per-node N train.py",
-            )
-        return target
-    return replace(target, ranks=ranks, nodes=nodes, launched=True, launcher=launcher)  # type: ignore[arg-type]
+def _started_by(launcher: Launcher, tasks: launch_tasks.Tasks, reading: _Reading) -> Target:
+    target = _command(tasks.command, reading)
+    if not target.launched:
+        return replace(target, ranks=tasks.ranks, nodes=tasks.nodes, launched=True, launcher=launcher)
+    if tasks.ranks * tasks.nodes > 1:
+        refuse(
+            f"{launcher} that starts a launcher in each of several processes",
+            "one machine rehearses one launcher's ranks",
+            "rehearse the inner line: trimtab rehearse torchrun --nproc-per-node N train.py",
+        )
+    return target
 
 
 def _no_file(script: str) -> NoReturn:
     raise RequestError.of(f"{script}: no such file", "there is nothing to run", "give the script's path")
-
-
-def _refuse(found: str, why: str, change: str) -> NoReturn:
-    raise RequestError.of(found, why, change)
 
 
 _LAUNCHERS: dict[str, Callable[[list[str], _Reading], Target]] = {

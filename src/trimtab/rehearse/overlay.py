@@ -8,18 +8,19 @@ is written. Never touches the user's files itself.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
 import functools
 import os
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab.rehearse.overlay_changes import between
 from trimtab.rehearse.overlay_places import Mount, mounts, roots, scratch_places
 from trimtab.rehearse.written import Written, is_noise
 
@@ -27,6 +28,11 @@ _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _BIND, _RECURSIVE, _PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _FULL = 32 * 2**20
 """Free bytes below which a failed write is put down to the scratch folder."""
+
+_MEANS = {
+    ("unshare", errno.EPERM): "this process may not make namespaces",
+    ("unshare", errno.ENOSPC): "namespaces are switched off, or all are in use",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Overlay:
 
     def changes(self) -> list[Written]:
         """What differs from the real files."""
-        found = (change for layer in self.layers for change in _changes(layer.root, layer.upper))
+        found = (change for layer in self.layers for change in between(layer.root, layer.upper))
         return sorted((one for one in found if not is_noise(one.path)), key=lambda one: one.path)
 
     def keep(self, folder: Path, written: list[Written]) -> None:
@@ -159,7 +165,7 @@ def _namespaces(prepare: Callable[[], None], *, users: bool) -> tuple[list[int],
             prepare()
             message = b"ready %d" % os.getpid()
         except OSError as error:
-            message = str(error).encode()
+            message = str(error.strerror or error).encode()
         finally:
             # Whatever happened: this copy of the parent must not go on as the parent.
             os.write(say, message)
@@ -237,52 +243,8 @@ def _call(name: str, *arguments: object) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def _changes(real: Path, upper: Path) -> Iterator[Written]:
-    """What a folder of the upper layer says about the folder that it lies over."""
-    names = set()
-    with os.scandir(upper) as entries:
-        for entry in entries:
-            names.add(entry.name)
-            path, status = real / entry.name, entry.stat(follow_symlinks=False)
-            there = os.path.lexists(path)
-            if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
-                yield from _removed(path) if there else ()
-            elif stat.S_ISDIR(status.st_mode):
-                yield from _changes(path, Path(entry.path))
-                if not there and not os.listdir(entry.path):
-                    yield Written(str(path), "new", False)
-            elif not there:
-                yield Written(str(path), "new", False)
-            elif _differs(path.lstat(), status):
-                yield Written(str(path), "changed", False)
-    if _is_opaque(upper) and real.is_dir():
-        # The folder was deleted and made anew: what the new one lacks is gone.
-        for name in sorted(set(os.listdir(real)) - names):
-            yield from _removed(real / name)
-
-
-def _removed(path: Path) -> Iterator[Written]:
-    """A path that is gone; of a folder, its files."""
-    if path.is_symlink() or not path.is_dir():
-        yield Written(str(path), "removed", False)
-        return
-    for base, _, names in os.walk(path):
-        for name in names:
-            yield Written(os.path.join(base, name), "removed", False)
-
-
-def _differs(old: os.stat_result, new: os.stat_result) -> bool:
-    """A file that was only opened to be written is copied up with its time."""
-    return (old.st_size, old.st_mtime_ns, old.st_mode) != (new.st_size, new.st_mtime_ns, new.st_mode)
-
-
-def _is_opaque(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return os.getxattr(folder, "user.overlay.opaque") == b"y"
-    return False
+        means = _MEANS.get((name, number), os.strerror(number))
+        raise OSError(number, f"{name}: {means}")
 
 
 def _delete(folder: Path) -> None:

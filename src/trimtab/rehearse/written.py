@@ -22,6 +22,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("rename", "remove", "rmdir", "mkdir", "symlink", "link", "truncate")
 _EVENTS = frozenset(("open", "sqlite3.connect", *(f"os.{name}" for name in _CHANGES)))
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
+IN_PLACE = "--in-place"
 _MOST_LOOKED_AT = 20_000
 """Files of the working directory whose times are compared."""
 
@@ -173,13 +174,13 @@ def sentence(files: Files, most: int = 5) -> str:
     real = [one for one in files.written if one.real]
     told = []
     if apart:
-        went = f"kept in {files.kept}" if files.kept else "thrown away (--keep-files DIR keeps them)"
-        told.append(f"{_named(apart, most)}: written to an overlay, {went}")
-    if real:
+        went = f"kept in {files.kept}" if files.kept else "written to an overlay and thrown away"
+        told.append(
+            f"{went}: {_named(apart, most)}" + ("" if files.kept else " (--keep-files DIR keeps them)")
+        )
+    if real or not (files.overlay or files.why == IN_PLACE):
         why = f" ({files.why})" if files.why else ""
-        told.append(f"{_named(real, most)}: written for real{why}")
-    elif not files.overlay and files.why:
-        told.append(f"what the script writes is written for real ({files.why}); it wrote nothing")
+        told.append(f"written for real{why}: {_named(real, most)}")
     return "; ".join(told)
 
 
@@ -191,4 +192,4 @@ def _named(files: list[Written], most: int) -> str:
         one.path.removeprefix(here) + (f" ({one.how})" if one.how != "new" else "") for one in ordered[:most]
     ]
     more = f" and {len(files) - most} more" if len(files) > most else ""
-    return f"{len(files)} file{'s' * (len(files) != 1)}: " + ", ".join(names) + more
+    return ", ".join(names) + more if names else "nothing"
