@@ -138,16 +138,16 @@ class Look:
             if path not in after and not os.path.lexists(path):
                 first.setdefault(path, "removed")
         found = (self._as_it_is(path, how) for path, how in first.items() if not is_noise(path))
-        return sorted((one for one in found if one is not None), key=lambda one: one.path)
+        written = sorted((one for one in found if one is not None), key=lambda one: one.path)
+        # A folder is told by its files.
+        above = {str(folder) for one in written for folder in Path(one.path).parents}
+        return [one for one in written if one.path not in above]
 
     def _as_it_is(self, path: str, how: str) -> Written | None:
         """What a path that was written has become; None when it is as it was before."""
         there = os.path.lexists(path)
         if how in ("new", "made"):
-            # A folder that holds files is told by them.
-            if not there or (os.path.isdir(path) and os.listdir(path)):
-                return None
-            return Written(path, "new", True)
+            return Written(path, "new", True) if there else None
         if not there:
             return Written(path, "removed", True)
         changed = os.path.isfile(path) and os.stat(path).st_mtime_ns >= self._began
