@@ -78,7 +78,8 @@ def _result(finding: Finding, kinds: list[str], result: Result, root: Path) -> d
         "level": "error" if finding.severity == "fault" else "warning",
         "message": {"text": text_of(finding)},
         "locations": [location],
-        "partialFingerprints": {"trimtabFinding/v1": _fingerprint(finding, place, root)},
+        # The name under which code scanning looks for it.
+        "partialFingerprints": {"primaryLocationLineHash": f"{_fingerprint(finding, place, root)}:1"},
     }
     related = [
         {"id": number, **_location(other, root), "message": {"text": said}}
