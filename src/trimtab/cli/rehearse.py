@@ -40,6 +40,19 @@ def rehearse(
             "rank stands for all.",
         ),
     ] = False,
+    try_fixes: Annotated[
+        bool,
+        typer.Option(
+            "--try-fixes",
+            help="Rehearse again with the fixes in place (in memory; no file is touched), and say whether they help.",
+        ),
+    ] = False,
+    write_fixes: Annotated[
+        Path | None,
+        typer.Option(
+            help="Try the fixes, and write those that help as a patch to this new file.", dir_okay=False
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to give it.")] = 600.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", dir_okay=False)
@@ -80,13 +93,25 @@ def rehearse(
     from trimtab.rehearse.run import rehearse as run
     from trimtab.rehearse.session import Settings
 
-    for option, file in (("--json", json_file), ("--html", html_file), ("--sarif", sarif_file)):
+    outputs = (
+        ("--json", json_file),
+        ("--html", html_file),
+        ("--sarif", sarif_file),
+        ("--write-fixes", write_fixes),
+    )
+    for option, file in outputs:
         if file is not None and not file.absolute().parent.is_dir():
             raise RequestError.of(
                 f"{option} {file}: there is no folder {file.parent}",
                 "the report is written when the rehearsal is over, and would be lost",
                 "make the folder, or name another file",
             )
+    if write_fixes is not None and write_fixes.exists():
+        raise RequestError.of(
+            f"--write-fixes {write_fixes}: there is such a file",
+            "a patch that stands there already would be lost",
+            "name a new file",
+        )
     words = list(target or [])
     settings = Settings(max_steps=max_steps, gpus_given=gpus is not None, shapes_only=shapes_only)
     machine = accelerators(gpus or "1")
@@ -101,6 +126,16 @@ def rehearse(
         result = run(words, settings, ranks=ranks, timeout=timeout, keep=keep_files, in_place=in_place)
     finally:
         print("\x1b[0m" if dim else "", end="", flush=True)
+    if try_fixes or write_fixes is not None:
+        from trimtab.rehearse import fixes
+
+        texts = fixes.try_fixes(
+            result,
+            fixes.tried_silently(words, settings, ranks=ranks, timeout=timeout, in_place=in_place),
+            tell=_tell,
+        )
+        if write_fixes is not None and texts:
+            write_fixes.write_text(fixes.patch(texts), encoding="utf-8")
     print(render(result, colour=sys.stdout.isatty()))
     if json_file is not None:
         json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
@@ -108,6 +143,12 @@ def rehearse(
         from trimtab.report.page import rehearsal_page
 
         html_file.write_text(rehearsal_page(result), encoding="utf-8")
+    if write_fixes is not None:
+        print(
+            f"the fixes that help: {write_fixes} (git apply, or patch -p1)"
+            if write_fixes.exists()
+            else "no fix was seen to help: no patch is written"
+        )
     if github or sarif_file is not None:
         from trimtab.rehearse.annotations import as_annotations, repository
         from trimtab.rehearse.sarif import sarif
@@ -118,3 +159,7 @@ def rehearse(
         if github:
             print("\n".join(as_annotations(result, root)))
     raise typer.Exit(result.exit_code)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

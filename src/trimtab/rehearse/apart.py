@@ -84,6 +84,7 @@ def files(
             else "what is there could be overwritten",
             "leave one of the two options out" if in_place else "name a folder that is new or empty",
         )
+    settings.apart = {}
     overlay, why = None, IN_PLACE
     if not in_place:
         try:

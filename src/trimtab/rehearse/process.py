@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import renames, written
+from trimtab.rehearse import instead, renames, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
@@ -123,6 +123,7 @@ def prepare() -> Process:
         _process.recorder.begin()
         written.watch(_process.recorder, without=_process.settings.apart)
         renames.across(_process.settings.apart)
+        instead.install_from_environment()
         _catch_ends(_process)
     return _process
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import apart, hints, one_rank, rank_variables
+from trimtab.rehearse import apart, folding, hints, instead, one_rank, rank_variables
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
@@ -75,6 +75,10 @@ class Result:
     """Where the program asked a shape for a value: what follows from these is not proven."""
     files: Files = field(default_factory=Files)
     """What became of the files that the program wrote."""
+    beyond: list[Finding] = field(default_factory=list)
+    """What shows only when the fixes that were tried are in place."""
+    instead: list[str] = field(default_factory=list)
+    """The files that were read with another text, to try a fix."""
 
     @property
     def exit_code(self) -> int:
@@ -150,6 +154,7 @@ def rehearse(
                 settings.shapes_only,
                 files.gather(),
             )
+            result.instead = sorted(instead.used(folder))
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -188,6 +193,8 @@ def _environment(
     environment[bootstrap.VARIABLE] = json.dumps(_machine(settings))
     path = (str(bootstrap.SITE), environment.get("PYTHONPATH"))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    if settings.instead:
+        environment[bootstrap.START] = instead.START
     if settings.launched:
         given = one_rank.variables(rank, launch.per_node, launch.world, launch.port, launch.run)
         environment.update(rank_variables.of(target.launcher, given))
@@ -325,7 +332,9 @@ def _result(
             f"what the program does hangs on values that shapes do not have, at {deciding} of its lines"
         )
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
-    return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked)
+    return Result(
+        verdict, folding.fold(findings), gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked
+    )
 
 
 def _alike(gathered: Gathered) -> None:

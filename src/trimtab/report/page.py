@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.session import WORDS
 from trimtab.rehearse.written import sentence
 from trimtab.report.frame import page, raw_facts, section, table, text
@@ -35,12 +36,16 @@ def rehearsal_page(result: Result) -> str:
                 kind=verdict,
             ),
             *(_finding(number, finding) for number, finding in enumerate(result.findings, 1)),
+            *(
+                _finding(number, finding, "with the fixes above made: ")
+                for number, finding in enumerate(result.beyond, len(result.findings) + 1)
+            ),
             *([_not_proven(result)] if result.asked else []),
         ],
     )
 
 
-def _finding(number: int, finding: Finding) -> str:
+def _finding(number: int, finding: Finding, when: str = "") -> str:
     times = f", {finding.count} times" if finding.count > 1 else ""
     rows = [("says", text(finding.message)), ("where", _place(finding.where))]
     rows += [("inside", _place(finding.library)), ("module", text(finding.module))]
@@ -49,8 +54,13 @@ def _finding(number: int, finding: Finding) -> str:
         rows.append(("tensor", text(f"{tensor.name}: {tensor.device} {tensor.dtype} [{shape}]")))
     if finding.cause is not None:
         rows.append(("cause", f"{_place(finding.cause)}\n{text(finding.cause.why)}"))
-    rows.append(("fix", text(finding.fix)))
-    title = f"{number}. {finding.kind} ({finding.severity}{times})"
+    rows.append(("fix" if finding.tried != "remains" else "tried, does not help", text(finding.fix)))
+    if finding.tried and finding.tried != "remains":
+        rows.append(("tried", text(TRIED[finding.tried])))
+    rows += [
+        ("also", f"{text(other.kind)} {_place(other.where or other.cause)}") for other in finding.follows
+    ]
+    title = f"{number}. {when}{finding.kind} ({finding.severity}{times})"
     return section(title, [raw_facts(rows)], kind=finding.severity)
 
 
