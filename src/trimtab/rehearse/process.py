@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import instead, shield, tracebacks
+from trimtab.rehearse import instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
@@ -140,6 +140,8 @@ def prepare() -> Process:
     if _process is None:
         _process = Process(Path(os.environ[VARIABLE]))
         _process.recorder.begin()
+        written.watch(_process.recorder, without=_process.settings.apart)
+        renames.across(_process.settings.apart)
         instead.install_from_environment()
         _catch_ends(_process)
     return _process
