@@ -48,6 +48,8 @@ class Process:
         """Whether this process has been a rank of a process group."""
         self.explained: set[int] = set()
         """Ids of parameters whose missing gradient one check has already explained."""
+        self.made_up = False
+        """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
 
     def report(self, finding: Finding) -> None:
