@@ -10,11 +10,11 @@ import torch
 
 from trimtab.diagnose import source
 from trimtab.diagnose.causes import diagnose
-from trimtab.rehearse import places
+from trimtab.diagnose.finding import KINDS, Finding
+from trimtab.rehearse import places, shield
 from trimtab.virtual.observer import Asked, Observer
 
 if TYPE_CHECKING:
-    from trimtab.diagnose.finding import Finding
     from trimtab.rehearse.process import Process
     from trimtab.virtual.faults import Fault
 
@@ -40,11 +40,14 @@ class RehearsalObserver(Observer):
         if finding is None:
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
             fault.frames = [frame for frame in fault.frames if not frame.file.startswith(OWN)]
-            finding = self._echoed(diagnose(fault))
+            plain = Finding(
+                fault.kind if fault.kind in KINDS else "other-error", message=fault.message, op=fault.op
+            )
+            plain.where = source.place(fault.frame.file, fault.frame.line) if fault.frame else None
+            finding = self._echoed(shield.call("diagnosis", diagnose, fault, otherwise=plain))
             if self._of_a_worker(finding):
                 return
-            for check in self._process.checks:
-                finding = check.enrich(finding, None)
+            finding = self._process.enriched(finding, None)
             self._known[key] = finding
         self._process.report(finding)
 
@@ -87,4 +90,4 @@ class RehearsalObserver(Observer):
         """Compare with the other ranks before entering."""
         from trimtab.rehearse import agreement
 
-        agreement.enter(self._process, record, places.here())
+        shield.call("agreement of the ranks", agreement.enter, self._process, record, places.here())

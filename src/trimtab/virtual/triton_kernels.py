@@ -225,7 +225,8 @@ def _check_devices(machine: Machine, kernel: Any, given: dict[str, Any]) -> None
             ):
                 continue
             message = f"Pointer argument (at {place}) cannot be accessed from Triton (cpu tensor?)"
-            kind = "device-mismatch"
+            together = len({t.device for _, t in named}) == 1 and tensor.device.type == "cuda"
+            kind = "placement-conflict" if together else "device-mismatch"
             faults.report(kind, message, f"triton.{kernel.__name__}", named, ValueError)
             return
 
