@@ -8,13 +8,10 @@ compiled, none reaches a real GPU. Triton is never imported before the program h
 from __future__ import annotations
 
 import dataclasses
-import importlib.abc
-import importlib.machinery
 import operator
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,42 +36,6 @@ class _NotCompiled:
 
     def __getattr__(self, name: str) -> Any:
         raise NotSimulated(f"`{name}` of {_COMPILED}")
-
-
-class _Import(importlib.abc.MetaPathFinder):
-    """Waits for `import triton`, and sets what is to be set when that is done."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "triton":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                set_in_triton(self._machine.undo)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def enter(machine: Machine, undo: ExitStack) -> None:
-    """Take over the launches of kernels while a machine is in force, also where Triton is imported later."""
-    if "triton.runtime.autotuner" in sys.modules:
-        set_in_triton(undo)
-        return
-    finder = _Import(machine)
-    sys.meta_path.insert(0, finder)
-    undo.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
 
 
 def set_in_triton(undo: ExitStack) -> None:
