@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import ModuleType
 
@@ -42,7 +42,7 @@ class _Waiting(importlib.abc.MetaPathFinder):
         return spec
 
 
-def when_imported(machine: Machine, undo: ExitStack, settings: dict[str, Setting]) -> None:
+def when_imported(machine: Machine, undo: ExitStack, settings: Mapping[str, Setting]) -> None:
     """Call each setting with the stack on which to undo it, now or when its module has been imported."""
     waiting: dict[str, Setting] = {}
     for name, setting in settings.items():

@@ -63,7 +63,7 @@ def _driver() -> Any:
     from triton.backends.driver import GPUDriver
     from triton.backends.nvidia.driver import CudaDriver
 
-    class VirtualDriver(CudaDriver):  # type: ignore[misc]
+    class VirtualDriver(CudaDriver):
         def __init__(self) -> None:
             # Its own __init__ would compile a library for the CUDA driver.
             GPUDriver.__init__(self)
@@ -74,7 +74,7 @@ def _driver() -> Any:
 
 
 def _properties(index: int) -> dict[str, int]:
-    known = torch.cuda.get_device_properties(index)
+    known: Any = torch.cuda.get_device_properties(index)
     return {
         "max_shared_mem": known.shared_memory_per_block_optin,
         "max_num_regs": known.regs_per_multiprocessor,

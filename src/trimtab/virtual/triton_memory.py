@@ -72,9 +72,9 @@ class Builder(Arithmetic):
 
     def _for_each(self, *arrays: Any) -> list[Any]:
         """Arrays in one shape, with a row for each program: what each of them does is done that often."""
-        arrays = alike(*arrays)
-        shape = (self.together, *arrays[0].shape[1:])
-        return [np.ascontiguousarray(np.broadcast_to(array, shape)) for array in arrays]
+        shaped = alike(*arrays)
+        shape = (self.together, *shaped[0].shape[1:])
+        return [np.ascontiguousarray(np.broadcast_to(array, shape)) for array in shaped]
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
         pointers, compared, data = self._for_each(ptr.data, cmp.data, val.data)
@@ -196,13 +196,13 @@ def _pointers(handle: Any, offsets: Any, checked: Any) -> tuple[Any, Any]:
     return TensorHandle(pointers, handle.base.dtype.scalar), inside
 
 
-class _Block(interpreter.BlockPointerHandle):  # type: ignore[misc]
+class _Block(interpreter.BlockPointerHandle):
     def materialize_pointers(self, boundary_check: Any) -> tuple[Any, Any]:
         pointers, inside = _pointers(self, self.offsets, boundary_check)
         return pointers, TensorHandle(inside, tl.int1)
 
 
-class _Descriptor(interpreter.TensorDescHandle):  # type: ignore[misc]
+class _Descriptor(interpreter.TensorDescHandle):
     def materialize_pointers(self, offsets: Any) -> tuple[Any, Any]:
         pointers, inside = _pointers(self, offsets, range(self.ndim))
         return pointers, TensorHandle(inside, tl.int1)

@@ -92,7 +92,7 @@ def as_tensor(data: Any, dtype: Any) -> Any:
 def alike(*arrays: Any) -> list[Any]:
     """Arrays in one shape: scalars of the programs stand for all elements."""
     rank = max(array.ndim for array in arrays)
-    return np.broadcast_arrays(*(a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in arrays))
+    return list(np.broadcast_arrays(*(a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in arrays)))
 
 
 class Memory:
@@ -134,7 +134,7 @@ def _line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class Arithmetic(interpreter.InterpreterBuilder):  # type: ignore[misc]
+class Arithmetic(interpreter.InterpreterBuilder):
     """What carries out the operations on numbers; those on memory and shapes are in triton_memory.py."""
 
     def __init__(self, memory: Memory, nanoseconds: int) -> None:
