@@ -224,7 +224,7 @@ def _pointers(handle: Any, offsets: Any, checked: Any) -> tuple[Any, Any]:
 _Pointers: Any = getattr(interpreter, "BlockPointerHandle", object)
 
 
-class _Block(_Pointers):  # type: ignore[misc]
+class _Block(_Pointers):
     def materialize_pointers(self, boundary_check: Any) -> tuple[Any, Any]:
         pointers, inside = _pointers(self, self.offsets, boundary_check)
         return pointers, TensorHandle(inside, tl.int1)
