@@ -21,7 +21,7 @@ from trimtab.virtual.tensor import payload_of
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 CUDNN, MATH = SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
 BF16, HALF = torch.bfloat16, torch.float16
-attend = functional.scaled_dot_product_attention
+attend: Any = functional.scaled_dot_product_attention
 
 # What an H200 answered (torch 2.11): the settings, and which of FLASH, EFFICIENT and CUDNN computed it.
 SEEN: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
@@ -122,17 +122,25 @@ def test_lists_of_kernels_switches_and_questions() -> None:
         asked.enable_math_sdp(False)
         asked.enable_mem_efficient_sdp(False)
         try:
-            with pytest.raises(RuntimeError, match="No available kernel"), pytest.warns(UserWarning):
+            with (
+                pytest.raises(RuntimeError, match="No available kernel"),
+                pytest.warns(UserWarning, match="not used because"),
+            ):
                 attend(q, k, v)
             layer = nn.MultiheadAttention(64, 4, batch_first=True).cuda()
-            with pytest.raises(RuntimeError, match="No available kernel"), pytest.warns(UserWarning):
+            with (
+                pytest.raises(RuntimeError, match="No available kernel"),
+                pytest.warns(UserWarning, match="not used because"),
+            ):
                 layer(q[0], k[0], v[0], need_weights=False)
         finally:
             asked.enable_math_sdp(True)
             asked.enable_mem_efficient_sdp(True)
         with sdpa_kernel(EFFICIENT):
             assert layer(q[0], k[0], v[0], need_weights=False)[0].shape == (4, 16, 64)
-        with pytest.raises(RuntimeError, match="same dtype, but got query.dtype: float key.dtype: c10::Half"):
+        with pytest.raises(
+            RuntimeError, match=r"same dtype, but got query\.dtype: float key\.dtype: c10::Half"
+        ):
             attend(q, k.half(), v)
 
 
@@ -141,7 +149,11 @@ def test_older_gpus_have_fewer_kernels() -> None:
     with virtual_gpus(1, name="Tesla T4", capability=(7, 5)):
         qkv = [tensor.cuda() for tensor in made]
         for backend in (FLASH, EFFICIENT, CUDNN):
-            with sdpa_kernel(backend), pytest.raises(RuntimeError, match="No av"), pytest.warns(UserWarning):
+            with (
+                sdpa_kernel(backend),
+                pytest.raises(RuntimeError, match="No av"),
+                pytest.warns(UserWarning, match="not used because"),
+            ):
                 attend(*qkv)
         with sdpa_kernel(EFFICIENT):
             assert attend(*[tensor.half() for tensor in qkv]).dtype is HALF
@@ -206,7 +218,7 @@ def test_sharded_heads(dtype: torch.dtype, options: dict[str, Any]) -> None:
     whole = [distribute_tensor(tensor, mesh, [Shard(1)]).requires_grad_() for tensor in made]
     out = attend(*whole, **options)
     out.float().sum().backward()
-    assert torch.allclose(payload_of(out.full_tensor()), expected, atol=2e-2)  # type: ignore[attr-defined]
+    assert torch.allclose(payload_of(out.full_tensor()), expected, atol=2e-2)
     for one, other in zip(whole, leaves, strict=True):
         assert other.grad is not None
         assert torch.allclose(payload_of(one.grad.full_tensor()), other.grad, atol=4e-2)  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """Scaled dot product attention: CUDA's choice of a kernel (sdp_backends.py), the CPU's values.
 
 Ordinary tensors take the CPU's kernels, so that values are those of the CPU bit for bit. Sharded tensors take the
-operations that CUDA has for its kernels, for which they have rules (attention_kernels.py).
+operations that CUDA has for its kernels, for which they have rules (sdp_kernels.py).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def refuse_below(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
 
 @cache
 def _multi_head() -> Any:
-    """torch's own multi_head_attention_forward: its body calls attention where torch has put the function mode aside."""
+    """torch's own multi_head_attention_forward: its body calls attention where the function mode is put aside."""
     native: Any = nn.functional.multi_head_attention_forward
     names = {**native.__globals__, "scaled_dot_product_attention": _from_body}
     made = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)

@@ -1,7 +1,7 @@
 """The operations that CUDA has for its kernels of attention, computed on payloads from their definition.
 
-In 32 bits, gradients too; what is dropped is drawn again from the seed. Never the fast way: it is for sharded tensors and
-programs that name these operations.
+In 32 bits, gradients too; what is dropped is drawn again from the seed. Never the fast way: it is for sharded tensors
+and programs that name these operations.
 """
 
 from __future__ import annotations
