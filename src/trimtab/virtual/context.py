@@ -25,11 +25,13 @@ from trimtab.virtual import (
     cuda,
     dispatch,
     extents,
+    flex,
     functions,
     generators,
     legacy,
     processes,
     ranks,
+    scripted,
     serialization,
     state,
     triton_kernels,
@@ -43,7 +45,7 @@ from trimtab.virtual.tensor import PARAMETERS, materialize
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (cuda, legacy, generators, processes, ranks, serialization)
+_PATCHING = (cuda, legacy, generators, processes, ranks, scripted, serialization)
 
 
 def install(
@@ -151,7 +153,11 @@ def _remember(module: nn.Module, inputs: Any = None) -> None:
 def _own_patches(machine: Machine) -> list[Patch]:
     return [
         # A rehearsal adds to them.
-        (functions, "HANDLERS", functions.HANDLERS | (unknown.handlers() if machine.shapes else {})),
+        (
+            functions,
+            "HANDLERS",
+            functions.HANDLERS | flex.HANDLERS | (unknown.handlers() if machine.shapes else {}),
+        ),
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
@@ -184,6 +190,9 @@ def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:
 def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         _remember(self)
+        if scripted.is_scripted(self):
+            scripted.apply(self, args[0])
+            return self
         return original(self, *args, **kwargs)  # type: ignore[no-any-return]
 
     return _apply

@@ -119,6 +119,10 @@ class VirtualTensor(torch.Tensor):
         target = self.to(torch.empty(0).type(plain).dtype)
         return target if ".cuda." in name else target.cpu()
 
+    def as_subclass(self, cls: Any) -> Any:
+        refuse_own_class(cls, self)
+        return self.view_as(self)
+
     def record_stream(self, stream: Any) -> None:
         """Nothing runs asynchronously here, so there is nothing to keep alive."""
 
@@ -291,6 +295,14 @@ class HostParameter(HostTensor, nn.Parameter):
 
 PARAMETERS = frozenset((VirtualParameter, HostParameter))
 VIRTUAL = frozenset((VirtualTensor, HostTensor)) | PARAMETERS
+
+
+def refuse_own_class(kind: type, data: Any = None) -> None:
+    """A virtual tensor cannot be of a class of the program's: say so."""
+    if data.__class__ in VIRTUAL and kind is not Tensor and kind is not nn.Parameter and kind not in VIRTUAL:
+        raise state.NotSimulated(
+            f"A tensor on a GPU of the program's own class {kind.__name__} is not simulated by virtual GPUs."
+        )
 
 
 def is_host(tensor: VirtualTensor) -> bool:
