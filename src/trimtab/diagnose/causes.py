@@ -19,6 +19,7 @@ from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
 from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose.rules_launch import current_device
 from trimtab.diagnose.rules_values import dtype, forked, generator, host_only
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -89,6 +90,8 @@ def _judge(scene: Scene) -> Verdict | None:
         return verdict
     if kind == "generator-device":
         return generator(scene)
+    if kind == "placement-conflict":
+        return current_device(scene)
     if kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
         return host_only(scene)
     if kind == "dtype-mismatch" and (verdict := dtype(scene)):

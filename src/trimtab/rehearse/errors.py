@@ -53,6 +53,9 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         if another:
             return finding
     finding, unproven = looked_at(error)
+    if process.made_up and not unproven:
+        said = f"it then stopped with {type(error).__name__}: {error}"
+        finding, unproven = None, f"{said}; whether real values lead there is not known"
     if unproven:
         process.recorder.write(t="unproven", text=unproven)
     return finding

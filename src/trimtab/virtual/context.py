@@ -22,6 +22,7 @@ from torch import nn
 from trimtab.virtual import (
     amp,
     bootstrap,
+    ctypes_libraries,
     cuda,
     dispatch,
     extents,
@@ -37,6 +38,7 @@ from trimtab.virtual import (
     triton_kernels,
     unknown,
 )
+from trimtab.virtual.imports import when_imported
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine, OnFault, Patch
@@ -87,7 +89,12 @@ def install(
             undo.callback(amp.enter())
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
-            triton_kernels.enter(machine, undo)
+            settings = {
+                "triton": triton_kernels.set_in_triton,
+                "bitsandbytes.cextension": ctypes_libraries.set_in_bitsandbytes,
+                "bitsandbytes.nn.modules": ctypes_libraries.set_in_its_modules,
+            }
+            when_imported(machine, undo, settings)
         if "torch._dynamo" in sys.modules:
             undo.enter_context(sys.modules["torch._dynamo"].config.patch(disable=True))
         if observer is not None:
@@ -130,6 +137,7 @@ def install_from_environment() -> None:
     if not text:
         return
     wanted = json.loads(text)
+    processes.hide_real_gpus()
     machine = install(
         wanted["count"],
         memory=wanted["memory"],

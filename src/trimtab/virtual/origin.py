@@ -81,7 +81,9 @@ def is_user_file(filename: str) -> bool:
     """Whether a file is the user's own: outside torch, installed packages, the standard library and this package."""
     if filename.startswith("<"):
         return False
-    return not os.path.abspath(filename).startswith(_ROOTS)
+    path = os.path.abspath(filename)
+    # Packages may also lie in another environment's folder, on PYTHONPATH.
+    return not path.startswith(_ROOTS) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
 
 def _is_user(code: CodeType) -> bool:
