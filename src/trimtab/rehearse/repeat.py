@@ -23,6 +23,7 @@ from trimtab.virtual.tensor import VIRTUAL, VirtualTensor
 
 _MOST_BYTES = 1 << 30
 _HALF = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
+_DEVICES = re.compile(r"cuda|\bcpu\b|device", re.IGNORECASE)
 _ENTRIES: set[CodeType] = {
     functions.VirtualFunctions.__torch_function__.__code__,
     dispatch.VirtualMode.__torch_dispatch__.__code__,
@@ -49,6 +50,14 @@ class Call:
         """Whether a virtual GPU took part."""
         values = [*tree_leaves(self.args), *tree_leaves(self.kwargs)]
         return any(value.__class__ in VIRTUAL or _is_gpu(value) for value in values)
+
+    @property
+    def on_one_device(self) -> bool:
+        """Whether all its tensors are on one device: only then nothing is lost by making them plain."""
+        tensors = [
+            v for v in (*tree_leaves(self.args), *tree_leaves(self.kwargs)) if isinstance(v, torch.Tensor)
+        ]
+        return len({str(tensor.device) for tensor in tensors}) < 2
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,8 @@ def again(calls: list[Call], error: BaseException) -> Outcome:
         except _CannotRepeat:
             continue
         if other is None:
-            return "works"
+            # Plain copies are all on the CPU: an error about devices does not come again.
+            return "works" if call.on_one_device and not _DEVICES.search(str(error)) else "unknown"
         if _same(other, error):
             return "fails"
     return "unknown"
