@@ -14,7 +14,7 @@ import traceback
 import types
 from pathlib import Path
 
-from trimtab.rehearse import instead, process
+from trimtab.rehearse import command, instead, process
 from trimtab.rehearse.errors import only_aborted
 
 
@@ -23,7 +23,9 @@ def main(arguments: list[str]) -> int:
     here = process.prepare()
     how, status = "done", 0
     try:
-        if arguments[0] == "-m":
+        if arguments[0] == "--command":
+            how, status = "exit", command.run(arguments[1:], here)
+        elif arguments[0] == "-m":
             _run_module(arguments[1:])
         else:
             _run_script(arguments)

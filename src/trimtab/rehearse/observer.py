@@ -29,6 +29,7 @@ class RehearsalObserver(Observer):
         super().__init__()
         self._process = process
         self._asked: set[Asked] = set()
+        self._unproven: set[str] = set()
         self._known: dict[tuple[object, ...], Finding] = {}
 
     def fault(self, fault: Fault) -> None:
@@ -70,6 +71,13 @@ class RehearsalObserver(Observer):
         own = asked.library is not None and asked.library.file.startswith(source.PACKAGE)
         how = "watch" if own else asked.how
         self._process.recorder.write(t="asked", how=how, op=asked.op, where=where, inside=inside)
+
+    def unproven(self, text: str) -> None:
+        """Write it down once; what is only known of values that were made up is no finding from here on."""
+        if text not in self._unproven:
+            self._unproven.add(text)
+            self._process.made_up = True
+            self._process.recorder.write(t="unproven", text=text)
 
     def _of_a_worker(self, finding: Finding) -> bool:
         """A batch that a forked worker put on the GPU is to be pinned: the worker's fault, which is known already."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import instead, shield, tracebacks
+from trimtab.rehearse import instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
@@ -48,6 +48,8 @@ class Process:
         """Whether this process has been a rank of a process group."""
         self.explained: set[int] = set()
         """Ids of parameters whose missing gradient one check has already explained."""
+        self.made_up = False
+        """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
 
     def report(self, finding: Finding) -> None:
@@ -140,6 +142,8 @@ def prepare() -> Process:
     if _process is None:
         _process = Process(Path(os.environ[VARIABLE]))
         _process.recorder.begin()
+        written.watch(_process.recorder, without=_process.settings.apart)
+        renames.across(_process.settings.apart)
         instead.install_from_environment()
         _catch_ends(_process)
     return _process

@@ -35,6 +35,8 @@ class Settings:
     """Whether big tensors have shapes and no values; then one rank stands for all."""
     instead: dict[str, str] = field(default_factory=dict)
     """Source files that are read with another text (a fix that is tried), by absolute path."""
+    apart: dict[str, str] = field(default_factory=dict)
+    """The folders whose writes go to an overlay, and the mount that each really lies on."""
     launched: int = 0
     """How many ranks the rehearsal itself started (0: the script is on its own)."""
 

@@ -60,6 +60,10 @@ def _default_for(func: Any) -> Any:
 class VirtualFunctions(TorchFunctionMode):
     """Sees every torch function of its thread before C++ does."""
 
+    def __init__(self, told: bool = True) -> None:
+        super().__init__()
+        self.listeners = AFTER if told else []
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -74,7 +78,7 @@ class VirtualFunctions(TorchFunctionMode):
         except (RuntimeError, TypeError) as error:
             in_cuda_words(error)
             raise
-        for listener in AFTER:
+        for listener in self.listeners:
             try:
                 listener(func, args, kwargs or {}, result)
             except Exception as error:
@@ -83,6 +87,8 @@ class VirtualFunctions(TorchFunctionMode):
 
 
 MODE = VirtualFunctions()
+INSIDE = VirtualFunctions(told=False)
+"""For what torch's own Python does inside an operation: it is no function that the program called."""
 
 
 def switched_on() -> AbstractContextManager[object]:

@@ -115,6 +115,13 @@ class NotSimulated(NotImplementedError):
     """Something that a GPU can do and a virtual one cannot: it says nothing about the program."""
 
 
+class InternalError(NotSimulated):
+    """A fault of the virtual GPUs themselves, found before it could change a value of the program."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} This is a fault of Trimtab's virtual GPUs, not of the program.")
+
+
 _stack: list[Machine] = []
 
 
