@@ -80,3 +80,9 @@ class RehearsalObserver(Observer):
         from trimtab.rehearse import agreement
 
         agreement.enter(self._process, record, places.here())
+
+    def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
+        """Remember who exchanges what: the checks that compare ranks ask."""
+        from trimtab.rehearse import exchanges
+
+        exchanges.seen(self._process, op, tensors, whole)

@@ -31,6 +31,7 @@ from trimtab.virtual import (
     processes,
     ranks,
     serialization,
+    sharing,
     state,
     unknown,
 )
@@ -79,6 +80,7 @@ def install(
             for patch in patches(machine):
                 state.replace(undo, *patch)
         undo.callback(processes.enter(machine))
+        undo.callback(sharing.enter())
         undo.callback(extents.enter())
         if len(state._stack) == 1:
             undo.callback(amp.enter())

@@ -68,7 +68,6 @@ class StaleLauncher(BaseCheck):
                 real(*args, **kwargs)
             finally:
                 self._looking = False
-            self.process.in_group = True
             agreement.joined(self.process)
 
         init_process_group.__wrapped__ = real  # type: ignore[attr-defined]
