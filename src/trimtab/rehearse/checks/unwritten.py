@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, shown, trained_by
+from trimtab.rehearse.checks.sources import wide
 from trimtab.virtual.tensor import payload_of
 from trimtab.virtual.unknown import is_unknown
 
@@ -162,7 +163,7 @@ def all_nan(tensor: torch.Tensor) -> bool:
     ):
         return False
     with torch.no_grad():
-        return bool(torch.isnan(tensor.detach()).all())
+        return bool(torch.isnan(wide(tensor)).all())
 
 
 def _some_nan(value: Any) -> bool:
@@ -170,7 +171,7 @@ def _some_nan(value: Any) -> bool:
     floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
     with torch.no_grad():
         return any(
-            bool(torch.isnan(t.detach()).any())
+            bool(torch.isnan(wide(t)).any())
             for t in floats
             if t.device.type != "meta" and t.numel() and not is_unknown(t)
         )
