@@ -91,3 +91,9 @@ class RehearsalObserver(Observer):
         from trimtab.rehearse import agreement
 
         shield.call("agreement of the ranks", agreement.enter, self._process, record, places.here())
+
+    def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
+        """Remember who exchanges what: the checks that compare ranks ask."""
+        from trimtab.rehearse import exchanges
+
+        shield.call("exchanges of the ranks", exchanges.seen, self._process, op, tensors, whole)

@@ -14,8 +14,6 @@ import multiprocessing.process
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trimtab.diagnose.finding import Finding
 from trimtab.rehearse import instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
-from trimtab.rehearse.system import sleeps
 
 if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
@@ -44,8 +41,6 @@ class Process:
         self.recorder = Recorder(folder)
         self.checks: list[BaseCheck] = []
         self.finished_in = -1
-        self.in_group = False
-        """Whether this process has been a rank of a process group."""
         self.explained: set[int] = set()
         """Ids of parameters whose missing gradient one check has already explained."""
         self.made_up = False
@@ -207,8 +202,6 @@ def _catch_ends(process: Process) -> None:
 
     def end() -> None:
         process.finish("done")
-        if process.in_group:
-            settle()
 
     stands = stands_file(process.folder, os.getpid()).open("w")
     faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)
@@ -225,17 +218,6 @@ def _catch_ends(process: Process) -> None:
         return real_bootstrap(self, *args, **kwargs)
 
     multiprocessing.process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
-
-
-def settle(most: float = 5.0) -> None:
-    """Before Python takes itself down: wait until every other thread sleeps.
-
-    A thread of gloo that lets go of a tensor after that needs Python's lock, does not get it, and aborts the process.
-    """
-    calm, until = 0, time.monotonic() + most
-    while calm < 3 and time.monotonic() < until:
-        time.sleep(0.01)  # gives them the lock
-        calm = calm + 1 if sleeps(os.getpid(), without=threading.get_native_id()) else 0
 
 
 def guarded(process: Process, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,6 +34,7 @@ from trimtab.virtual import (
     ranks,
     scripted,
     serialization,
+    sharing,
     state,
     triton_kernels,
     unknown,
@@ -84,6 +85,7 @@ def install(
             for patch in patches(machine):
                 state.replace(undo, *patch)
         undo.callback(processes.enter(machine))
+        undo.callback(sharing.enter())
         undo.callback(extents.enter())
         if len(state._stack) == 1:
             undo.callback(amp.enter())
