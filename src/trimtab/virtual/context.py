@@ -23,6 +23,7 @@ from trimtab.virtual import (
     amp,
     bootstrap,
     cuda,
+    deeds,
     dispatch,
     extents,
     functions,
@@ -89,6 +90,7 @@ def install(
         if observer is not None:
             hook = nn.modules.module.register_module_forward_pre_hook(_remember)
             undo.callback(hook.remove)
+            undo.callback(deeds.listen())
         machine.undo = undo.pop_all()
     return machine
 
