@@ -98,7 +98,7 @@ def test_a_static_graph(rehearse: Rehearse) -> None:
 def test_a_tensor_in_host_memory_has_no_partner_to_go_to(rehearse_warm: Rehearse) -> None:
     (finding,) = rehearse_warm(str(PROGRAMS / "nccl_on_host.py"), ranks=2)["findings"]
     assert "works on the GPU alone" in finding["cause"]["why"]
-    assert finding["fix"] == "make it on the GPU: metric = torch.tensor([1.0, 2.0], device='cuda')"
+    assert finding["fix"] == 'make it on the GPU: metric = torch.tensor([1.0, 2.0], device="cuda")'
 
 
 def test_a_disagreement_names_both_sides(rehearse_warm: Rehearse) -> None:

@@ -94,7 +94,10 @@ class Sight:
             before = source.root(value) if value is not None else ""
             if made is None or not before or before == name:
                 break
-            name, made = before, source.last_assignment(self.file, made.lineno, before)
+            earlier = source.last_assignment(self.file, made.lineno, before)
+            if earlier is None and before not in source.parameters(self.file, self.line):
+                break  # no variable: a module such as torch
+            name, made = before, earlier
         return name
 
 
@@ -115,6 +118,13 @@ class Scene:
         return Suspect(
             operand, tensor, holders.attributes_of(tensor, self.modules) if tensor is not None else []
         )
+
+    @cached_property
+    def several(self) -> bool:
+        """Whether the program uses more GPUs than one."""
+        tensors = [p for module in self.modules for p in module._parameters.values() if p is not None]
+        devices = {str(p.device) for p in tensors} | {s.device for s in self.operands}
+        return len({device for device in devices if device.startswith("cuda")}) > 1
 
     @cached_property
     def strays(self) -> list[Suspect]:

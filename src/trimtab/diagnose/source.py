@@ -66,6 +66,29 @@ def statement(file: str, line: int) -> ast.stmt | None:
     return max(found, key=lambda n: (n.lineno, n.col_offset), default=None)
 
 
+def node_at(file: str, start: tuple[int, int], end: tuple[int, int]) -> ast.expr | None:
+    """The expression that stands exactly between two places (line and column as ast counts)."""
+    for node in walk(file):
+        if not isinstance(node, ast.expr) or (node.lineno, node.col_offset) != start:
+            continue
+        if (node.end_lineno, node.end_col_offset) == end:
+            return node
+    return None
+
+
+@lru_cache(maxsize=64)
+def _parents(file: str) -> dict[ast.AST, ast.AST]:
+    return {child: node for node in walk(file) for child in ast.iter_child_nodes(node)}
+
+
+def above(file: str, node: ast.AST) -> Iterator[ast.AST]:
+    """What holds a node, from the inside out."""
+    parents = _parents(file)
+    while (up := parents.get(node)) is not None:
+        yield up
+        node = up
+
+
 def function_at(file: str, line: int) -> Function | None:
     """The innermost function that holds a line."""
     found = [
@@ -88,7 +111,7 @@ def class_at(file: str, line: int) -> ast.ClassDef | None:
 def assignments(file: str, line: int, name: str) -> list[ast.stmt]:
     """The statements that bind a name in the scope of a line, in order."""
     scope: ast.AST | None = function_at(file, line) or tree(file)
-    return [node for node in _own_statements(scope) if name in bound(node)] if scope else []
+    return [node for node in own_statements(scope) if name in bound(node)] if scope else []
 
 
 def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
@@ -99,7 +122,7 @@ def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
     module = tree(file)
     if module is None or function_at(file, line) is None or name in parameters(file, line):
         return None
-    outside = [node for node in _own_statements(module) if name in bound(node)]
+    outside = [node for node in own_statements(module) if name in bound(node)]
     return outside[-1] if outside else None
 
 
@@ -142,7 +165,7 @@ def sibling_move(file: str, line: int, name: str, inline: bool = False, entry: b
     since = binding.lineno if binding is not None else 0
     scope: ast.AST | None = function_at(file, line) or tree(file)
     found: int | None = None
-    for node in _own_statements(scope) if scope else ():
+    for node in own_statements(scope) if scope else ():
         if not since < node.lineno < line:
             continue
         if entry and _moves_out_of(node, name):
@@ -322,7 +345,7 @@ def names_in(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
-def _own_statements(scope: ast.AST) -> list[ast.stmt]:
+def own_statements(scope: ast.AST) -> list[ast.stmt]:
     """The statements of a scope in order, without those of functions and classes inside it."""
     found: list[ast.stmt] = []
     stack = list(ast.iter_child_nodes(scope))
@@ -361,6 +384,17 @@ def _self_targets(node: ast.AST) -> set[str]:
 def has_move(node: ast.AST) -> bool:
     """Whether an expression moves something to a device."""
     return any(_is_move(inner) for inner in ast.walk(node))
+
+
+def has_move_of(node: ast.AST, moved: str) -> bool:
+    """Whether an expression moves the very thing that is written so."""
+    return any(
+        isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Attribute)
+        and n.func.attr in MOVES
+        and ast.unparse(n.func.value) == moved
+        for n in ast.walk(node)
+    )
 
 
 def _is_move(node: ast.AST) -> TypeGuard[ast.Call]:

@@ -35,7 +35,9 @@ class RehearsalObserver(Observer):
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
         inner = next((frame for frame in fault.frames if not frame.file.startswith((OWN, _TORCH))), None)
-        key = (fault.kind, fault.op, fault.frame, inner or fault.message)
+        # One line may meet several stray tensors; where each comes from tells them apart.
+        made = tuple(operand.origin for operand in fault.operands)
+        key = (fault.kind, fault.op, fault.frame, inner or fault.message, made)
         finding = self._known.get(key)
         if finding is None:
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.

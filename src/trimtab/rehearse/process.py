@@ -160,7 +160,7 @@ def _attach(process: Process, machine: Machine) -> None:
     import torch
 
     from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
-    from trimtab.virtual import bootstrap
+    from trimtab.virtual import bootstrap, deeds
 
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
@@ -170,6 +170,7 @@ def _attach(process: Process, machine: Machine) -> None:
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
+    deeds.listen()
     _catch_spawned(process)
     shield.watch_over(process)
     workers.install()

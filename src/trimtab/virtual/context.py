@@ -24,6 +24,7 @@ from trimtab.virtual import (
     bootstrap,
     ctypes_libraries,
     cuda,
+    deeds,
     dispatch,
     extents,
     flex,
@@ -102,6 +103,7 @@ def install(
         if observer is not None:
             hook = nn.modules.module.register_module_forward_pre_hook(_remember)
             undo.callback(hook.remove)
+            undo.callback(deeds.listen())
         machine.undo = undo.pop_all()
     return machine
 
