@@ -49,6 +49,8 @@ class Trace:
 ATTRIBUTE = "_trimtab"
 EXTENTS = "_trimtab_extents"
 """What extents.py keeps beside it."""
+SHAPE = "_trimtab_shape"
+"""The mark of a meta tensor that the program made."""
 
 
 def _library_roots() -> tuple[str, ...]:
