@@ -134,3 +134,4 @@ def test_a_head_that_the_loss_does_not_use_is_a_warning(rehearse_warm: Rehearse)
     assert report["verdict"] == "clean", report["text"]
     assert [finding["severity"] for finding in report["findings"]] == ["warning"], report["text"]
     assert "extra.weight" in report["findings"][0]["message"]
+    assert "side" not in report["findings"][0]["message"]

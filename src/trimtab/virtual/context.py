@@ -18,6 +18,7 @@ from typing import Any, ParamSpec
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trimtab.virtual import (
     amp,
@@ -44,7 +45,7 @@ from trimtab.virtual.imports import when_imported
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine, OnFault, Patch
-from trimtab.virtual.tensor import PARAMETERS, materialize
+from trimtab.virtual.tensor import PARAMETERS, VIRTUAL, materialize
 
 Settings = ParamSpec("Settings")
 
@@ -174,6 +175,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
         (nn.parameter.UninitializedTensorMixin, "materialize", materialize),  # type: ignore[attr-defined]
+        (FakeTensorMode, "from_tensor", _not_faked(FakeTensorMode.from_tensor)),
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
@@ -208,6 +210,18 @@ def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)  # type: ignore[no-any-return]
 
     return _apply
+
+
+def _not_faked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_tensor(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """A fake tensor of a tensor on the host; one of a GPU needs the CUDA library and would abort the process."""
+        if tensor.__class__ in VIRTUAL:
+            raise state.NotSimulated(
+                "torch.export (or another tracer) makes fake tensors of tensors on a GPU: that is not simulated"
+            )
+        return original(self, tensor, *args, **kwargs)
+
+    return from_tensor
 
 
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
