@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 NEVER = (Path("/proc"), Path("/sys"), Path("/dev"), Path("/run"))
@@ -87,20 +89,18 @@ def _writable_below(mount: Mount, there: list[Mount]) -> Iterator[Path]:
     left = _MOST_LOOKED_AT
     others = {str(path) for path in (*NEVER, *(other.path for other in there))}
     level = [mount.path]
-    for _ in range(3):
+    for depth in range(3):
         below: list[Path] = []
         for folder in level:
             if folder != Path("/") and os.access(folder, os.W_OK | os.X_OK):
                 yield folder
-                continue
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    left -= 1
-                    if left < 0:
-                        return
-                    # What is mounted there is looked at as a mount.
-                    if entry.path not in others and entry.is_dir(follow_symlinks=False):
-                        below.append(Path(entry.path))
+            elif depth < 2 and left > 0:
+                with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                    for entry in islice(entries, left):
+                        left -= 1
+                        # What is mounted there is looked at as a mount.
+                        if entry.path not in others and entry.is_dir(follow_symlinks=False):
+                            below.append(Path(entry.path))
         level = below
 
 
@@ -114,11 +114,20 @@ def _root_of(path: Path, *, privileged: bool, there: list[Mount]) -> set[Path]:
         or not os.access(path, os.W_OK)
     ):
         return set()
+    if not privileged and _is_of_a_group(path):
+        return set()
     while path != mount.path and (privileged or path.stat().st_uid == os.getuid()):
         if path.parent == Path("/") or not os.access(path.parent, os.W_OK):
             break
         path = path.parent
     return {path} - {Path("/")}
+
+
+def _is_of_a_group(path: Path) -> bool:
+    """Whether what is made in a folder belongs to a group that is not the user's first: a user who is no administrator
+    can take no other into the overlay, and could not write there."""
+    status = path.stat()
+    return bool(status.st_mode & stat.S_ISGID) and status.st_gid != os.getegid()
 
 
 def scratch_places(there: list[Mount]) -> list[Path]:

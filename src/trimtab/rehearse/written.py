@@ -110,12 +110,12 @@ def watch(recorder: Recorder, without: Iterable[str]) -> None:
 
 
 class Look:
-    """The files of a folder before the rehearsal, to compare with afterwards."""
+    """The files of a folder (if one is given) before the rehearsal, to compare with afterwards."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._began = time.time_ns()
-        self._before = dict(_times(folder))
+        self._before = dict(_times(folder)) if folder else {}
 
     def changes(self, records: Path) -> list[Written]:
         """What was written for real: as the processes told, and as the files' times tell."""
@@ -127,7 +127,7 @@ class Look:
         for folder in [path for path, how in first.items() if how == "made"]:
             for path, _ in _times(Path(folder)):
                 first.setdefault(path, "new")
-        after = dict(_times(self._folder))
+        after = dict(_times(self._folder)) if self._folder else {}
         whole = len(self._before) < _MOST_LOOKED_AT
         for path in after if whole else ():
             if path not in self._before:
