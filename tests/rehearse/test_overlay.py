@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,8 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None
 
 
 def test_where_there_is_no_overlay_the_report_says_so_and_why() -> None:
-    assert sentence(Files(overlay=True)) == ""
+    assert sentence(Files(overlay=True)) == sentence(Files()) == ""
     assert sentence(Files(why="not permitted")) == "written for real (not permitted): nothing"
     files = Files(why="not permitted", written=[Written("/data/model.pt", "changed", True)])
     assert sentence(files) == "written for real (not permitted): /data/model.pt (changed)"
+    assert Files.from_dict(asdict(files)) == files

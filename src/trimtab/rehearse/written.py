@@ -49,6 +49,11 @@ class Files:
     """The folder to which they were moved."""
     written: list[Written] = field(default_factory=list)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Files:
+        """Back from its JSON form."""
+        return cls(**{**data, "written": [Written(**one) for one in data.get("written", [])]})
+
 
 def is_noise(path: str) -> bool:
     """Whether a path tells nothing about the program: compiled modules, devices."""
@@ -178,7 +183,7 @@ def sentence(files: Files, most: int = 5) -> str:
         told.append(
             f"{went}: {_named(apart, most)}" + ("" if files.kept else " (--keep-files DIR keeps them)")
         )
-    if real or not (files.overlay or files.why == IN_PLACE):
+    if real or (not files.overlay and files.why not in ("", IN_PLACE)):
         why = f" ({files.why})" if files.why else ""
         told.append(f"written for real{why}: {_named(real, most)}")
     return "; ".join(told)
