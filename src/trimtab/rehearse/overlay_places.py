@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,8 @@ _NO_FILES = re.compile(
 )
 _HOLDS_LAYERS = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs"))
 """File systems on which the kernel can keep what is written."""
+_LEAST_MEMORY = 2**30
+"""Bytes that a file system in memory must have; else the namespace gets one of its own."""
 _MOST_LOOKED_AT = 2000
 """Entries that are looked at in search of places that nobody named."""
 
@@ -131,7 +134,7 @@ def _is_of_a_group(path: Path) -> bool:
 
 
 def scratch_places(there: list[Mount]) -> list[Path]:
-    """Folders whose file system can keep what is written: on a disk first, in memory last."""
+    """Folders whose file system can keep what is written: on a disk first, in memory (if there is much of it) last."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     asked = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/tmp"), cache, Path("/dev/shm")]
     usable = [
@@ -141,4 +144,7 @@ def scratch_places(there: list[Mount]) -> list[Path]:
         and os.access(path, os.W_OK)
         and mount_of(path.resolve(), there).kind in _HOLDS_LAYERS
     ]
-    return sorted(dict.fromkeys(usable), key=lambda path: mount_of(path, there).kind == "tmpfs")
+    in_memory = {path for path in usable if mount_of(path, there).kind == "tmpfs"}
+    large = {path for path in in_memory if shutil.disk_usage(path).free > _LEAST_MEMORY}
+    ordered = sorted(dict.fromkeys(usable), key=lambda path: path in in_memory)
+    return [path for path in ordered if path not in in_memory or path in large]
