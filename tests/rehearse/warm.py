@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch._dynamo  # every optimizer imports it
 
-from trimtab.rehearse import child, process
+from trimtab.rehearse import child, process, shield
 from trimtab.rehearse.checks import all_checks  # noqa: F401
 from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
@@ -71,7 +71,8 @@ def check(request: dict) -> None:
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
     module, name = request["check"].split(":")
     here.checks = [getattr(importlib.import_module(module), name)(here)]
-    here.checks[0].install()
+    shield.watch_over(here)
+    shield.install(here.checks[0])
     code = compile(script.read_text(), str(script), "exec")
     try:
         exec(code, {"__name__": "__main__"})
@@ -79,7 +80,11 @@ def check(request: dict) -> None:
         here.failed(error)
     here.finish("done")
     found = gather(folder)
-    out.write_text(json.dumps({"findings": [f.to_dict() for f in found.findings], "steps": found.steps}))
+    out.write_text(
+        json.dumps(
+            {"findings": [f.to_dict() for f in found.findings], "steps": found.steps, "notes": found.notes}
+        )
+    )
 
 
 def answer(request: dict) -> None:

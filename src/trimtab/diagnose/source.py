@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from trimtab.diagnose.finding import Cause, Place
+from trimtab.virtual.packages import brought_along
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
@@ -37,7 +38,7 @@ def is_user_file(file: str) -> bool:
     path = os.path.abspath(file)
     if not file or file.startswith("<") or {"site-packages", "dist-packages"} & set(path.split(os.sep)):
         return False
-    return not path.startswith((PACKAGE, *_LIBRARIES))
+    return not path.startswith((PACKAGE, *_LIBRARIES, *brought_along()))
 
 
 def place(file: str, line: int) -> Place:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import instead, renames, written
+from trimtab.rehearse import instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 from trimtab.rehearse.system import sleeps
 
@@ -48,6 +48,8 @@ class Process:
         """Whether this process has been a rank of a process group."""
         self.explained: set[int] = set()
         """Ids of parameters whose missing gradient one check has already explained."""
+        self.made_up = False
+        """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
 
     def report(self, finding: Finding) -> None:
@@ -69,9 +71,13 @@ class Process:
         error._trimtab_recorded = True  # type: ignore[attr-defined]
         finding = finding_of(error, self)
         if finding is not None:
-            for check in self.checks:
-                finding = check.enrich(finding, error)
-            self.report(finding)
+            self.report(self.enriched(finding, error))
+
+    def enriched(self, finding: Finding, error: BaseException | None) -> Finding:
+        """The finding with what the checks know of its cause."""
+        for check in self.checks:
+            finding = shield.call(type(check).__name__, check.enrich, finding, error, otherwise=finding)
+        return finding
 
     def finish(self, how: str, status: int = 0) -> None:
         """Let the checks speak and write the last records; once per process."""
@@ -79,8 +85,10 @@ class Process:
             return
         self.finished_in = os.getpid()
         for check in self.checks:
-            check.finish()
+            shield.call(type(check).__name__, check.finish)
         self.memory()
+        if not status:
+            self._nothing_on_a_gpu()
         self.recorder.flush()
         self.recorder.write(t="end", pid=os.getpid(), how=how, status=status)
 
@@ -106,7 +114,20 @@ class Process:
                     }
                     for device in here.devices
                 },
+                used=any(device.peak or device.used for device in here.devices),
             )
+
+    def _nothing_on_a_gpu(self) -> None:
+        """Say why no tensor of this process was ever on a GPU; whether one of another was, the parent knows."""
+        from trimtab.rehearse import untouched
+
+        if "torch" in sys.modules:
+            from trimtab.virtual.state import machine
+
+            if (here := machine()) is None or any(device.peak or device.used for device in here.devices):
+                return
+        if multiprocessing.parent_process() is None:
+            self.recorder.write(t="untouched", text=shield.call("untouched", untouched.reason, otherwise=""))
 
 
 SETUP = "trimtab.rehearse.process:attach"
@@ -143,7 +164,7 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, workers
+    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
     from trimtab.virtual import bootstrap
 
     machine.observer = observer.RehearsalObserver(process)
@@ -155,10 +176,12 @@ def _attach(process: Process, machine: Machine) -> None:
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
     _catch_spawned(process)
+    shield.watch_over(process)
     workers.install()
+    quiet.silence()
     process.checks = checks.all_checks(process)
     for check in process.checks:
-        check.install()
+        shield.install(check)
 
 
 def _catch_ends(process: Process) -> None:
@@ -180,7 +203,7 @@ def _catch_ends(process: Process) -> None:
             sys.stderr.flush()
             process.hard_exit(0)
         process.failed(error)
-        real_hook(kind, error, traceback)
+        (tracebacks.print_error if real_hook is sys.__excepthook__ else real_hook)(kind, error, traceback)
 
     def end() -> None:
         process.finish("done")
@@ -191,6 +214,7 @@ def _catch_ends(process: Process) -> None:
     faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)
     os._exit = exit_now
     sys.excepthook = hook
+    tracebacks.leave_out_our_frames()
     atexit.register(end)
 
     real_bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]

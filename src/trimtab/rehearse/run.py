@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import apart, folding, hints, instead, one_rank, rank_variables
+from trimtab.errors import RequestError
+from trimtab.rehearse import apart, blame, folding, hints, instead, one_rank, rank_variables
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
@@ -145,6 +146,8 @@ def rehearse(
                         _end_group(child)
                     _signal_all(folder, signal.SIGKILL)
             seconds = time.monotonic() - started
+            if gathered.refused:
+                raise RequestError(gathered.refused)
             gathered.notes += target.notes
             hints.set_aside(gathered, target, files)
             result = _result(folder, gathered, children, timed_out, timeout, seconds, standstill)
@@ -317,9 +320,13 @@ def _result(
         elif end["how"] == "interrupt":
             proven = False
             notes.append("the script was interrupted")
-        elif end["status"] and not faults:
+        elif end["status"] and not faults and not gathered.unproven:
             proven = False
             notes.append(f"the script ended with status {end['status']}, and no fault was seen")
+    if proven and not faults and not gathered.used:
+        proven = False
+        why = f" ({gathered.untouched})" if gathered.untouched else ""
+        notes.insert(0, f"nothing ran on a GPU: no tensor was ever put on one{why}")
     if gathered.stands_for > 1:
         _alike(gathered)
         notes.append(
@@ -353,6 +360,8 @@ def _hard_exit(status: int) -> Finding:
 
 
 def _death(code: int | None) -> str:
+    if code == -signal.SIGKILL:
+        return f"the script's process was killed by SIGKILL before its end, as when {blame.NO_ROOM}"
     if code is not None and code < 0:
         return f"the script's process was killed by {signal.Signals(-code).name} before its end"
     return f"the script's process ended without a word (status {code})"

@@ -32,6 +32,7 @@ from trimtab.virtual import (
     ranks,
     serialization,
     state,
+    triton_kernels,
     unknown,
 )
 from trimtab.virtual.memory import parse_bytes
@@ -84,6 +85,7 @@ def install(
             undo.callback(amp.enter())
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
+            triton_kernels.enter(machine, undo)
         if "torch._dynamo" in sys.modules:
             undo.enter_context(sys.modules["torch._dynamo"].config.patch(disable=True))
         if observer is not None:

@@ -29,6 +29,11 @@ AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
 """Told of every torch function with its result; empty unless a rehearsal listens."""
 
 
+def listener_failed(listener: Any, error: Exception) -> None:
+    """What a listener raises is no error of the program; a rehearsal says whose it is."""
+    raise error
+
+
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a torch function with its device rewritten, past any handler."""
     device = kwargs.get("device")
@@ -55,6 +60,10 @@ def _default_for(func: Any) -> Any:
 class VirtualFunctions(TorchFunctionMode):
     """Sees every torch function of its thread before C++ does."""
 
+    def __init__(self, told: bool = True) -> None:
+        super().__init__()
+        self.listeners = AFTER if told else []
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -69,12 +78,17 @@ class VirtualFunctions(TorchFunctionMode):
         except (RuntimeError, TypeError) as error:
             in_cuda_words(error)
             raise
-        for listener in AFTER:
-            listener(func, args, kwargs or {}, result)
+        for listener in self.listeners:
+            try:
+                listener(func, args, kwargs or {}, result)
+            except Exception as error:
+                listener_failed(listener, error)
         return result
 
 
 MODE = VirtualFunctions()
+INSIDE = VirtualFunctions(told=False)
+"""For what torch's own Python does inside an operation: it is no function that the program called."""
 
 
 def switched_on() -> AbstractContextManager[object]:

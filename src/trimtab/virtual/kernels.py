@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import batch_norm, faults, state
+from trimtab.virtual import batch_norm, determinism, faults, memory, state
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name, words
 
@@ -87,6 +87,7 @@ BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
     **{f"aten::{name}": host_only for name in _HOST_ONLY},
     "aten::_amp_foreach_non_finite_check_and_unscale_": unscale,
     "aten::_pack_padded_sequence": packing,
+    **determinism.BEFORE,
 }
 
 
@@ -109,6 +110,7 @@ def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
 def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs, error: Exception) -> Any:
     """A CPU kernel refused. Either CUDA's kernel would not have (compute it in float32), or it says so otherwise."""
     text = str(error)
+    memory.refuse_on_small_host(error)
     base = plan.name.removeprefix("aten::")
     if _UNSUPPORTED.search(text):
         return _in_float32(plan, func, payloads, named)

@@ -21,7 +21,7 @@ from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.storage import address, label_storage
 
 _make = torch.Tensor._make_wrapper_subclass
-_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS)
+_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE)
 
 # dispatch.py puts its worker here; the tensor module cannot import it without a circle.
 _worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -405,12 +405,18 @@ def sync(tensor: VirtualTensor) -> None:
         return
     size, stride, offset = payload.size(), payload.stride(), payload.storage_offset()
     if tensor.size() != size or tensor.stride() != stride or tensor.storage_offset() != offset:
-        with torch._C._DisableTorchDispatch():
-            # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
-            torch.ops.aten.resize_.default(
-                tensor, [payload.untyped_storage().nbytes() // payload.element_size()]
-            )
-            torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
+        filling = torch._C._get_deterministic_fill_uninitialized_memory()
+        # Under deterministic algorithms torch would fill what it grows: here are no values to fill.
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
+        try:
+            with torch._C._DisableTorchDispatch():
+                # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
+                torch.ops.aten.resize_.default(
+                    tensor, [payload.untyped_storage().nbytes() // payload.element_size()]
+                )
+                torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
+        finally:
+            torch._C._set_deterministic_fill_uninitialized_memory(filling)
 
 
 _HOME = "_virtual_home"

@@ -7,9 +7,9 @@ rehearsal: on hardware it holds whatever was there. What is never written to the
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,9 +20,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown, trained_by
-from trimtab.rehearse.checks.sources import Source, Sources
-from trimtab.virtual import functions, state
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    optimizers_made,
+    shown,
+    trained_by,
+    watch_function,
+)
+from trimtab.rehearse.checks.sources import Source, Sources, is_finite, wide
+from trimtab.virtual import state
 from trimtab.virtual.unknown import is_unknown
 
 _EVERY_STEP_UNTIL = 8
@@ -46,9 +54,8 @@ class Values(BaseCheck):
         self._numbers = False
         self._made = optimizers_made()
         self._sources = Sources()
-        # As handlers of the function mode: a wrapper in torch's namespace would hide the function's identity.
         for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
-            functions.HANDLERS[function] = self._fresh(functions.HANDLERS.get(function, functions.call))
+            watch_function(function, self._fresh)
         around(nn.Module, "to_empty", self._to_empty)
         around(torch.amp.GradScaler, "scale", self._scale)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
@@ -59,16 +66,9 @@ class Values(BaseCheck):
         self._scaled |= scaler.is_enabled()
         return real(scaler, outputs)
 
-    def _fresh(self, real: functions.Handler) -> functions.Handler:
-        def make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensor = real(func, args, kwargs)
-            # One frame up is the function mode, two up the line that asked.
-            caller = sys._getframe(2)
-            if source.is_user_file(caller.f_code.co_filename) and _fill(tensor):
-                self._filled[tuple(tensor.shape)] = (caller.f_code.co_filename, caller.f_lineno)
-            return tensor
-
-        return make
+    def _fresh(self, caller: FrameType, args: tuple[Any, ...], tensor: Any) -> None:
+        if source.is_user_file(caller.f_code.co_filename) and _fill(tensor):
+            self._filled[tuple(tensor.shape)] = (caller.f_code.co_filename, caller.f_lineno)
 
     def _to_empty(self, real: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = real(module, *args, **kwargs)
@@ -92,7 +92,7 @@ class Values(BaseCheck):
         if self._reported:
             return
         for root in roots:
-            if root.numel() != 1 or not root.is_floating_point() or is_unknown(root):
+            if root.numel() != 1 or not root.is_floating_point() or root.is_meta or is_unknown(root):
                 continue
             value = float(root.detach())
             births = self._sources.births
@@ -136,7 +136,7 @@ class Values(BaseCheck):
         for parameter in trained_by(optimizer):
             if is_unknown(parameter):
                 continue
-            if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
+            if not is_finite(parameter):
                 shape = tuple(parameter.shape)
                 message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
                 cause = self._divergence() or (
@@ -213,4 +213,4 @@ def _all_nan(tensor: torch.Tensor) -> bool:
     ):
         return False
     with torch.no_grad():
-        return bool(torch.isnan(tensor.detach()).all())
+        return bool(torch.isnan(wide(tensor)).all())
