@@ -18,6 +18,7 @@ from trimtab.diagnose import (
     holders,
     rules_batch,
     rules_certain,
+    rules_given,
     rules_held,
     rules_likely,
     rules_modules,
@@ -56,6 +57,7 @@ _CERTAIN: tuple[_Rule, ...] = (
 _LIKELY: tuple[_Rule, ...] = (
     rules_likely.not_prepared,
     rules_modules.copied_before_move,
+    rules_given.device_given,
     rules_held.set_again,
     rules_likely.mover,
     rules_likely.sibling,

@@ -18,6 +18,7 @@ from torch import nn
 from trimtab.diagnose import source
 from trimtab.virtual.state import machine
 
+_NESTED = (dict, list, tuple)
 _TABLES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps what it has registered."""
 
@@ -77,23 +78,23 @@ def variable_of(tensor: torch.Tensor, frame: FrameType) -> str | None:
     return next((expression for expression, found in named if same(found, tensor)), None)
 
 
-def _reach(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _reach(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
+    elif depth == 0:
+        return
     elif isinstance(value, dict):
         for key, entry in list(value.items())[:64]:
-            if isinstance(entry, torch.Tensor):
-                yield f"{name}[{key!r}]", entry
+            yield from _reach(f"{name}[{key!r}]", entry, depth - 1 if isinstance(entry, _NESTED) else 0)
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value[:64]):
-            if isinstance(entry, torch.Tensor):
-                yield f"{name}[{index}]", entry
+            yield from _reach(f"{name}[{index}]", entry, depth - 1 if isinstance(entry, _NESTED) else 0)
     elif not isinstance(value, nn.Module | type) and hasattr(value, "__dict__"):
         for key, entry in list(vars(value).items())[:64]:
             if isinstance(entry, torch.Tensor):
                 yield f"{name}.{key}", entry
             elif isinstance(entry, dict) and key == "data":
-                yield from _reach(name, entry)
+                yield from _reach(name, entry, 1)
 
 
 def expressions(file: str, line: int, frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:

@@ -35,9 +35,29 @@ def wanted(scene: Scene, stray: Suspect) -> str:
 
 def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """The program's own expression for that device, valid on a line."""
-    found = scope.device_at(scene.frames, file, line, wanted(scene, stray), scene.several)
+    frames, place = scene.frames, wanted(scene, stray)
+    found = scope.device_at(frames, file, line, place, scene.several, _explicit(file, line, stray))
     # NCCL takes what is on the present GPU.
     return found or ('"cuda"' if alone(scene) else None)
+
+
+def _explicit(file: str, line: int, stray: Suspect) -> frozenset[str]:
+    """What the line that made a stray tensor says for a device itself: that has led it astray."""
+    born = stray.born
+    if born is None or (born.file, born.line) != (file, line):
+        return frozenset()
+    return frozenset(ast.unparse(node) for node in device_arguments(file, line))
+
+
+def device_arguments(file: str, line: int) -> list[ast.expr]:
+    """What the calls on a line are given for a device."""
+    found: list[ast.expr] = []
+    for call in source.call_on(file, line):
+        if (given := source.keyword(call, "device")) is not None:
+            found.append(given)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda") and call.args:
+            found.append(call.args[0])
+    return found
 
 
 def made_there(
@@ -48,14 +68,23 @@ def made_there(
     device = device_at(scene, stray, file, line)
     if statement is None or hasattr(statement, "body") or device is None:
         return None
-    edits = [
-        rewrite.in_place_of(file, call, rewrite.with_keyword(file, call, "device", device))
-        for call in rewrite.factories(node or statement)
-    ]
+    edits = [_with_device(file, call, device) for call in rewrite.factories(node or statement)]
     if not edits:
         return None
     there = "the GPU" if alone(scene) else "its device"
     return Mend(f"make it on {there}: {rewrite.after_edits(file, statement, edits)}", edits)
+
+
+def _with_device(file: str, call: ast.Call, device: str) -> Edit:
+    """A factory call with `device=`; where its result is moved in the same expression, that move with another goal."""
+    for outer in source.above(file, call):
+        if isinstance(outer, ast.stmt):
+            break
+        if not isinstance(outer, ast.Call) or not isinstance(outer.func, ast.Attribute) or not outer.args:
+            continue
+        if outer.func.attr == "to" and any(inner is call for inner in ast.walk(outer.func.value)):
+            return rewrite.in_place_of(file, outer.args[0], device)
+    return rewrite.in_place_of(file, call, rewrite.with_keyword(file, call, "device", device))
 
 
 def bound_there(
@@ -91,6 +120,8 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     node = spot.expression(stray.tensor, stray.device, frame)
     if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
         return None
+    if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
+        return _partner_to_target(scene, stray, statement)
     partner = spot.partner(wanted(scene, stray), frame, node)
     device = f"{partner}.device" if partner else device_at(scene, stray, file, line)
     if device is None:
@@ -100,6 +131,21 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     if hasattr(statement, "body"):
         return Mend(f"bring it to its partner {there}{spot.moved(file, node, device)}", edits)
     return Mend(f"bring it to its partner {there}{rewrite.after_edits(file, statement, edits)}", edits)
+
+
+def _partner_to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:
+    """`total += (x - total) / n`: what the sum is computed from goes to where the sum is kept."""
+    partner = scene.partner(stray)
+    frame = scene.frames[0]
+    if partner is None or partner.tensor is None:
+        return None
+    node = spot.expression(partner.tensor, partner.device, frame)
+    if node is None:
+        return None
+    file, device = frame.f_code.co_filename, f"{ast.unparse(statement.target)}.device"
+    edits = [rewrite.in_place_of(file, node, spot.moved(file, node, device))]
+    text = rewrite.after_edits(file, statement, edits)
+    return Mend(f"bring what is added to where the sum is kept, in line {statement.lineno}: {text}", edits)
 
 
 def _brought_to_target(file: str, statement: ast.AugAssign) -> Mend:

@@ -71,8 +71,26 @@ def _passed_by(sight: Sight, line: int) -> mend.Mend:
         if len(bare) == 1:
             edits = [rewrite.in_place_of(sight.file, bare[0], f"{ast.unparse(bare[0])}.to({device})")]
             return mend.Mend(f"move it too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
+    if fix := _into_nested(sight, statement):
+        return fix
     text = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
     return mend.Mend(text, [])
+
+
+def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:
+    """A mover of dicts that passes on what is no tensor, called again for a dict inside the batch."""
+    mover_ = source.function_at(sight.file, statement.lineno) if statement is not None else None
+    if mover_ is None or not isinstance(statement, ast.Assign | ast.Return) or "][" not in sight.name:
+        return None
+    value, names = statement.value, [a.arg for a in mover_.args.args]
+    inner = sight.frame.f_locals.get(sight.root)
+    nested = isinstance(inner, dict) and any(isinstance(v, dict) for v in inner.values())
+    if not isinstance(value, ast.Name) or not nested or names[:1] in ([], ["self"]):
+        return None
+    again = f"{mover_.name}({', '.join([value.id, *names[1:]])})"
+    text = f"{again} if isinstance({value.id}, dict) else {value.id}"
+    edits = [rewrite.in_place_of(sight.file, value, text)]
+    return mend.Mend(f"move what is nested too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
 
 
 def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -136,7 +154,7 @@ def device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
 
 
 def apart(scene: Scene, stray: Suspect) -> Verdict | None:
-    """Two results of a model that is split by hand meet: neither was made wrongly, the line that joins them moves one."""
+    """Two results of a model that is split by hand meet: none was made wrongly; the line that joins them moves one."""
     partner = scene.partner(stray)
     pair = (stray, partner) if partner is not None else ()
     if len(pair) != 2 or any(s.device == "cpu" or s.is_parameter or s.tensor is None for s in pair):
@@ -259,10 +277,12 @@ def moved_whole(sight: Sight, made: ast.stmt, name: str, device: str, there: str
     value = held.get(name)
     if isinstance(value, torch.Tensor):
         others = source.bound(made)
-        along = [
-            n for n in sorted(others) if isinstance(v := held.get(n), torch.Tensor) and str(v.device) == there
+        order = [n.id for n in ast.walk(made) if isinstance(n, ast.Name) and n.id in others | {name}]
+        names = [
+            n
+            for n in dict.fromkeys(order)
+            if n == name or (isinstance(v := held.get(n), torch.Tensor) and str(v.device) == there)
         ]
-        names = [name, *(n for n in along if n != name)]
         return f"{', '.join(names)} = {', '.join(f'{n}.to({device})' for n in names)}"
     if isinstance(value, dict):
         plain = all(isinstance(v, torch.Tensor) for v in value.values())

@@ -71,12 +71,19 @@ def _moved_in_place(line: Origin, placement: Placement) -> mend.Mend | None:
         return None
     if owner == "self" and _in_constructor(line):
         return None
-    device = f"next({owner}.parameters()).device"
+    device = f"next({_with_parameters(line, owner)}.parameters()).device"
     if placement.replaced and isinstance(statement, ast.Assign):
         device = f"{ast.unparse(statement.targets[0])}.device"
     edits = [rewrite.in_place_of(line.file, value, spot.moved(line.file, value, device))]
     assert statement is not None
     return mend.Mend(f"bring it to the model: {rewrite.after_edits(line.file, statement, edits)}", edits)
+
+
+def _with_parameters(line: Origin, owner: str) -> str:
+    """The whole module where a part of it takes something in: the part may hold nothing yet."""
+    around = source.class_at(line.file, line.line)
+    whole = around is not None and any("Module" in ast.unparse(base) for base in around.bases)
+    return "self" if whole and owner.startswith("self.") else owner
 
 
 def _in_constructor(line: Origin) -> bool:

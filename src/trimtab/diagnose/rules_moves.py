@@ -111,8 +111,10 @@ def _stored_back(file: str, statement: ast.Assign, call: ast.Call) -> mend.Mend:
 def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     """The last deed took the tensor from where its partner is: `.cpu()`, `p.data = …`, `part.to("cpu")`."""
     held = stray.held
-    if held is None or stray.moved is None or scene.partner(stray) is None:
+    if held is None or scene.partner(stray) is None:
         return None
+    if stray.moved is None:
+        return _copied_to_host(scene, stray)
     _, span = origin.spans_of(held)
     registered = next((a for a in stray.attributes if a.registered), None)
     if stray.device != "cpu" and registered is None:
@@ -138,6 +140,28 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
         if hasattr(statement, "body"):
             fix = mend.Mend(f"leave it where it is: {kept}", edits)
     return Verdict(source.cause(moved.file, call.lineno, why), fix.text, edits=fix.edits)
+
+
+def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
+    """What was made by an expression that goes over the host: `p.detach().cpu().clone()`."""
+    if stray.device != "cpu" or stray.is_parameter or stray.held is None or stray.born is None:
+        return None
+    span, _ = origin.spans_of(stray.held)
+    node: ast.expr | None = source.node_at(*span) if span is not None else None
+    statement = source.statement(stray.born.file, stray.born.line)
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
+        to_host = node.func.attr == "to" and any("cpu" in ast.unparse(given) for given in node.args)
+        if node.func.attr == "cpu" or to_host:
+            kept = rewrite.text_of(span[0], node.func.value)
+            edits = [rewrite.in_place_of(span[0], node, kept)]
+            why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
+            if statement is not None and not hasattr(statement, "body"):
+                kept = rewrite.after_edits(span[0], statement, edits)
+            return Verdict(
+                source.cause(span[0], node.lineno, why), f"leave it where it is: {kept}", edits=edits
+            )
+        node = node.func.value
+    return None
 
 
 def _meets(scene: Scene, stray: Suspect) -> str:
@@ -234,11 +258,12 @@ def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
         return _present_device_changed(scene, stray, ours, theirs)
     file, call = ours
     device = mend.device_at(scene, stray, file, call.lineno)
+    why = f"this moves it to {stray.device}, and {_meets(scene, stray)}"
     if device is None or not isinstance(call.func, ast.Attribute):
-        return None
+        fix = mend.at_use(scene, stray) or mend.sentence(scene, stray, call.lineno)
+        return Verdict(source.cause(file, call.lineno, why), fix.text, edits=fix.edits)
     text = f"{ast.unparse(call.func.value)}.to({device})"
     edits = [rewrite.in_place_of(file, call, text)]
-    why = f"this moves it to {stray.device}, and {_meets(scene, stray)}"
     return Verdict(source.cause(file, call.lineno, why), f"move it there: {text}", edits=edits)
 
 

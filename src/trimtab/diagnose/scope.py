@@ -60,17 +60,23 @@ def _bindings(scope: ast.AST, name: str) -> list[int]:
 
 
 def device_at(
-    frames: list[FrameType], file: str, line: int, wanted: str, several: bool = False
+    frames: list[FrameType],
+    file: str,
+    line: int,
+    wanted: str,
+    several: bool = False,
+    wrong: frozenset[str] = frozenset(),
 ) -> str | None:
     """An expression of the program's own that gives the wanted device where the statement on a line runs.
 
-    `several`: the program uses more GPUs than one, so that a word alone proves nothing.
+    `several`: the program uses more GPUs than one, so that a word alone proves nothing. `wrong`: what is known to give
+    another device.
     """
     frame = frame_of(frames, file, line)
     found: dict[str, int] = {}
     for text, rank in _said(file, line):
         found[text] = min(rank, found.get(text, rank))
-    for text in sorted(found, key=lambda text: (found[text], _plainness(text), len(text))):
+    for text in sorted(found.keys() - wrong, key=lambda text: (found[text], _plainness(text), len(text))):
         node = ast.parse(text, mode="eval").body
         seen = frame or _witness(frames, file, line, text)
         value = _value(node, seen) if seen is not None else None
@@ -109,7 +115,8 @@ def _witness(frames: list[FrameType], file: str, line: int, text: str) -> FrameT
             if owner is not None and named == (file, owner.name):
                 return frame
         elif frame.f_code.co_filename == file and root in frame.f_globals and root not in frame.f_locals:
-            if function is None or (root not in _arguments(function) and not _bindings(function, root)):
+            local = function is not None and (root in _arguments(function) or _bindings(function, root))
+            if not local:
                 return frame
     return None
 
@@ -159,12 +166,13 @@ def _said(file: str, line: int) -> Iterator[tuple[str, int]]:
 def _helpers(file: str, line: int) -> Iterator[str]:
     """The device of an object that the program made to place things by: `accelerator = Accelerator()`."""
     for node in source.walk(file):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.lineno < line:
-            if source.called_name(node.value) in ("Accelerator", "Fabric"):
-                for target in node.targets:
-                    root = source.root(target)
-                    if root and is_bound(file, line, root):
-                        yield f"{ast.unparse(target)}.device"
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or node.lineno >= line:
+            continue
+        placing = source.called_name(node.value) in ("Accelerator", "Fabric")
+        for target in node.targets if placing else ():
+            root = source.root(target)
+            if root and is_bound(file, line, root):
+                yield f"{ast.unparse(target)}.device"
 
 
 def _self_bindings(function: source.Function, attribute: str) -> list[int]:

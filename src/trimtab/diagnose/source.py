@@ -216,6 +216,10 @@ def move_in(file: str, function: str) -> int | None:
                 and not _is_type_test(choice.test)
             ):
                 return choice.lineno
+            if isinstance(choice, ast.If) and any(has_move(s) for s in choice.body) and choice.orelse:
+                passed = choice.orelse[-1]
+                if isinstance(passed, ast.Assign | ast.Return) and isinstance(passed.value, ast.Name):
+                    return passed.lineno
         return min(n.lineno for n in ast.walk(node) if _is_move(n))
     return None
 
@@ -295,7 +299,11 @@ def attribute_assignment(file: str, class_name: str, attribute: str, preferred: 
     classes = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
     for method in (m for owner in classes for m in owner.body if isinstance(m, Function)):
         for inner in ast.walk(method):
-            if isinstance(inner, _SETTING) and attribute in _self_targets(inner):
+            if (
+                isinstance(inner, _SETTING)
+                and attribute in _self_targets(inner)
+                and not _sets_none(inner, attribute)
+            ):
                 lines.append((inner.lineno != preferred, method.name != "__init__", inner.lineno))
     return min(lines)[2] if lines else None
 
@@ -373,6 +381,14 @@ def bound(node: ast.AST | None) -> set[str]:
         for inner in ast.walk(target)
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
     }
+
+
+def _sets_none(node: ast.AST, attribute: str) -> bool:
+    """Whether a statement only says that an attribute holds nothing yet."""
+    if not isinstance(node, ast.Assign):
+        return False
+    set_to = [v for t, v in pairs(node) if isinstance(t, ast.Attribute) and t.attr == attribute]
+    return bool(set_to) and all(is_constant(value, None) for value in set_to)
 
 
 def _self_targets(node: ast.AST) -> set[str]:

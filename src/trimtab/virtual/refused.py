@@ -1,4 +1,4 @@
-"""Operations whose C++ code looks at devices by itself (stft, recurrent layers): what it refuses is a fault like others.
+"""Operations whose C++ code looks at devices itself (stft, recurrent layers): what it refuses is a fault like others.
 
 Comes in only when such an error was raised; decides nothing about operations that rules.py knows.
 """
