@@ -194,3 +194,13 @@ def test_gpus_that_the_line_shows(ask: Callable[..., dict[str, Any]], tmp_path: 
     )
     report = ask("CUDA_VISIBLE_DEVICES=1,2", "script.py", ranks=None, timeout=120, settings={})
     assert json.loads(report["stdout"]) == [2, "1,2"]
+
+
+def test_a_wrong_config_is_refused_before_anything_starts(read: Read) -> None:
+    Path("c.yaml").write_text("modle: x\n")
+    with pytest.raises(RequestError, match="did you mean model") as refused:
+        read("c.yaml")
+    assert refused.value.exit_code == 2
+    Path("c.yaml").write_text("model: builtin:causal-lm\n")
+    with pytest.raises(RequestError, match="no_such"):
+        read("c.yaml training.no_such=1")

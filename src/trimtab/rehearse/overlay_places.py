@@ -76,11 +76,10 @@ def roots(words: Iterable[str], *, privileged: bool, there: list[Mount]) -> list
 def _named(words: Iterable[str]) -> Iterator[Path]:
     """Where a script writes: its working directory, home, temporary files, and what its words and variables name."""
     yield Path.cwd()
-    yield Path.home()
     yield Path(tempfile.gettempdir())
-    said = [part for word in words for part in (word, word.partition("=")[2]) if os.sep in part]
-    said += [value for value in os.environ.values() if value.startswith(os.sep)]
-    for text in said:
+    said = [part for word in words for part in (word, word.partition("=")[2])]
+    said += [os.path.expanduser("~"), *os.environ.values()]
+    for text in (text for text in said if os.sep in text):
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             path = Path(text).expanduser()
             # What is not there yet is made in the first folder above that is.
@@ -135,7 +134,7 @@ def _is_of_a_group(path: Path) -> bool:
 
 def scratch_places(there: list[Mount]) -> list[Path]:
     """Folders whose file system can keep what is written: on a disk first, in memory (if there is much of it) last."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     asked = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/tmp"), cache, Path("/dev/shm")]
     usable = [
         path.resolve()
