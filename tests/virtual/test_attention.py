@@ -211,12 +211,19 @@ def _group() -> Iterator[None]:
 @pytest.mark.parametrize("options", [{"is_causal": True}, {}])
 def test_sharded_heads(dtype: torch.dtype, options: dict[str, Any]) -> None:
     made, _ = operands(dtype)
-    leaves = [tensor.clone().requires_grad_() for tensor in made]
-    expected = attend(*leaves, **options)
+    rows = [tensor.transpose(1, 2).flatten(2).contiguous() for tensor in made]
+    leaves = [tensor.clone().requires_grad_() for tensor in rows]
+
+    def through(parts: Any) -> Any:
+        """As a model does: heads are split off by views, and put together again."""
+        out = attend(*(part.view(2, 16, 4, 64).transpose(1, 2) for part in parts), **options)
+        return out.transpose(1, 2).contiguous().view(2, 16, 256)
+
+    expected = through(leaves)
     expected.float().sum().backward()
     mesh = init_device_mesh("cuda", (1,))
-    whole = [distribute_tensor(tensor, mesh, [Shard(1)]).requires_grad_() for tensor in made]
-    out = attend(*whole, **options)
+    whole = [distribute_tensor(tensor, mesh, [Shard(2)]).requires_grad_() for tensor in rows]
+    out = through(whole)
     out.float().sum().backward()
     assert torch.allclose(payload_of(out.full_tensor()), expected, atol=2e-2)
     for one, other in zip(whole, leaves, strict=True):

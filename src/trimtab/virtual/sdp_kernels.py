@@ -68,8 +68,17 @@ def _forward(
     seed = _seed(dropout)
     scores = _Scores(q, k, bias, causal, scale, dropout, seed)
     out = ((scores.weights * scores.kept) @ scores.wide(v)).to(q.dtype)
-    made = torch.empty_like(q) if out.shape == q.shape else out
-    return made.copy_(out) if made is not out else out, scores.sums, seed
+    return out, scores.sums, seed
+
+
+def _rows_first(tensor: Tensor) -> Tensor:
+    """In memory the heads come after the rows: as the memory-efficient kernels leave it."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _laid_as(tensor: Tensor, other: Tensor) -> Tensor:
+    """In memory as the operand lies: as the other kernels leave it."""
+    return torch.empty_like(other).copy_(tensor) if tensor.shape == other.shape else _rows_first(tensor)
 
 
 def _backward(
@@ -109,12 +118,14 @@ def _flash(
 ) -> Any:
     # Its causal mask is aligned to the last query and the last key.
     out, sums, seed = _forward(q, k, v, None, dropout_p, 2 if is_causal else 0, scale)
-    return out, sums, None, None, q.size(2), k.size(2), seed, torch.zeros_like(seed), q.new_empty(0)
+    size = q.size(2), k.size(2)
+    return _laid_as(out, q), sums, None, None, *size, seed, torch.zeros_like(seed), q.new_empty(0)
 
 
 def _flash_backward(*args: Any, scale: Any = None) -> Any:
     grad, q, k, v, out, _, _, _, _, _, dropout, causal, seed, _ = args
-    return _backward(grad, q, k, v, None, out, dropout, 2 if causal else 0, scale, seed)[:3]
+    made = _backward(grad, q, k, v, None, out, dropout, 2 if causal else 0, scale, seed)
+    return tuple(map(_laid_as, made[:3], (q, k, v)))
 
 
 def _efficient(
@@ -135,7 +146,7 @@ def _efficient(
         if keeps
         else sums[..., :0].clone()
     )
-    return out, kept, seed, torch.zeros_like(seed)
+    return _rows_first(out), kept, seed, torch.zeros_like(seed)
 
 
 def _efficient_backward(
@@ -156,7 +167,7 @@ def _efficient_backward(
 ) -> Any:
     made = _backward(grad, q, k, v, bias, out, dropout, int(is_causal), scale, seed)
     of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if bias is not None and wanted[3] else None
-    return (*made[:3], of_bias)
+    return (*map(_rows_first, made[:3]), of_bias)
 
 
 def _cudnn(
@@ -172,12 +183,14 @@ def _cudnn(
     scale: Any = None,
 ) -> Any:
     out, sums, seed = _forward(q, k, v, bias, dropout_p, int(is_causal), scale)
-    return out, sums.unsqueeze(-1), None, None, q.size(2), k.size(2), seed, torch.zeros_like(seed), None
+    size = q.size(2), k.size(2)
+    return _laid_as(out, q), sums.unsqueeze(-1), None, None, *size, seed, torch.zeros_like(seed), None
 
 
 def _cudnn_backward(*args: Any, scale: Any = None) -> Any:
     grad, q, k, v, out, _, seed, _, bias, _, _, _, _, dropout, causal = args
-    return _backward(grad, q, k, v, bias, out, dropout, int(causal), scale, seed)[:3]
+    made = _backward(grad, q, k, v, bias, out, dropout, int(causal), scale, seed)
+    return tuple(map(_laid_as, made[:3], (q, k, v)))
 
 
 def _of_rows(q: Any, k: Any, v: Any, bias: Any, *rest: Any, scale: Any = None, **options: Any) -> Any:
@@ -194,7 +207,7 @@ def _of_rows(q: Any, k: Any, v: Any, bias: Any, *rest: Any, scale: Any = None, *
         if keeps
         else sums[..., :0].clone()
     )
-    return out.transpose(1, 2), kept, seed, torch.zeros_like(seed), q.size(2), k.size(2)
+    return _rows_first(out).transpose(1, 2), kept, seed, torch.zeros_like(seed), q.size(2), k.size(2)
 
 
 def _of_rows_backward(*args: Any, scale: Any = None, **options: Any) -> Any:
@@ -202,7 +215,7 @@ def _of_rows_backward(*args: Any, scale: Any = None, **options: Any) -> Any:
     grad, q, k, v, out = (tensor.transpose(1, 2) for tensor in (grad, q, k, v, out))
     made = _backward(grad, q, k, v, bias, out, dropout, mask, scale, seed)
     of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if bias is not None else None
-    return (*(tensor.transpose(1, 2) for tensor in made[:3]), of_bias)
+    return (*(_rows_first(tensor).transpose(1, 2) for tensor in made[:3]), of_bias)
 
 
 SUBSTITUTES: dict[str, Callable[..., Any]] = {
