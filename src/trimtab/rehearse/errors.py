@@ -93,10 +93,14 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     found = shield.call("diagnosis", diagnose_exception, error, stack, otherwise=_plain(error, stack))
     finding: Finding = found
     if finding.fix == UNKNOWN:
-        finding.fix = said.fix
+        finding.fix = _install(error.name) if isinstance(error, ModuleNotFoundError) else said.fix
     # What C++ calls meta:1 is the program's cuda:1.
     finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
     return finding, ""
+
+
+def _install(name: str | None) -> str:
+    return f"{name} is not there for this Python ({sys.prefix}): install it, or rehearse with the Python that has it"
 
 
 def _places(error: BaseException) -> list[Place]:

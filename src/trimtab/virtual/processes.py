@@ -1,8 +1,8 @@
 """Processes and page-locked memory around virtual GPUs, and the first use of a GPU in a process.
 
 A process forked after CUDA was initialised may not use it, as on hardware; one that is spawned starts with the same
-virtual machine (see bootstrap.py). Pinned memory is ordinary memory that says it is pinned. Never shares a GPU tensor
-between processes without a copy.
+virtual machine (see bootstrap.py), and shares the tensors that it is handed (sharing.py). Pinned memory is ordinary
+memory that says it is pinned.
 """
 
 from __future__ import annotations
