@@ -63,7 +63,7 @@ class Launch:
         """Run every program of the grid, many together; those that go different ways are run again apart."""
         sizes = (*grid, 1, 1)[:3]
         with _lock, np.errstate(all="ignore"):
-            scope = patched(self.builder, self.call)
+            scope = patched(self.builder, self._semantic, self.call)
             try:
                 self._replaced = by_identity(scope)
                 given = {name: self._value(name, value) for name, value in self._arguments.items()}

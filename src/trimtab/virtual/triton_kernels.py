@@ -198,8 +198,12 @@ def _run(spent: _Spent, kernel: Any, given: dict[str, Any], sizes: tuple[int, ..
         return spent.given_up[kernel.fn]
     if getattr(kernel, "is_gluon", bool)():
         return "it is written for the GPU itself (Gluon)"
-    from trimtab.virtual.triton_interpreter import Launch
+    try:
+        from trimtab.virtual.triton_interpreter import Launch
+    except (ImportError, AttributeError) as error:
+        import triton
 
+        return f"the interpreter of Triton {triton.__version__} is not one that is known here ({error})"
     arguments = {name: _mapped(_payload, value) for name, value in given.items()}
     memory = [_payload(tensor) for value in given.values() for tensor in _tensors(value)]
     if any(tensor.is_meta for tensor in memory):

@@ -48,19 +48,22 @@ _OTHER_NAMES = {
 }
 
 
-def patched(builder: Builder, call: Callable[..., Any]) -> Any:
+def patched(builder: Builder, semantic: Any, call: Callable[..., Any]) -> Any:
     """Change Triton's language to one that computes; the result's `restore()` puts it back.
 
     `call(function, args, kwargs)` carries out a function that is itself written in Triton.
     """
     holder = type("Holder", (), {})
     holder.__globals__ = {"tl": tl, "core": tl.core}  # type: ignore[attr-defined]
-    native = interpreter.interpreter_builder
-    interpreter.interpreter_builder = builder
+    own = {"interpreter_builder": builder, "interpreter_semantic": semantic}
+    native = [(interpreter, name, getattr(interpreter, name)) for name in own]
+    vars(interpreter).update(own)
     try:
         scope = interpreter._patch_lang(holder)
-    finally:
-        interpreter.interpreter_builder = native
+    except BaseException:
+        vars(interpreter).update({name: value for _, name, value in native})
+        raise
+    scope._changes[:0] = native  # put back with the rest
     for module in (tl, tl.core):
         scope.set_attr(module, "reduce", _reduce)
         scope.set_attr(module, "associative_scan", _scan)

@@ -14,6 +14,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
 from trimtab.virtual.triton_numbers import Arithmetic, Unsupported, agreed, alike, narrowed, wide
+from trimtab.virtual.wording import words
 
 _native = interpreter._interpreter
 
@@ -173,6 +174,29 @@ class Builder(Arithmetic):
         return made
 
 
+_AS_THEY_ARE = words(
+    """
+    create_fabs create_idiv create_ashr create_umulhi create_bitcast create_addptr create_load create_store
+    create_get_num_programs create_barrier create_split create_descriptor_load create_descriptor_store create_clampf
+    create_tensor_pointer_load create_tensor_pointer_store create_extern_elementwise create_inline_asm
+    """
+)
+"""Operations of Triton's own interpreter that hold for arrays of many programs; lambdas go through those above."""
+
+
+def _refused(name: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unsupported(f"{name.removeprefix('create_')} is not interpreted here")
+
+    return refuse
+
+
+for _name, _operation in list(vars(interpreter.InterpreterBuilder).items()):
+    _own = any(_name in vars(cls) for cls in (Builder, Arithmetic)) or _name in _AS_THEY_ARE
+    if _name.startswith("create_") and not _own and _operation.__name__ != "<lambda>":
+        setattr(Builder, _name, _refused(_name))
+
+
 def _pointers(handle: Any, offsets: Any, checked: Any) -> tuple[Any, Any]:
     """The pointers of a block whose corner is at the offsets, and which of them lie within the checked dimensions."""
     dtype = handle.base.get_element_ty()
@@ -196,7 +220,11 @@ def _pointers(handle: Any, offsets: Any, checked: Any) -> tuple[Any, Any]:
     return TensorHandle(pointers, handle.base.dtype.scalar), inside
 
 
-class _Block(interpreter.BlockPointerHandle):
+# Newer versions of Triton make blocks of pointers of the rest of their language.
+_Pointers: Any = getattr(interpreter, "BlockPointerHandle", object)
+
+
+class _Block(_Pointers):
     def materialize_pointers(self, boundary_check: Any) -> tuple[Any, Any]:
         pointers, inside = _pointers(self, self.offsets, boundary_check)
         return pointers, TensorHandle(inside, tl.int1)
