@@ -18,11 +18,14 @@ from typing import Any, ParamSpec
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trimtab.virtual import (
     amp,
     bootstrap,
+    ctypes_libraries,
     cuda,
+    deeds,
     dispatch,
     extents,
     flex,
@@ -33,13 +36,16 @@ from trimtab.virtual import (
     ranks,
     scripted,
     serialization,
+    sharing,
     state,
+    triton_kernels,
     unknown,
 )
+from trimtab.virtual.imports import when_imported
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine, OnFault, Patch
-from trimtab.virtual.tensor import PARAMETERS, materialize
+from trimtab.virtual.tensor import PARAMETERS, VIRTUAL, materialize
 
 Settings = ParamSpec("Settings")
 
@@ -81,16 +87,24 @@ def install(
             for patch in patches(machine):
                 state.replace(undo, *patch)
         undo.callback(processes.enter(machine))
+        undo.callback(sharing.enter())
         undo.callback(extents.enter())
         if len(state._stack) == 1:
             undo.callback(amp.enter())
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
+            settings = {
+                "triton": triton_kernels.set_in_triton,
+                "bitsandbytes.cextension": ctypes_libraries.set_in_bitsandbytes,
+                "bitsandbytes.nn.modules": ctypes_libraries.set_in_its_modules,
+            }
+            when_imported(machine, undo, settings)
         if "torch._dynamo" in sys.modules:
             undo.enter_context(sys.modules["torch._dynamo"].config.patch(disable=True))
         if observer is not None:
             hook = nn.modules.module.register_module_forward_pre_hook(_remember)
             undo.callback(hook.remove)
+            undo.callback(deeds.listen())
         machine.undo = undo.pop_all()
     return machine
 
@@ -128,6 +142,7 @@ def install_from_environment() -> None:
     if not text:
         return
     wanted = json.loads(text)
+    processes.hide_real_gpus()
     machine = install(
         wanted["count"],
         memory=wanted["memory"],
@@ -160,6 +175,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
         (nn.parameter.UninitializedTensorMixin, "materialize", materialize),  # type: ignore[attr-defined]
+        (FakeTensorMode, "from_tensor", _not_faked(FakeTensorMode.from_tensor)),
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
@@ -194,6 +210,18 @@ def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)  # type: ignore[no-any-return]
 
     return _apply
+
+
+def _not_faked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_tensor(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """A fake tensor of a tensor on the host; one of a GPU needs the CUDA library and would abort the process."""
+        if tensor.__class__ in VIRTUAL:
+            raise state.NotSimulated(
+                "torch.export (or another tracer) makes fake tensors of tensors on a GPU: that is not simulated"
+            )
+        return original(self, tensor, *args, **kwargs)
+
+    return from_tensor
 
 
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:

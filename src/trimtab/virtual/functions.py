@@ -17,7 +17,7 @@ import torch.utils._device as default_device
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trimtab.virtual import faults, origin, state
+from trimtab.virtual import faults, origin, refused, state
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, set_data, wrap
@@ -27,6 +27,11 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
 AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
 """Told of every torch function with its result; empty unless a rehearsal listens."""
+
+
+def listener_failed(listener: Any, error: Exception) -> None:
+    """What a listener raises is no error of the program; a rehearsal says whose it is."""
+    raise error
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -72,10 +77,19 @@ class VirtualFunctions(TorchFunctionMode):
                 result = func(*args)
         except (RuntimeError, TypeError) as error:
             in_cuda_words(error)
-            raise
+            if not refused.is_about_devices(error, args, kwargs or {}):
+                raise
+            result = refused.repaired(error, _again, func, args, kwargs or {})
         for listener in self.listeners:
-            listener(func, args, kwargs or {}, result)
+            try:
+                listener(func, args, kwargs or {}, result)
+            except Exception as error:
+                listener_failed(listener, error)
         return result
+
+
+def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return HANDLERS.get(func, call)(func, args, kwargs)
 
 
 MODE = VirtualFunctions()
