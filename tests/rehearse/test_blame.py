@@ -33,6 +33,10 @@ WHOSE = {
     "a shape, in a layer": ("nn.Linear(4, 2).cuda()(torch.ones(3, 5, device='cuda'))", "proven"),
     "a shape, in sixteen bits": ("a = torch.ones(4, 5).cuda().half()\na @ a", "proven"),
     "a view that strides forbid": ("torch.ones(4, 6).cuda().t().view(24)", "proven"),
+    "a shape, under vmap": (
+        "torch.func.vmap(torch.dot)(torch.ones(3, 4).cuda(), torch.ones(3, 5).cuda())",
+        "proven",
+    ),
     "a leaf that is changed in place": ("nn.Parameter(torch.ones(3).cuda()).add_(1)", "proven"),
     "torch's own Python": ("F.interpolate(torch.ones(3).cuda(), size=3)", "proven"),
     "a type that no device takes": ("torch.softmax(torch.arange(4).cuda(), 0)", "proven"),

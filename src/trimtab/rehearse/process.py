@@ -64,7 +64,7 @@ class Process:
         if getattr(error, "_trimtab_recorded", False):
             return
         error._trimtab_recorded = True  # type: ignore[attr-defined]
-        finding = finding_of(error, self)
+        finding = shield.call("judgement of errors", finding_of, error, self)
         if finding is not None:
             self.report(self.enriched(finding, error))
 

@@ -151,7 +151,10 @@ def _attempt(call: Call) -> BaseException | None:
 
 def _made(call: Call, half: bool) -> BaseException | None:
     copier = _Copier(half=half, graph=not call.below_autograd)
-    args, kwargs = tree_map(copier.copy, (call.args, call.kwargs))
+    try:
+        args, kwargs = tree_map(copier.copy, (call.args, call.kwargs))
+    except RuntimeError as error:  # a tensor of a vmap that has ended, say
+        raise _CannotRepeat from error
     try:
         call.func(*args, **kwargs)
     except Exception as error:

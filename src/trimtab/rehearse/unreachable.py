@@ -43,7 +43,7 @@ _SAID = re.compile(
 _WRITES = words(
     "mkdir makedirs save savefig to_csv to_json to_parquet save_pretrained write_text write_bytes dump"
 )
-_HUB = re.compile(r"hugging ?face|huggingface_hub|\bhub\b|HF_HUB|transformers|datasets", re.I)
+_HUB = re.compile(r"hugging ?face|huggingface_hub|on the Hub|HF_HUB|transformers|datasets", re.I)
 
 
 def is_unreachable(error: BaseException) -> bool:
