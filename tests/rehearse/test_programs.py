@@ -73,7 +73,7 @@ def check_pair(rehearse: Rehearse, name: str, kind: str, ranks: int | None) -> N
     assert named_lines(faulty, "where") == marked_lines(path, "where"), faulty["text"]
     assert named_lines(faulty, "cause") == marked_lines(path, "cause"), faulty["text"]
     repaired = rehearse(str(path), "fixed", ranks=ranks)
-    # Some of them are about ranks or layers alone, and need no GPU.
+    # Some of them are about ranks or layers alone, and name no device.
     untouched = repaired["verdict"] == "unproven" and "nothing ran on a GPU" in "".join(repaired["notes"])
     assert repaired["verdict"] == "clean" or untouched, repaired["text"]
     assert repaired["findings"] == [], repaired["text"]

@@ -45,6 +45,8 @@ class Process:
         """Ids of parameters whose missing gradient one check has already explained."""
         self.made_up = False
         """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
+        self.ran_a_module = self.loaded_rows = False
+        """Whether a module was called here, and whether rows were read: a program that only reads needs no GPU."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
 
     def report(self, finding: Finding) -> None:
@@ -122,7 +124,12 @@ class Process:
             if (here := machine()) is None or any(device.peak or device.used for device in here.devices):
                 return
         if multiprocessing.parent_process() is None:
-            self.recorder.write(t="untouched", text=shield.call("untouched", untouched.reason, otherwise=""))
+            asked = shield.call("untouched", untouched.wanted, otherwise="")
+            if asked or (self.loaded_rows and not self.ran_a_module):
+                self.recorder.write(t="on-cpu", text=f", as it asks at {asked}" if asked else "")
+            else:
+                reason = shield.call("untouched", untouched.reason, otherwise="")
+                self.recorder.write(t="untouched", text=reason)
 
 
 SETUP = "trimtab.rehearse.process:attach"
@@ -169,7 +176,7 @@ def _attach(process: Process, machine: Machine) -> None:
         one_rank.start_only_the_first()
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
-    torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
+    torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process, machine))
     deeds.listen()
     _catch_spawned(process)
     shield.watch_over(process)
@@ -178,6 +185,11 @@ def _attach(process: Process, machine: Machine) -> None:
     process.checks = checks.all_checks(process)
     for check in process.checks:
         shield.install(check)
+
+
+def _called(process: Process, machine: Machine, module: Any, _: Any) -> None:
+    process.ran_a_module = True
+    machine.modules.add(module)
 
 
 def _catch_ends(process: Process) -> None:

@@ -323,7 +323,9 @@ def _result(
         elif end["status"] and not faults and not gathered.unproven:
             proven = False
             notes.append(f"the script ended with status {end['status']}, and no fault was seen")
-    if proven and not faults and not gathered.used:
+    if proven and not faults and not gathered.used and gathered.on_cpu is not None:
+        notes.insert(0, f"it ran on the CPU{gathered.on_cpu}: nothing of it concerns a GPU")
+    elif proven and not faults and not gathered.used:
         proven = False
         why = f" ({gathered.untouched})" if gathered.untouched else ""
         notes.insert(0, f"nothing ran on a GPU: no tensor was ever put on one{why}")

@@ -168,6 +168,8 @@ class Gathered:
     """Whether something was met that a rehearsal cannot tell."""
     used: bool = False
     """Whether any process put a tensor on a GPU."""
+    on_cpu: str | None = None
+    """Set where a program needs no GPU: the words for it (it asks for the CPU itself, or reads rows alone)."""
     untouched: str = ""
     """Why one did not, as far as it can be seen."""
     refused: str = ""
@@ -188,6 +190,8 @@ def gather(folder: Path) -> Gathered:
                     counts[record["id"]] = 1
                 case "count":
                     counts[record["id"]] = max(counts.get(record["id"], 1), record["n"])
+                case "on-cpu":
+                    result.on_cpu = record["text"]
                 case "untouched":
                     result.untouched = result.untouched or record["text"]
                 case "memory":

@@ -1,4 +1,5 @@
-"""Why nothing of a program ran on a GPU, as far as its source tells: the line that chose the device, the option for it.
+"""Why nothing of a program ran on a GPU, as far as its source tells: the line that chose the device, the option for it,
+or that the program asks for the CPU in so many words.
 
 Only reads the files of the modules that were imported; decides nothing.
 """
@@ -35,6 +36,50 @@ def reason() -> str:
     if options:
         said.append(f"see its own {'option' if len(options) == 1 else 'options'} {', '.join(options[:3])}")
     return "; ".join(said)
+
+
+def wanted() -> str:
+    """Where the program itself asks for the CPU, whatever the machine has; nothing when it does not.
+
+    A default of its command line does not count: whoever rehearses can give the option.
+    """
+    if "torch" not in sys.modules:
+        return ""
+    for file in _own_files():
+        options = source.calls(file, "add_argument", "option", "Option")
+        # What stands beside a question ("cuda" if torch.cuda.is_available() else "cpu") is not asked for.
+        beside = [node for node in source.walk(file) if isinstance(node, ast.IfExp | ast.BoolOp)]
+        left_out = {id(inner) for node in (*options, *beside) for inner in ast.walk(node)}
+        for node in source.walk(file):
+            if id(node) not in left_out and _asks_for_cpu(node):
+                return f"{os.path.basename(file)}:{node.lineno}"  # type: ignore[attr-defined]
+    return ""
+
+
+def _asks_for_cpu(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        # A setting from outside that is the CPU unless it is given.
+        value = node.value
+        read = isinstance(value, ast.Call) and source.called_name(value) in ("get", "getenv")
+        return _is_cpu(value) or (read and any(_is_cpu(argument) for argument in value.args[1:]))  # type: ignore[union-attr]
+    if not isinstance(node, ast.Call):
+        return False
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    if source.called_name(node) == "init_process_group":
+        backend = given.get("backend", node.args[0] if node.args else None)
+        return isinstance(backend, ast.Constant) and backend.value == "gloo"
+    if any(_is_true(given.get(name)) for name in ("use_cpu", "cpu", "no_cuda")):
+        return True
+    moves = source.called_name(node) in ("to", "device", "set_default_device") and len(node.args) == 1
+    return _is_cpu(given.get("device")) or (moves and _is_cpu(node.args[0]))
+
+
+def _is_cpu(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value == "cpu"
+
+
+def _is_true(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
 
 
 def _own_files() -> Iterator[str]:

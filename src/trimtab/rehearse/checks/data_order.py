@@ -1,7 +1,7 @@
 """A DistributedSampler that shuffles but is never told the epoch gives the same order every time.
 
 What counts is what was trained on: a pass that was broken off early (a look at one batch) is no epoch, and neither is
-an evaluation, in which no optimizer steps.
+an evaluation, in which no optimizer steps. Of a program that trains nothing at all, whole passes count.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -35,6 +36,8 @@ class _Pass:
     given: int = 0
     steps: int = 0
     ended: bool = False
+    graded: bool = True
+    """Whether gradients were on when it began."""
 
     def is_epoch(self) -> bool:
         return self.steps > 0 and (self.ended or self.given >= _NEARLY * self.batches)
@@ -47,6 +50,9 @@ class DataOrder(BaseCheck):
         self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
         self._epochs: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
         """The epoch numbers under which each sampler has been trained on to its end."""
+        self._whole: WeakKeyDictionary[Any, dict[int, list[_Pass]]] = WeakKeyDictionary()
+        """All passes that came to their end, by their epoch number."""
+        self._stepping = False
         self._current: _Pass | None = None
         around(_BaseDataLoaderIter, "__init__", self._begin)
         around(_BaseDataLoaderIter, "_reset", self._again)
@@ -63,12 +69,15 @@ class DataOrder(BaseCheck):
         real(iterator, loader, *args, **kwargs)
 
     def _start(self, iterator: Any, loader: Any) -> None:
+        self.process.loaded_rows = True
         sampler = _sampler(loader)
         before = self._passes.pop(iterator, None)
         if before is not None:
             self._over(before)
         if sampler is not None and sampler.shuffle:
-            self._passes[iterator] = _Pass(sampler, sampler.epoch, len(loader), places.here())
+            self._passes[iterator] = _Pass(
+                sampler, sampler.epoch, len(loader), places.here(), graded=torch.is_grad_enabled()
+            )
 
     def _next(self, real: Any, iterator: Any) -> Any:
         mine = self._passes.get(iterator)
@@ -90,9 +99,20 @@ class DataOrder(BaseCheck):
     def _over(self, done: _Pass) -> None:
         if done.is_epoch():
             self._epochs.setdefault(done.sampler, set()).add(done.epoch)
+        if done.ended and done.graded:
+            whole = self._whole.setdefault(done.sampler, {}).setdefault(done.epoch, [])
+            if done not in whole:
+                whole.append(done)
+
+    def finish(self) -> None:
+        """A program without an optimizer: the passes that were walked to their end under one number."""
+        if not self._stepping:
+            passes = [one for by_epoch in self._whole.values() for one in by_epoch.values()]
+            for repeated in (one for one in passes if len(one) > 1):
+                self._report(repeated[1])
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        mine = self._current
+        mine, self._stepping = self._current, True
         if mine is None:
             return
         mine.steps += 1
