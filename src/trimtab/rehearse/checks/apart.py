@@ -17,7 +17,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Place
 from trimtab.rehearse import agreement, exchanges, places
-from trimtab.rehearse.checks.base import BaseCheck, around, optimizers_made, trained_by, world_size
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    optimizers_made,
+    trained_by,
+    world_size,
+)
 from trimtab.virtual import origin, state
 from trimtab.virtual.tensor import VIRTUAL, payload_of
 
@@ -35,6 +42,7 @@ class Apart(BaseCheck):
         self._steps: Counter[int] = Counter()
         self._wrapped: set[int] = set()
         around(DistributedDataParallel, "__init__", self._wrap)
+        backward_hub().before.append(exchanges.begin)
         register_optimizer_step_pre_hook(self._step)
 
     def _wrap(self, real: Any, ddp: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
