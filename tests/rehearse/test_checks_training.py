@@ -183,11 +183,10 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         """
         import io
         with torch.device("meta"):
-            model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+            model = nn.Linear(4, 2)
+            model.register_buffer("scale", torch.ones(2))
         model.to_empty(device="cuda")  # where, cause
-        for layer in (model[0], model[1]):
-            nn.init.ones_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        model.reset_parameters()
         torch.save(model.state_dict(), io.BytesIO())
         """,
     ),
