@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from marks import named_lines
+from marks import marked_lines, named_lines
 
 from trimtab.rehearse.checks.base import BaseCheck, shown, trained_by
 from trimtab.rehearse.checks.cuts import leaves
@@ -15,6 +16,7 @@ from trimtab.rehearse.checks.ddp import Ddp
 from trimtab.rehearse.checks.launcher import StaleLauncher
 
 Checked = Callable[..., dict[str, Any]]
+Rehearse = Callable[..., dict[str, Any]]
 
 GROUP = """
 import torch.distributed as dist
@@ -140,6 +142,122 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 def test_a_lone_rank_is_no_fault(checked: Checked, name: str) -> None:
     report = checked(*CLEAN[name])
     assert report["findings"] == [], report
+
+
+RANKS = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("nccl")
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+torch.manual_seed(0)
+rows = TensorDataset(torch.randn(48, 8))
+"""
+LOOP = """
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(1):
+    for (x,) in loader:
+        x = x.cuda()
+        opt.zero_grad()
+        (model(x) - x).pow(2).mean().backward()
+        opt.step()
+"""
+APART: dict[str, tuple[str, list[str]]] = {
+    "ranks-apart": (
+        RANKS
+        + """
+loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows))
+model = nn.Linear(8, 8).cuda(local_rank)  # cause
+"""
+        + LOOP,
+        ["model = DDP(model, device_ids=[local_rank])"],
+    ),
+    "same-rows": (
+        RANKS
+        + """
+loader = DataLoader(rows, batch_size=4, shuffle=True)  # cause
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+"""
+        + LOOP,
+        [
+            "DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows))",
+            "loader.sampler.set_epoch(epoch)",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_ranks_that_share_no_gradients_or_read_the_same_rows(
+    rehearse_warm: Rehearse, tmp_path: Path, kind: str
+) -> None:
+    code, edits = APART[kind]
+    path = tmp_path / "program.py"
+    path.write_text(code)
+    report = rehearse_warm(str(path), ranks=2)
+    (finding,) = report["findings"]
+    assert finding["kind"] == kind
+    assert finding["severity"] == "fault"
+    assert {finding["cause"]["line"]} == marked_lines(path, "cause")
+    assert [edit["text"].strip() for edit in finding["edits"]] == edits
+
+
+ON_PURPOSE: dict[str, str] = {
+    "weights that are averaged every few steps": """
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+averager = PeriodicModelAverager(period=4, warmup_steps=0)
+loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows))
+model = nn.Linear(8, 8).cuda()
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in loader:
+    opt.zero_grad()
+    model(x.cuda()).pow(2).mean().backward()
+    opt.step()
+    averager.average_parameters(model.parameters())
+""",
+    "each rank takes its part of the batch": """
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in DataLoader(rows, batch_size=8):
+    opt.zero_grad()
+    model(x.chunk(2)[local_rank].cuda()).pow(2).mean().backward()
+    opt.step()
+""",
+    "a layer that is split by hand": """
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+torch.manual_seed(local_rank)
+up, down = nn.Linear(8, 16).cuda(), nn.Linear(16, 8).cuda()
+opt = torch.optim.SGD([*up.parameters(), *down.parameters()], lr=0.1)
+for (x,) in DataLoader(rows, batch_size=4):
+    opt.zero_grad()
+    Sum.apply(down(up(x.cuda()).relu())).pow(2).mean().backward()
+    opt.step()
+""",
+}
+
+
+@pytest.mark.parametrize("name", ON_PURPOSE)
+def test_ranks_that_differ_on_purpose(rehearse_warm: Rehearse, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(RANKS + ON_PURPOSE[name])
+    report = rehearse_warm(str(path), ranks=2)
+    assert report["findings"] == [], report["text"]
+    assert report["verdict"] == "clean", report["text"]
 
 
 def test_the_leaves_that_a_backward_pass_would_reach() -> None:

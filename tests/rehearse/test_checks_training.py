@@ -16,6 +16,7 @@ from trimtab.rehearse.checks.in_place import InPlace
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.steps import Steps
 from trimtab.rehearse.checks.untrained import Untrained
+from trimtab.rehearse.checks.unwritten import Unwritten
 from trimtab.rehearse.checks.values import Values
 
 Checked = Callable[..., dict[str, Any]]
@@ -163,8 +164,34 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             opt.step()
         """,
     ),
+    "memory that nobody wrote to, and that is trained without a forward pass": (
+        Unwritten,
+        "garbage-buffer",
+        """
+        with torch.device("meta"):
+            model = nn.Linear(4, 2)
+        model.to_empty(device="cuda")  # where, cause
+        nn.init.zeros_(model.weight)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.bias.grad = torch.ones(2, device="cuda")
+        opt.step()
+        """,
+    ),
+    "memory that nobody wrote to, and that is saved": (
+        Unwritten,
+        "garbage-buffer",
+        """
+        import io
+        with torch.device("meta"):
+            model = nn.Linear(4, 2)
+            model.register_buffer("scale", torch.ones(2))
+        model.to_empty(device="cuda")  # where, cause
+        model.reset_parameters()
+        torch.save(model.state_dict(), io.BytesIO())
+        """,
+    ),
     "memory that nobody wrote to": (
-        Values,
+        Unwritten,
         "garbage-buffer",
         """
         with torch.device("meta"):
@@ -177,12 +204,15 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         DataOrder,
         "data-order",
         """
-        from torch.utils.data import DistributedSampler
-        sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
+        from torch.utils.data import DataLoader, DistributedSampler
+        loader = DataLoader(range(8), sampler=DistributedSampler(range(8), num_replicas=2, rank=0))
+        next(iter(loader))
+        w = nn.Parameter(torch.ones(1, device="cuda"))
+        opt = torch.optim.SGD([w], lr=0.1)
         for epoch in range(2):
             print(epoch)  # cause
-            for row in sampler:  # where
-                pass
+            for row in loader:  # where
+                opt.step()
         """,
     ),
 }
@@ -318,16 +348,42 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         w.sum().backward()
         """,
     ),
-    "a sampler that is told its epoch, and one that evaluates": (
+    "a sampler that is told its epoch, one that evaluates, and a look at a batch before": (
         DataOrder,
         """
-        from torch.utils.data import DistributedSampler
-        sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
+        from torch.utils.data import DataLoader, DistributedSampler
+        def loader():
+            return DataLoader(range(8), sampler=DistributedSampler(range(8), num_replicas=2, rank=0))
+        train, once, test = loader(), loader(), loader()
+        opt = torch.optim.SGD([nn.Parameter(torch.ones(1, device="cuda"))], lr=0.1)
         for epoch in range(2):
-            sampler.set_epoch(epoch)
-            list(sampler)
-        with torch.no_grad():
-            list(sampler), list(sampler)
+            train.sampler.set_epoch(epoch)
+            for row in train:
+                opt.step()
+            list(test)
+        next(iter(once))
+        opt.step()
+        for row in once:
+            opt.step()
+        """,
+    ),
+    "a workspace of an emptied module, written before it is read": (
+        Unwritten,
+        """
+        class Cached(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(2, 2)
+                self.register_buffer("cache", torch.zeros(4, 2), persistent=False)
+            def forward(self, x):
+                self.cache[: len(x)] = self.layer(x).detach()
+                return self.layer(x) + self.cache[: len(x)]
+        with torch.device("meta"):
+            model = Cached()
+        model.to_empty(device="cuda")
+        model.layer.reset_parameters()
+        model(torch.ones(2, 2, device="cuda")).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
         """,
     ),
 }

@@ -184,23 +184,28 @@ def _apart(ranks: Records, number: int, count: int) -> list[int]:
     common = [sides for n, sides in sorted(steps.items()) if len(sides) == len(ranks)]
     if len(common) < 2 or any(len(side["sums"]) != count for sides in common for side in sides):
         return []
-    return [n for n in range(count) if _stays_apart(common, n)]
+    exchanged = [r["shared"] for records in ranks.values() for r in records if r.get("exchanged") == number]
+    known = {n for shared in exchanged for n in shared}
+    return [n for n in range(count) if n not in known and _stays_apart(common, n)]
 
 
 def _stays_apart(steps: list[list[dict[str, Any]]], n: int) -> bool:
-    met = 0
+    """Whether a parameter's gradients always differ, and its weights once they do (Adam's first steps may be alike)."""
+    met, apart = 0, False
     for number, sides in enumerate(steps):
         figures = [side["sums"][n] for side in sides]
-        if any(n in side["shared"] for side in sides) or any(f is None for f in figures):
+        if any(f is None for f in figures):
             return False
         gradients = [f[:2] for f in figures]
         if not any(size for _, size in gradients):
             continue
-        # In the first step weights are as they were made; afterwards as the steps left them.
-        if _near(gradients) or (number and _near([f[2:] for f in figures])):
+        near = _near([f[2:] for f in figures])
+        # In the first step weights are as they were made.
+        if _near(gradients) or (number and apart and near):
             return False
+        apart = apart or (number > 0 and not near)
         met += 1
-    return met > 1
+    return met > 1 and apart
 
 
 def _near(sides: list[list[float]]) -> bool:

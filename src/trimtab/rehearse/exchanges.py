@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,8 @@ _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 
 _said: set[str] = set()
 _looked = 0
+_training = False
+"""Whether a backward pass has begun: what is exchanged before is no part of a step."""
 shared: set[int] = set()
 """Ids of trained parameters of which the program itself has exchanged the gradient or the weight."""
 
@@ -40,51 +43,62 @@ def seen(process: Process, op: str, tensors: list[torch.Tensor], whole: bool) ->
     _looked += 1
     if _looked > _MOST or (not tensors and whole):
         return
-    if op in ("send", "recv_", "recv_any_source_") or op.startswith("all_to_all"):
-        _veto(process, op)
-    if not whole:
-        _veto(process, "a part of the ranks")
+    if _training and (op in ("send", "recv_", "recv_any_source_") or op.startswith("all_to_all")):
+        veto(process, op)
+    if _training and not whole:
+        veto(process, "a part of the ranks")
     if not _by_the_program() or op == "barrier":
         return
     big = [t for t in tensors if t.is_floating_point() and t.numel() > (1 if t.dim() > 1 else _SMALL)]
     known = _known(tensors)
+    place = places.here()
+    if place is not None:
+        _once(process, f"ran {place.file}:{place.line}", {"ran": place.line, "file": place.file})
+    if not _training:
+        return  # weights that all ranks begin with
     if known:
         shared.update(known)
-        place = places.here()
-        if place is not None and f"at {place.line}" not in _said:
-            _said.add(f"at {place.line}")
-            agreement.note(process, {"shares": asdict(place)})
+        if place is not None:
+            _once(process, f"at {place.file}:{place.line}", {"shares": asdict(place)})
     elif big:
-        _veto(process, op)
-    if big or known:
-        place = places.here()
-        if place is not None and f"ran {place.line}" not in _said:
-            _said.add(f"ran {place.line}")
-            agreement.note(process, {"ran": place.line, "file": place.file})
+        veto(process, op)
+
+
+def begin(roots: Any = None, place: Any = None) -> None:
+    """A backward pass begins."""
+    global _training
+    _training = True
 
 
 def veto(process: Process, reason: str) -> None:
     """Ranks may differ, or read alike, on purpose."""
-    _veto(process, reason)
+    _once(process, reason, {"veto": reason})
 
 
-def _veto(process: Process, reason: str) -> None:
-    if reason not in _said:
-        _said.add(reason)
-        agreement.note(process, {"veto": reason})
+def _once(process: Process, word: str, record: dict[str, Any]) -> None:
+    if word not in _said:
+        _said.add(word)
+        agreement.note(process, record)
 
 
 def _by_the_program() -> bool:
     """Whether a collective was called from outside torch; DDP's reducer calls from C++, FSDP from torch's own files."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
+    asked = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OWN):
-            if not file.startswith(_TORCH):
-                return not file.startswith("<")
-            if not file.endswith(("distributed_c10d.py", "c10d_logger.py")):
-                return "_functional_collectives" in file or "distributed/nn" in file
-        frame = frame.f_back  # type: ignore[assignment]
+        if file.startswith(_TORCH):
+            if file.endswith(("distributed_c10d.py", "c10d_logger.py")):
+                asked = True
+            elif file.endswith("overrides.py"):
+                pass  # the way through the function mode
+            elif asked:
+                return "_functional_collectives" in file or f"distributed{os.sep}nn" in file
+            elif f"{os.sep}autograd{os.sep}" in file or f"{os.sep}nn{os.sep}parallel" in file:
+                return False
+        elif not file.startswith(_OWN):
+            return True
+        frame = frame.f_back
     return False
 
 

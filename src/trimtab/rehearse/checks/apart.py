@@ -17,7 +17,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Place
 from trimtab.rehearse import agreement, exchanges, places
-from trimtab.rehearse.checks.base import BaseCheck, around, optimizers_made, trained_by, world_size
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    optimizers_made,
+    trained_by,
+    world_size,
+)
 from trimtab.virtual import origin, state
 from trimtab.virtual.tensor import VIRTUAL, payload_of
 
@@ -33,8 +40,10 @@ class Apart(BaseCheck):
         self._made = optimizers_made()
         self._numbers: dict[int, int] = {}
         self._steps: Counter[int] = Counter()
+        self._ids: dict[int, list[int]] = {}
         self._wrapped: set[int] = set()
         around(DistributedDataParallel, "__init__", self._wrap)
+        backward_hub().before.append(exchanges.begin)
         register_optimizer_step_pre_hook(self._step)
 
     def _wrap(self, real: Any, ddp: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -52,9 +61,9 @@ class Apart(BaseCheck):
         parameters = trained_by(optimizer)
         sharded = [p for p in parameters if type(p) not in _PLAIN or getattr(p, "_is_flat_param", False)]
         mine = [p for p in parameters if p.requires_grad and id(p) not in self._wrapped]
-        mine = [p for p in mine if not any(p is one for one in sharded)]
+        mine = [p for p in mine if not any(p is one for one in sharded)] if not _fsdp_around() else []
         if step == 1:
-            self._begin(optimizer, number, mine, bool(sharded))
+            self._begin(optimizer, number, mine, bool(sharded) or _fsdp_around())
         self._write(number, step, mine)
 
     def _begin(
@@ -82,8 +91,14 @@ class Apart(BaseCheck):
 
     def _write(self, number: int, step: int, mine: list[torch.Tensor]) -> None:
         figures = [None if p.grad is None else [*_sums(p.grad), *_sums(p)] for p in mine]
-        shared = [n for n, p in enumerate(mine) if id(p) in exchanges.shared]
-        agreement.note(self.process, {"apart": number, "n": step, "sums": figures, "shared": shared})
+        self._ids[number] = [id(parameter) for parameter in mine]
+        agreement.note(self.process, {"apart": number, "n": step, "sums": figures})
+
+    def finish(self) -> None:
+        """Which parameters the program itself has exchanged by now: weights may be averaged at the very end."""
+        for number, ids in self._ids.items():
+            shared = [n for n, one in enumerate(ids) if one in exchanges.shared]
+            agreement.note(self.process, {"exchanged": number, "shared": shared})
 
 
 def _sums(tensor: torch.Tensor) -> tuple[float, float]:
@@ -93,6 +108,13 @@ def _sums(tensor: torch.Tensor) -> tuple[float, float]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         wide = values.double()
         return float(wide.sum()), float(wide.abs().sum())
+
+
+def _fsdp_around() -> bool:
+    """Whether FullyShardedDataParallel wraps a model here: with its original parameters on show, those are shards."""
+    here = state.machine()
+    names = {type(module).__name__ for module in (here.modules if here is not None else ())}
+    return "FullyShardedDataParallel" in names
 
 
 def _is_dtensor(parameter: torch.Tensor) -> bool:
