@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,17 @@ def test_a_fingerprint_outlives_lines_that_are_added_above(result: Result, tmp_p
     assert cause is not None
     result.findings[0].cause = Cause(cause.file, cause.line + 10, cause.code, cause.why)
     assert prints() == before
+
+
+def test_the_verb_prints_annotations_and_writes_sarif(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "train.py").write_text("open('left', 'w').close()\nraise SystemExit('no data')\n")
+    command = [sys.executable, "-m", "trimtab", "rehearse", "--github", "--sarif", "out.sarif", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "::error file=train.py,line=2,title=rehearse%3A other-error::" in done.stdout
+    (one,) = json.loads((tmp_path / "out.sarif").read_text())["runs"][0]["results"]
+    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
+    command[4:7] = ["--keep-files", "."]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "it is not empty" in refused.stderr) == (2, True)

@@ -157,17 +157,21 @@ def test_accelerate_says_itself_what_it_would_start(read: Read) -> None:
 IN_A_SHELL = """
 set -e
 export NAME=$(python -c 'print("it" + "self")')
+srun -n $(nvidia-smi -L | wc -l) python note.py
 python script.py $NAME
+sbatch next.sh || echo refused
 """
 
 
 def test_a_shell_script_runs_and_its_python_joins(ask: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(IN_A_SHELL)
+    (tmp_path / "note.py").write_text("import os\nprint('rank', os.environ['SLURM_PROCID'])\n")
     (tmp_path / "script.py").write_text(
         "import sys, torch\nassert sys.argv[1] == 'itself'\ntorch.ones(2, device='cuda') + torch.ones(2)\n"
     )
     report = ask("bash", "run.sh", ranks=None, timeout=120, settings={"gpus": 2})
     assert [(one["kind"], one["where"]["line"]) for one in report["findings"]] == [("device-mismatch", 3)]
+    assert sorted(report["stdout"].splitlines()) == ["rank 0", "rank 1", "refused"]
     (tmp_path / "run.sh").write_text("exit 3")
     report = ask("bash", "run.sh", ranks=None, timeout=120, settings={"gpus": 2})
     assert (report["verdict"], report["notes"]) == (
@@ -190,3 +194,13 @@ def test_gpus_that_the_line_shows(ask: Callable[..., dict[str, Any]], tmp_path: 
     )
     report = ask("CUDA_VISIBLE_DEVICES=1,2", "script.py", ranks=None, timeout=120, settings={})
     assert json.loads(report["stdout"]) == [2, "1,2"]
+
+
+def test_a_wrong_config_is_refused_before_anything_starts(read: Read) -> None:
+    Path("c.yaml").write_text("modle: x\n")
+    with pytest.raises(RequestError, match="did you mean model") as refused:
+        read("c.yaml")
+    assert refused.value.exit_code == 2
+    Path("c.yaml").write_text("model: builtin:causal-lm\n")
+    with pytest.raises(RequestError, match="no_such"):
+        read("c.yaml training.no_such=1")

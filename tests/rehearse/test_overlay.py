@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -102,19 +103,22 @@ def test_written_in_place_every_path_is_listed(ask: Ask, folder: Path) -> None:
     assert "written for real (--in-place)" in " ".join(report["text"].split())
 
 
-@pytest.fixture
-def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Overlay]:
+@pytest.fixture(params=["on a disk", "in memory"])
+def overlay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Overlay]:
     session, work = tmp_path / "session", tmp_path / "work"
     session.mkdir()
     work.mkdir()
     monkeypatch.chdir(work)
     try:
-        laid = lay([], session)
+        laid = lay([], session, places=[] if request.param == "in memory" else None)
     except NotPermittedHere as error:
         pytest.skip(str(error))
     yield laid
     laid.close()
-    assert not any(layer.scratch.exists() for layer in laid.layers), "the scratch folders are deleted"
+    left = [layer for layer in laid.layers if not layer.in_memory and layer.scratch.exists()]
+    assert left == [], "the scratch folders are deleted"
 
 
 def run(overlay: Overlay, code: str) -> None:
@@ -155,7 +159,8 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None
 
 
 def test_where_there_is_no_overlay_the_report_says_so_and_why() -> None:
-    assert sentence(Files(overlay=True)) == ""
+    assert sentence(Files(overlay=True)) == sentence(Files()) == ""
     assert sentence(Files(why="not permitted")) == "written for real (not permitted): nothing"
     files = Files(why="not permitted", written=[Written("/data/model.pt", "changed", True)])
     assert sentence(files) == "written for real (not permitted): /data/model.pt (changed)"
+    assert Files.from_dict(asdict(files)) == files

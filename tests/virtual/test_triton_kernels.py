@@ -1,4 +1,4 @@
-"""Triton kernels on virtual GPUs: real values by Triton's interpreter, CUDA's refusals, and what cannot be run is told."""
+"""Triton kernels on virtual GPUs: values by Triton's interpreter, CUDA's refusals, what cannot be run is told."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def test_a_kernel_gives_the_values_of_torch(dtype: torch.dtype) -> None:
     with trimtab.virtual_gpus(1):
         x, y = (torch.randn(1000, device="cuda").to(dtype) for _ in range(2))
         out = torch.empty_like(x)
-        programs.add[lambda given: (triton.cdiv(1000, given["BLOCK"]),)](x, y, out, 1000, BLOCK=64, num_warps=2)
+        programs.add[lambda given: (triton.cdiv(1000, given["BLOCK"]),)](
+            x, y, out, 1000, BLOCK=64, num_warps=2
+        )
         assert torch.equal(out, x + y)
 
 
@@ -115,7 +117,7 @@ def test_what_cannot_be_run_is_refused_or_told(monkeypatch: pytest.MonkeyPatch) 
         programs.beyond[(1,)](x, out, BLOCK=1024)
         programs.for_ever[(1,)](x, out, BLOCK=8)
     assembly, beyond, long = listener.told
-    assert "inline_asm" in assembly and "triton_programs.py" in assembly and "test_triton_kernels.py" in assembly
+    assert all(part in assembly for part in ("inline_asm", "triton_programs.py", "test_triton_kernels.py"))
     assert "reads outside the tensors that it was given" in beyond
     assert "takes too long" in long
 
@@ -125,7 +127,8 @@ def test_shapes_only_leaves_the_results_unknown() -> None:
         x, y = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
         out = torch.zeros(8, device="cuda")
         programs.add[(1,)](x, y, out, 8, BLOCK=8)
-        assert is_unknown(out) and not is_unknown(x)
+        assert is_unknown(out)
+        assert not is_unknown(x)
 
 
 def test_operations_of_torch_library() -> None:

@@ -56,10 +56,7 @@ def apart(x, out, lengths, BLOCK: tl.constexpr):
 @triton.jit
 def tuned(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if EVEN:
-        values = tl.load(x + at)
-    else:
-        values = tl.load(x + at, mask=at < n, other=0.0)
+    values = tl.load(x + at) if EVEN else tl.load(x + at, mask=at < n, other=0.0)
     tl.atomic_add(out + at, values, mask=at < n)
 
 

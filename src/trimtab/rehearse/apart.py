@@ -30,7 +30,9 @@ class Apart:
         self._overlay = overlay
         self._keep = keep
         self._why = why
-        self._look = Look(Path.cwd() if overlay is None else folder / "nowhere")
+        here = Path.cwd()
+        covered = overlay is not None and any(here.is_relative_to(layer.root) for layer in overlay.layers)
+        self._look = Look(None if covered else here)
 
     @property
     def enter(self) -> Callable[[], None] | None:

@@ -79,6 +79,8 @@ def judge(error: BaseException) -> Blame:
         return Blame("python" if _on_purpose(inner) else "open")
     if lacking.of_the_shell(error) and (on_gpu or not inner.calls):
         return Blame("unproven", "virtual GPUs of Trimtab do not hold here: a limit of the rehearsal")
+    if inner.traced:
+        return Blame("unproven", "tracing and exporting are not simulated on virtual GPUs")
     if not inner.calls and not inner.in_our_frame:
         return Blame("open" if inner.in_backward else "python")
     return _by_trial(error, inner)

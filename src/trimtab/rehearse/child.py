@@ -19,7 +19,7 @@ from trimtab.rehearse.errors import only_aborted
 
 
 def main(arguments: list[str]) -> int:
-    """Run `SCRIPT ARGS…` or `-m MODULE ARGS…`; answers with the exit status."""
+    """Run `SCRIPT ARGS…`, `-m MODULE ARGS…` or `--command WORDS…` (a shell script); answers with the exit status."""
     here = process.prepare()
     how, status = "done", 0
     try:

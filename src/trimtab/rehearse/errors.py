@@ -53,6 +53,9 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         if another:
             return finding
     finding, unproven = looked_at(error)
+    if process.made_up and not unproven:
+        said = f"it then stopped with {type(error).__name__}: {error}"
+        finding, unproven = None, f"{said}; whether real values lead there is not known"
     if unproven:
         process.recorder.write(t="unproven", text=unproven)
     return finding
@@ -90,10 +93,14 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     found = shield.call("diagnosis", diagnose_exception, error, stack, otherwise=_plain(error, stack))
     finding: Finding = found
     if finding.fix == UNKNOWN:
-        finding.fix = said.fix
+        finding.fix = _install(error.name) if isinstance(error, ModuleNotFoundError) else said.fix
     # What C++ calls meta:1 is the program's cuda:1.
     finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
     return finding, ""
+
+
+def _install(name: str | None) -> str:
+    return f"{name} is not there for this Python ({sys.prefix}): install it, or rehearse with the Python that has it"
 
 
 def _places(error: BaseException) -> list[Place]:

@@ -35,7 +35,7 @@ def hints(findings: list[Finding], gathered: Gathered, target: Target) -> list[s
     ]
     if not ours:
         return []
-    # argparse, click and absl end with status 2 (absl with 1) after a message that only the console has seen.
+    # argparse and click end with status 2 after a message that only the console has seen; others raise it.
     usage = any(end["how"] == "exit" and end["status"] == 2 for end in gathered.ends.values())
     refused = [word for word in ours if usage or any(word in finding.message for finding in findings)]
     if not refused:

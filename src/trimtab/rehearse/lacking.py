@@ -27,7 +27,9 @@ _NARROW = r"Half|BFloat16|ComplexHalf|Float8\w*|Float4\w*|UInt16|UInt32|UInt64"
 _NO_TYPE = re.compile(rf"(\S+) not implemented for '({_NARROW})'|not supported for ({_NARROW})\b")
 _NO_KERNEL = re.compile(r"Could not run '(\S+)' with arguments from the '(\w+)' backend")
 _OF_THE_CPU = re.compile(
-    r"\(CPU\)|\bon CPU\b|\bCPU (?:kernel|backend|implementation)|_cpu\b|mkldnn|onednn", re.I
+    r"\(CPU\)|(?:implemented|supported|available) (?:on|for|in) (?:the )?CPU\b|\bCPU (?:kernel|implementation)|\w_cpu\b"
+    r"|mkldnn_\w|mkldnn bf|onednn",
+    re.I,
 )
 _OF_THE_SHELL = re.compile(
     r"Virtual(?:Tensor|Parameter|Generator)|HostTensor|HostParameter|trimtab|virtual GPU|"
@@ -37,7 +39,8 @@ _OF_THE_SHELL = re.compile(
 )
 _SYMBOL = re.compile(
     r"module 'torch\._C\S*' has no attribute '(\w+)'|cannot import name '(\w+)' from 'torch\._C|"
-    r"'_OpNamespace' '(\w+)' object has no attribute"
+    r"'_OpNamespace' '(\w+)' object has no attribute|"
+    r"(?:module 'torch\S*' has no attribute|cannot import name) '(\w*(?:NCCL|Nccl|nccl|CUDA|cudnn|cublas)\w*)'"
 )
 _BUILD = re.compile(
     r"CUDA_HOME|\bnvcc\b|Error building extension|Error compiling objects for extension|"

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from trimtab.config import load_request
+from trimtab.config.flags import as_words
 from trimtab.errors import RequestError
 from trimtab.rehearse import launch_tasks
 from trimtab.rehearse.launch_tasks import refuse
@@ -99,6 +101,8 @@ def _file(words: list[str], reading: _Reading) -> Target:
             "give the path of a Python script or of a Trimtab config",
         )
     if path.suffix.lower() in _CONFIG_ENDINGS:
+        # A wrong one is refused as `trimtab train` refuses it, before anything is started.
+        load_request(path, as_words(words[1:]))
         # The rehearsal must leave no run folder behind, and has no weights to export.
         run = f"output_dir={reading.scratch / 'run'}"
         return Target(("-m", "trimtab", "train", words[0], *words[1:], run, "export=null"), words[0])

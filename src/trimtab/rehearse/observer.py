@@ -35,7 +35,9 @@ class RehearsalObserver(Observer):
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
         inner = next((frame for frame in fault.frames if not frame.file.startswith((OWN, _TORCH))), None)
-        key = (fault.kind, fault.op, fault.frame, inner or fault.message)
+        # One line may meet several stray tensors; where each comes from tells them apart.
+        made = tuple(operand.origin for operand in fault.operands)
+        key = (fault.kind, fault.op, fault.frame, inner or fault.message, made)
         finding = self._known.get(key)
         if finding is None:
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
@@ -91,3 +93,9 @@ class RehearsalObserver(Observer):
         from trimtab.rehearse import agreement
 
         shield.call("agreement of the ranks", agreement.enter, self._process, record, places.here())
+
+    def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
+        """Remember who exchanges what: the checks that compare ranks ask."""
+        from trimtab.rehearse import exchanges
+
+        shield.call("exchanges of the ranks", exchanges.seen, self._process, op, tensors, whole)

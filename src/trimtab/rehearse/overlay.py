@@ -9,30 +9,25 @@ is written. Never touches the user's files itself.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import os
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trimtab.rehearse import namespaces
+from trimtab.rehearse.namespaces import NotPermittedHere, call, is_admin
 from trimtab.rehearse.overlay_changes import between
 from trimtab.rehearse.overlay_places import Mount, mounts, roots, scratch_places
 from trimtab.rehearse.written import Written, is_noise
 
-_NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _BIND, _RECURSIVE, _PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _FULL = 32 * 2**20
 """Free bytes below which a failed write is put down to the scratch folder."""
-
-_MEANS = {
-    ("unshare", errno.EPERM): "this process may not make namespaces",
-    ("unshare", errno.ENOSPC): "namespaces are switched off, or all are in use",
-}
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,8 @@ class Layer:
 
     root: Path
     scratch: Path
+    in_memory: bool = False
+    """Whether the scratch lies in memory that only the namespace sees, and goes with it."""
 
     @property
     def upper(self) -> Path:
@@ -51,25 +48,24 @@ class Layer:
         return self.scratch / "work"
 
 
-class NotPermittedHere(Exception):
-    """The kernel does not let this process lay an overlay; the text says why."""
-
-
 class Overlay:
     """An overlay that stands. `enter` is for a child between fork and exec; `close` throws everything away."""
 
-    def __init__(self, layers: list[Layer], namespaces: list[int], holder: int) -> None:
-        self.layers = layers
-        self._namespaces = namespaces
-        """Handles of them, users before mounts."""
+    def __init__(self, layers: list[Layer], handles: list[int], holder: int, process: int) -> None:
+        seen_from_here = Path(f"/proc/{process}/root")
+        self.layers = [
+            replace(layer, scratch=seen_from_here / layer.scratch.relative_to("/"))
+            if layer.in_memory
+            else layer
+            for layer in layers
+        ]
+        self._handles = handles
+        """The namespaces, users before mounts."""
         self._holder = holder
 
     def enter(self) -> None:
         """Put this process into the overlay. It must have one thread."""
-        where = os.getcwd()
-        for handle in self._namespaces:
-            _call("setns", handle, 0)
-        os.chdir(where)
+        namespaces.enter(self._handles)
 
     def changes(self) -> list[Written]:
         """What differs from the real files."""
@@ -97,137 +93,79 @@ class Overlay:
 
     def close(self) -> None:
         """Let the namespaces go and delete what was written."""
-        for handle in self._namespaces:
+        for handle in self._handles:
             os.close(handle)
-        for layer in self.layers:
-            _delete(layer.scratch)
+        _delete(self.layers)
         os.close(self._holder)
 
 
-def lay(words: Sequence[str], session: Path) -> Overlay:
-    """Lay an overlay over all that the user may write to. The session's folder stays shared with the parent."""
+def lay(words: Sequence[str], session: Path, places: Sequence[Path] | None = None) -> Overlay:
+    """Lay an overlay over all that the user may write to. The session's folder stays shared with the parent.
+
+    `places`: folders that may hold what is written, best first; without any it is held in memory.
+    """
     if sys.platform != "linux":
         raise NotPermittedHere(f"{sys.platform} has no overlay file system")
     there = mounts()
-    places = scratch_places(there)
-    for users in (False, True) if _is_admin() else (True,):
-        layers = [_layer(root, places) for root in roots(words, privileged=not users, there=there)]
+    places = scratch_places(there) if places is None else places
+    for users in (False, True) if is_admin() else (True,):
+        layers = [_layer(root, places, session) for root in roots(words, privileged=not users, there=there)]
         prepare = functools.partial(_mount_all, layers, there, session)
         try:
-            return Overlay(layers, *_namespaces(prepare, users=users))
+            return Overlay(layers, *namespaces.make(prepare, users=users))
         except NotPermittedHere:
-            for layer in layers:
-                _delete(layer.scratch)
+            _delete(layers)
             if users:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def _is_admin() -> bool:
-    """Whether this process may mount as it is (CAP_SYS_ADMIN); then it keeps its right to other users' files."""
-    status = Path("/proc/self/status").read_text()
-    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
-    return bool(int(effective.split()[1], 16) >> 21 & 1)
-
-
-def _layer(root: Path, places: list[Path]) -> Layer:
+def _layer(root: Path, places: Sequence[Path], session: Path) -> Layer:
     """Scratch for a folder, outside of it: an overlay cannot lie in what it covers."""
     outside = next((place for place in places if not place.is_relative_to(root)), None)
     if outside is None:
-        raise NotPermittedHere(f"no file system was found that could hold what is written beneath {root}")
+        return Layer(root, session / "memory" / str(root).replace(os.sep, "-"), in_memory=True)
     layer = Layer(root, Path(tempfile.mkdtemp(prefix="trimtab-files-", dir=outside)))
-    layer.work.mkdir()
-    layer.upper.mkdir()
-    layer.upper.chmod(stat.S_IMODE(root.stat().st_mode))
+    _make(layer)
     return layer
 
 
-def _namespaces(prepare: Callable[[], None], *, users: bool) -> tuple[list[int], int]:
-    """Have another process make the namespaces and prepare them; answers with handles of them and of that process.
-
-    It holds the namespaces until its handle is closed: the kernel takes its time to take the mounts down, and whoever
-    lets go last has to wait for that.
-    """
-    said, say = os.pipe()
-    held, hold = os.pipe()
-    user, group = os.getuid(), os.getgid()
-    child = os.fork()
-    if child == 0:
-        message = b"the process that prepares the overlay failed"
-        try:
-            if os.fork() != 0:
-                _leave()
-            _call("unshare", _NEW_MOUNTS | (_NEW_USERS if users else 0))
-            if users:
-                Path("/proc/self/setgroups").write_text("deny")
-                Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-                Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-            prepare()
-            message = b"ready %d" % os.getpid()
-        except OSError as error:
-            message = str(error.strerror or error).encode()
-        finally:
-            # Whatever happened: this copy of the parent must not go on as the parent.
-            os.write(say, message)
-            _close_all_but(held)
-            os.read(held, 1)
-            _leave()
-    os.close(say)
-    os.close(held)
-    os.waitpid(child, 0)
-    try:
-        answer = os.read(said, 4096).decode()
-        if not answer.startswith("ready "):
-            raise NotPermittedHere(f"the kernel does not permit an overlay: {answer}")
-        names = ("user", "mnt") if users else ("mnt",)
-        process = answer.split()[1]
-        return [os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names], hold
-    except BaseException:
-        os.close(hold)
-        raise
-    finally:
-        os.close(said)
-
-
-def _close_all_but(handle: int) -> None:
-    """Who waits for the end of the parent's output must not wait for this process."""
-    os.closerange(0, handle)
-    os.closerange(handle + 1, os.sysconf("SC_OPEN_MAX"))
-
-
-def _leave() -> None:
-    """End this process at once; `os._exit` may be a rehearsal's own in a test that runs inside one."""
-    os.kill(os.getpid(), 9)
+def _make(layer: Layer) -> None:
+    layer.work.mkdir(parents=True)
+    layer.upper.mkdir()
+    layer.upper.chmod(stat.S_IMODE(layer.root.stat().st_mode))
 
 
 def _mount_all(layers: list[Layer], there: list[Mount], session: Path) -> None:
     """Inside the new namespace: every folder's overlay, and on top again what was mounted beneath it."""
-    _call("mount", b"none", b"/", None, ctypes.c_ulong(_RECURSIVE | _PRIVATE), None)
+    _mount(b"none", Path("/"), None, _RECURSIVE | _PRIVATE)
+    held_in_memory = [layer for layer in layers if layer.in_memory]
+    if held_in_memory:
+        (session / "memory").mkdir()
+        _mount(b"tmpfs", session / "memory", b"tmpfs", options=b"mode=700")
+    for layer in held_in_memory:
+        _make(layer)
     covered = {layer.root: layer for layer in layers}
-    shared = {mount.path for mount in there if any(_inside(mount.path, root) for root in covered)} - set(
-        covered
-    )
-    shared = {path for path in shared if not any(_inside(path, outer) for outer in shared)}
-    shared |= {session.resolve()}
+    shared = {mount.path for mount in there if any(_inside(mount.path, root) for root in covered)}
+    shared = (shared - set(covered)) | {session.resolve()}
     # All are opened before anything is covered.
     real = {path: os.open(path, os.O_PATH) for path in (*covered, *shared)}
     scratch = {path: os.open(path, os.O_PATH) for layer in layers for path in (layer.upper, layer.work)}
     for path in sorted(real, key=lambda path: len(path.parts)):
         if path in shared:
-            _call(
-                "mount",
-                _handle(real[path]),
-                os.fsencode(path),
-                None,
-                ctypes.c_ulong(_BIND | _RECURSIVE),
-                None,
-            )
+            _mount(_handle(real[path]), path, None, _BIND | _RECURSIVE)
             continue
         layer = covered[path]
         options = b"lowerdir=%b,upperdir=%b,workdir=%b,userxattr,volatile" % tuple(
             _handle(handle) for handle in (real[path], scratch[layer.upper], scratch[layer.work])
         )
-        _call("mount", b"overlay", os.fsencode(path), b"overlay", ctypes.c_ulong(0), options)
+        _mount(b"overlay", path, b"overlay", options=options)
+
+
+def _mount(
+    what: bytes, where: Path, kind: bytes | None, flags: int = 0, options: bytes | None = None
+) -> None:
+    call("mount", what, os.fsencode(where), kind, ctypes.c_ulong(flags), options)
 
 
 def _inside(path: Path, root: Path) -> bool:
@@ -238,20 +176,11 @@ def _handle(number: int) -> bytes:
     return b"/proc/self/fd/%d" % number
 
 
-def _call(name: str, *arguments: object) -> None:
-    """A function of the C library; its error as Python's."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, name)(*arguments) != 0:
-        number = ctypes.get_errno()
-        means = _MEANS.get((name, number), os.strerror(number))
-        raise OSError(number, f"{name}: {means}")
-
-
-def _delete(folder: Path) -> None:
-    """Delete a scratch folder; the kernel leaves folders in it that nobody may enter."""
-    for base, names, _ in os.walk(folder):
-        for name in names:
-            path = Path(base, name)
-            if not path.is_symlink():
-                path.chmod(0o700)
-    shutil.rmtree(folder)
+def _delete(layers: list[Layer]) -> None:
+    """Delete the scratch folders; the kernel leaves folders in them that nobody may enter."""
+    for scratch in (layer.scratch for layer in layers if not layer.in_memory):
+        for base, names, _ in os.walk(scratch):
+            for path in (Path(base, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        shutil.rmtree(scratch)

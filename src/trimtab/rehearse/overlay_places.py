@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 NEVER = (Path("/proc"), Path("/sys"), Path("/dev"), Path("/run"))
@@ -23,6 +26,8 @@ _NO_FILES = re.compile(
 )
 _HOLDS_LAYERS = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs"))
 """File systems on which the kernel can keep what is written."""
+_LEAST_MEMORY = 2**30
+"""Bytes that a file system in memory must have; else the namespace gets one of its own."""
 _MOST_LOOKED_AT = 2000
 """Entries that are looked at in search of places that nobody named."""
 
@@ -71,11 +76,10 @@ def roots(words: Iterable[str], *, privileged: bool, there: list[Mount]) -> list
 def _named(words: Iterable[str]) -> Iterator[Path]:
     """Where a script writes: its working directory, home, temporary files, and what its words and variables name."""
     yield Path.cwd()
-    yield Path.home()
     yield Path(tempfile.gettempdir())
-    said = [part for word in words for part in (word, word.partition("=")[2]) if os.sep in part]
-    said += [value for value in os.environ.values() if value.startswith(os.sep)]
-    for text in said:
+    said = [part for word in words for part in (word, word.partition("=")[2])]
+    said += [os.path.expanduser("~"), *os.environ.values()]
+    for text in (text for text in said if os.sep in text):
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             path = Path(text).expanduser()
             # What is not there yet is made in the first folder above that is.
@@ -87,20 +91,18 @@ def _writable_below(mount: Mount, there: list[Mount]) -> Iterator[Path]:
     left = _MOST_LOOKED_AT
     others = {str(path) for path in (*NEVER, *(other.path for other in there))}
     level = [mount.path]
-    for _ in range(3):
+    for depth in range(3):
         below: list[Path] = []
         for folder in level:
             if folder != Path("/") and os.access(folder, os.W_OK | os.X_OK):
                 yield folder
-                continue
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    left -= 1
-                    if left < 0:
-                        return
-                    # What is mounted there is looked at as a mount.
-                    if entry.path not in others and entry.is_dir(follow_symlinks=False):
-                        below.append(Path(entry.path))
+            elif depth < 2 and left > 0:
+                with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                    for entry in islice(entries, left):
+                        left -= 1
+                        # What is mounted there is looked at as a mount.
+                        if entry.path not in others and entry.is_dir(follow_symlinks=False):
+                            below.append(Path(entry.path))
         level = below
 
 
@@ -114,6 +116,8 @@ def _root_of(path: Path, *, privileged: bool, there: list[Mount]) -> set[Path]:
         or not os.access(path, os.W_OK)
     ):
         return set()
+    if not privileged and _is_of_a_group(path):
+        return set()
     while path != mount.path and (privileged or path.stat().st_uid == os.getuid()):
         if path.parent == Path("/") or not os.access(path.parent, os.W_OK):
             break
@@ -121,9 +125,16 @@ def _root_of(path: Path, *, privileged: bool, there: list[Mount]) -> set[Path]:
     return {path} - {Path("/")}
 
 
+def _is_of_a_group(path: Path) -> bool:
+    """Whether what is made in a folder belongs to a group that is not the user's first: a user who is no administrator
+    can take no other into the overlay, and could not write there."""
+    status = path.stat()
+    return bool(status.st_mode & stat.S_ISGID) and status.st_gid != os.getegid()
+
+
 def scratch_places(there: list[Mount]) -> list[Path]:
-    """Folders whose file system can keep what is written: on a disk first, in memory last."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Folders whose file system can keep what is written: on a disk first, in memory (if there is much of it) last."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     asked = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/tmp"), cache, Path("/dev/shm")]
     usable = [
         path.resolve()
@@ -132,4 +143,7 @@ def scratch_places(there: list[Mount]) -> list[Path]:
         and os.access(path, os.W_OK)
         and mount_of(path.resolve(), there).kind in _HOLDS_LAYERS
     ]
-    return sorted(dict.fromkeys(usable), key=lambda path: mount_of(path, there).kind == "tmpfs")
+    in_memory = {path for path in usable if mount_of(path, there).kind == "tmpfs"}
+    large = {path for path in in_memory if shutil.disk_usage(path).free > _LEAST_MEMORY}
+    ordered = sorted(dict.fromkeys(usable), key=lambda path: path in in_memory)
+    return [path for path in ordered if path not in in_memory or path in large]

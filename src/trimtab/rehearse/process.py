@@ -14,8 +14,6 @@ import multiprocessing.process
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trimtab.diagnose.finding import Finding
 from trimtab.rehearse import instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
-from trimtab.rehearse.system import sleeps
 
 if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
@@ -44,8 +41,6 @@ class Process:
         self.recorder = Recorder(folder)
         self.checks: list[BaseCheck] = []
         self.finished_in = -1
-        self.in_group = False
-        """Whether this process has been a rank of a process group."""
         self.explained: set[int] = set()
         """Ids of parameters whose missing gradient one check has already explained."""
         self.made_up = False
@@ -165,7 +160,7 @@ def _attach(process: Process, machine: Machine) -> None:
     import torch
 
     from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
-    from trimtab.virtual import bootstrap
+    from trimtab.virtual import bootstrap, deeds
 
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
@@ -175,6 +170,7 @@ def _attach(process: Process, machine: Machine) -> None:
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
+    deeds.listen()
     _catch_spawned(process)
     shield.watch_over(process)
     workers.install()
@@ -207,8 +203,6 @@ def _catch_ends(process: Process) -> None:
 
     def end() -> None:
         process.finish("done")
-        if process.in_group:
-            settle()
 
     stands = stands_file(process.folder, os.getpid()).open("w")
     faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)
@@ -225,17 +219,6 @@ def _catch_ends(process: Process) -> None:
         return real_bootstrap(self, *args, **kwargs)
 
     multiprocessing.process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
-
-
-def settle(most: float = 5.0) -> None:
-    """Before Python takes itself down: wait until every other thread sleeps.
-
-    A thread of gloo that lets go of a tensor after that needs Python's lock, does not get it, and aborts the process.
-    """
-    calm, until = 0, time.monotonic() + most
-    while calm < 3 and time.monotonic() < until:
-        time.sleep(0.01)  # gives them the lock
-        calm = calm + 1 if sleeps(os.getpid(), without=threading.get_native_id()) else 0
 
 
 def guarded(process: Process, run: Callable[..., Any]) -> Callable[..., Any]:

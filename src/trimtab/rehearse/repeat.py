@@ -23,6 +23,8 @@ from trimtab.virtual.tensor import VIRTUAL, VirtualTensor
 
 _MOST_BYTES = 1 << 30
 _HALF = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
+_TRACING = re.compile(r"/torch/(?:_dynamo|_inductor|_subclasses|_export|export|fx/experimental)/")
+_DEVICES = re.compile(r"cuda|\bcpu\b|device", re.IGNORECASE)
 _ENTRIES: set[CodeType] = {
     functions.VirtualFunctions.__torch_function__.__code__,
     dispatch.VirtualMode.__torch_dispatch__.__code__,
@@ -50,6 +52,14 @@ class Call:
         values = [*tree_leaves(self.args), *tree_leaves(self.kwargs)]
         return any(value.__class__ in VIRTUAL or _is_gpu(value) for value in values)
 
+    @property
+    def on_one_device(self) -> bool:
+        """Whether all its tensors are on one device: only then nothing is lost by making them plain."""
+        tensors = [
+            v for v in (*tree_leaves(self.args), *tree_leaves(self.kwargs)) if isinstance(v, torch.Tensor)
+        ]
+        return len({str(tensor.device) for tensor in tensors}) < 2
+
 
 @dataclass(frozen=True)
 class Inner:
@@ -61,6 +71,8 @@ class Inner:
     line: int
     """Where the error was raised."""
     in_backward: bool
+    traced: bool
+    """Whether torch was tracing or exporting the program."""
 
     @property
     def in_our_frame(self) -> bool:
@@ -72,16 +84,17 @@ def inner_end(error: BaseException) -> Inner | None:
     """The inner end of an error's traceback."""
     walked = list(traceback.walk_tb(error.__traceback__))[::-1]
     calls: list[Call] = []
-    in_backward = False
+    in_backward = traced = False
     for frame, _ in walked:
         code = frame.f_code
         if not code.co_filename.startswith(OURS) and not origin.is_plumbing(code.co_filename):
             break
+        traced |= _TRACING.search(code.co_filename) is not None
         if code.co_name == "_engine_run_backward":
             in_backward = True
         elif not in_backward and (call := _call_at(frame)) is not None:
             calls.insert(0, call)
-    return Inner(calls, walked[0][0], walked[0][1], in_backward) if walked else None
+    return Inner(calls, walked[0][0], walked[0][1], in_backward, traced) if walked else None
 
 
 def _call_at(frame: FrameType) -> Call | None:
@@ -104,12 +117,15 @@ Outcome = Literal["fails", "works", "unknown"]
 def again(calls: list[Call], error: BaseException) -> Outcome:
     """Make the calls once more, the outermost first, until one tells: it fails in the same way, or it works."""
     for call in calls:
+        if getattr(call.func, "__name__", "") in ("cuda", "pin_memory"):
+            continue  # without virtual GPUs these would go to the real ones
         try:
             other = _attempt(call)
         except _CannotRepeat:
             continue
         if other is None:
-            return "works"
+            # Plain copies are all on the CPU: an error about devices does not come again.
+            return "works" if call.on_one_device and not _DEVICES.search(str(error)) else "unknown"
         if _same(other, error):
             return "fails"
     return "unknown"
@@ -204,7 +220,9 @@ _SPOKEN = (
 
 
 def _same(one: BaseException, other: BaseException) -> bool:
-    return type(one).__name__ == type(other).__name__ and _plain(one) == _plain(other)
+    # What a wrong argument is called may differ: a handler of ours is named by another name.
+    same = type(one).__name__ == type(other).__name__
+    return same and (isinstance(one, TypeError) or _plain(one) == _plain(other))
 
 
 def _plain(error: BaseException) -> str:

@@ -290,12 +290,12 @@ def _result(
     seconds: float,
     standstill: Finding | None = None,
 ) -> Result:
-    from trimtab.rehearse import agreement
+    from trimtab.rehearse import agreement, apart_ranks, same_rows
 
     findings, notes = gathered.findings, list(gathered.notes)
-    apart = agreement.diverged(folder)
-    if apart is not None and not any(finding.kind == "ddp-bypassed" for finding in findings):
-        findings.append(apart)
+    if not any(finding.kind in ("ddp-bypassed", "ranks-disagree") for finding in findings):
+        findings += apart_ranks.found(folder)
+    findings += same_rows.found(folder)
     if standstill is not None and not any(finding.kind == "ranks-disagree" for finding in findings):
         findings.insert(0, standstill)
     faults = [finding for finding in findings if finding.severity == "fault"]

@@ -49,6 +49,11 @@ class Files:
     """The folder to which they were moved."""
     written: list[Written] = field(default_factory=list)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Files:
+        """Back from its JSON form."""
+        return cls(**{**data, "written": [Written(**one) for one in data.get("written", [])]})
+
 
 def is_noise(path: str) -> bool:
     """Whether a path tells nothing about the program: compiled modules, devices."""
@@ -110,12 +115,12 @@ def watch(recorder: Recorder, without: Iterable[str]) -> None:
 
 
 class Look:
-    """The files of a folder before the rehearsal, to compare with afterwards."""
+    """The files of a folder (if one is given) before the rehearsal, to compare with afterwards."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._began = time.time_ns()
-        self._before = dict(_times(folder))
+        self._before = dict(_times(folder)) if folder else {}
 
     def changes(self, records: Path) -> list[Written]:
         """What was written for real: as the processes told, and as the files' times tell."""
@@ -127,7 +132,7 @@ class Look:
         for folder in [path for path, how in first.items() if how == "made"]:
             for path, _ in _times(Path(folder)):
                 first.setdefault(path, "new")
-        after = dict(_times(self._folder))
+        after = dict(_times(self._folder)) if self._folder else {}
         whole = len(self._before) < _MOST_LOOKED_AT
         for path in after if whole else ():
             if path not in self._before:
@@ -178,7 +183,7 @@ def sentence(files: Files, most: int = 5) -> str:
         told.append(
             f"{went}: {_named(apart, most)}" + ("" if files.kept else " (--keep-files DIR keeps them)")
         )
-    if real or not (files.overlay or files.why == IN_PLACE):
+    if real or (not files.overlay and files.why not in ("", IN_PLACE)):
         why = f" ({files.why})" if files.why else ""
         told.append(f"written for real{why}: {_named(real, most)}")
     return "; ".join(told)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -49,6 +50,10 @@ PLANS: dict[Any, Plan] = {}
 
 def plan_of(func: Any) -> Plan:
     """The plan of an operation, made on first use."""
+    if isinstance(func, HigherOrderOperator):
+        raise state.NotSimulated(
+            f"torch's operation {func.name()} on functions is not simulated by virtual GPUs."
+        )
     plan = PLANS[func] = Plan(func)
     plan.rule = rules.rule_for(func, plan.name)
     plan.before = kernels.BEFORE.get(plan.name)
@@ -178,7 +183,12 @@ def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
 
 
 def _shape(tensor: Tensor) -> int:
-    """A meta tensor that is no virtual one: the program's came through here. C++ makes others where no mode is on."""
+    """A meta tensor that is no virtual one: the program's came through here. C++ makes others where no mode is on.
+
+    (Where shapes only are rehearsed, payloads are such tensors.)
+    """
+    if state._stack and state._stack[-1].shapes:
+        return SHAPE
     if tensor.__class__ is Tensor and origin.SHAPE not in tensor.__dict__:
         base = tensor._base
         if base is None or (base.__class__ is Tensor and origin.SHAPE not in base.__dict__):
@@ -328,6 +338,8 @@ def _after_write(tensor: Any) -> None:
 
 class VirtualMode(TorchDispatchMode):
     """Sees every operation of its thread: factories and plain tensors too, which no tensor class could catch."""
+
+    supports_higher_order_operators = True  # none is carried out: `plan_of` says so
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -77,3 +77,6 @@ class Observer:
 
     def collective(self, record: dict[str, Any]) -> None:
         """Told of each collective call between ranks."""
+
+    def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
+        """Told of every exchange between ranks, sends and receives too; `whole` when all ranks take part."""

@@ -119,6 +119,10 @@ class VirtualTensor(torch.Tensor):
         target = self.to(torch.empty(0).type(plain).dtype)
         return target if ".cuda." in name else target.cpu()
 
+    def as_subclass(self, cls: Any) -> Any:
+        refuse_own_class(cls, self)
+        return self.view_as(self)
+
     def record_stream(self, stream: Any) -> None:
         """Nothing runs asynchronously here, so there is nothing to keep alive."""
 
@@ -293,6 +297,14 @@ PARAMETERS = frozenset((VirtualParameter, HostParameter))
 VIRTUAL = frozenset((VirtualTensor, HostTensor)) | PARAMETERS
 
 
+def refuse_own_class(kind: type, data: Any = None) -> None:
+    """A virtual tensor cannot be of a class of the program's: say so."""
+    if data.__class__ in VIRTUAL and kind is not Tensor and kind is not nn.Parameter and kind not in VIRTUAL:
+        raise state.NotSimulated(
+            f"A tensor on a GPU of the program's own class {kind.__name__} is not simulated by virtual GPUs."
+        )
+
+
 def is_host(tensor: VirtualTensor) -> bool:
     """Whether it is one of the tensors on the CPU that have a shape only."""
     return tensor._slot.index == state.HOST
@@ -437,6 +449,7 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
         # Nothing is there to move yet: it is made at home when it gets its shape (`materialize`).
         tensor.__dict__[_HOME] = (new.device, new.dtype)
         return
+    home, before = tensor.device, origin.trace_of(tensor)
     if type(tensor) in VIRTUAL and type(new) in VIRTUAL and tensor.is_inference() is new.is_inference():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]
@@ -449,12 +462,13 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
         become(tensor, replacement)
     machine = state.machine()
     if machine is not None and machine.observer is not None:
-        before, after = origin.trace_of(tensor), origin.trace_of(new)
-        # A trace of its own: the data that was assigned may live on under another name.
-        tensor.__dict__[origin.ATTRIBUTE] = origin.Trace(
-            (before.born if before is not None else None) or (after.born if after is not None else None),
-            (after.moved if after is not None else None) or origin.here(),
-        )
+        after = origin.trace_of(new)
+        born = (before.born if before is not None else None) or (after.born if after is not None else None)
+        if home == tensor.device and before is not None:
+            tensor.__dict__[origin.ATTRIBUTE] = before
+        else:
+            # A trace of its own: the data that was assigned may live on under another name.
+            tensor.__dict__[origin.ATTRIBUTE] = origin.Trace(born, origin.here())
 
 
 def become(tensor: Tensor, new: Tensor) -> None:

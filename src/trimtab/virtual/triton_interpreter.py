@@ -47,7 +47,9 @@ class _Values(ast.NodeTransformer):
 class Launch:
     """One launch of a kernel."""
 
-    def __init__(self, kernel: Any, arguments: dict[str, Any], tensors: list[torch.Tensor], budget: int) -> None:
+    def __init__(
+        self, kernel: Any, arguments: dict[str, Any], tensors: list[torch.Tensor], budget: int
+    ) -> None:
         """`arguments` by name, with tensors on the CPU; `tensors` is all memory that it may touch."""
         self._kernel = kernel
         self._arguments = arguments

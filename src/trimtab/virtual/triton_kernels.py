@@ -1,20 +1,17 @@
 """Triton kernels that are launched while virtual GPUs are in force: checked as CUDA would, then run on the payloads.
 
-Where the interpreter cannot run one (code for the GPU itself, too much work), what it writes is made up and the observer
-is told; without an observer it is refused. With shapes only, what it writes has no values. No kernel is compiled, none
-reaches a real GPU. Triton is imported by nobody here: what is set in it is set when the program has imported it.
+Where the interpreter cannot run one (code for the GPU itself, too much work), what it writes is made up and the
+observer is told; without an observer it is refused. With shapes only, what it writes has no values. No kernel is
+compiled, none reaches a real GPU. Triton is never imported before the program has done so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.abc
-import importlib.machinery
 import operator
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +26,9 @@ from trimtab.virtual.unknown import forget
 ONE_LAUNCH = 20 * 10**9
 """How many nanoseconds of interpreting, as they are counted, one launch may take; and all of a process."""
 ALL_LAUNCHES = 6 * ONE_LAUNCH
-_COMPILED = "a compiled Triton kernel (its registers, its code) is not simulated by virtual GPUs: none is compiled."
+_COMPILED = (
+    "a compiled Triton kernel (its registers, its code) is not simulated by virtual GPUs: none is compiled."
+)
 
 
 class _NotCompiled:
@@ -39,49 +38,17 @@ class _NotCompiled:
         raise NotSimulated(f"`{name}` of {_COMPILED}")
 
 
-class _Import(importlib.abc.MetaPathFinder):
-    """Waits for `import triton`, and sets what is to be set when that is done."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "triton":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                set_in_triton(self._machine.undo)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def enter(machine: Machine, undo: ExitStack) -> None:
-    """Take over the launches of kernels while a machine is in force, also where Triton is imported later."""
-    if "triton.runtime.autotuner" in sys.modules:
-        set_in_triton(undo)
-        return
-    finder = _Import(machine)
-    sys.meta_path.insert(0, finder)
-    undo.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
-
-
 def set_in_triton(undo: ExitStack) -> None:
     """Put our launch, our tuning and our driver in the place of Triton's."""
     from triton.runtime import autotuner, driver, interpreter, jit
 
     spent = _Spent()
-    state.replace(undo, jit.JITFunction, "run", lambda self, *args, **kwargs: launch(spent, self, args, kwargs))
-    state.replace(undo, interpreter.InterpretedFunction, "run", _interpreted(interpreter.InterpretedFunction.run))
+    state.replace(
+        undo, jit.JITFunction, "run", lambda self, *args, **kwargs: launch(spent, self, args, kwargs)
+    )
+    state.replace(
+        undo, interpreter.InterpretedFunction, "run", _interpreted(interpreter.InterpretedFunction.run)
+    )
     state.replace(undo, autotuner.Autotuner, "run", _tuned(autotuner.Autotuner.run))
     state.replace(undo, autotuner.Autotuner, "_bench", _programs)
     # Otherwise wrap_triton would hand the launch to torch's tracing, which knows no virtual tensors.
@@ -96,7 +63,7 @@ def _driver() -> Any:
     from triton.backends.driver import GPUDriver
     from triton.backends.nvidia.driver import CudaDriver
 
-    class VirtualDriver(CudaDriver):  # type: ignore[misc]
+    class VirtualDriver(CudaDriver):
         def __init__(self) -> None:
             # Its own __init__ would compile a library for the CUDA driver.
             GPUDriver.__init__(self)
@@ -107,7 +74,7 @@ def _driver() -> Any:
 
 
 def _properties(index: int) -> dict[str, int]:
-    known = torch.cuda.get_device_properties(index)
+    known: Any = torch.cuda.get_device_properties(index)
     return {
         "max_shared_mem": known.shared_memory_per_block_optin,
         "max_num_regs": known.regs_per_multiprocessor,
@@ -128,7 +95,9 @@ def _interpreted(native: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            return native(self, *_mapped(_payload, args), **{n: _mapped(_payload, v) for n, v in kwargs.items()})
+            return native(
+                self, *_mapped(_payload, args), **{n: _mapped(_payload, v) for n, v in kwargs.items()}
+            )
 
     return run
 
@@ -149,7 +118,7 @@ def _tuned(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _programs(self: Any, *args: Any, config: Any, **kwargs: Any) -> list[float]:
-    """In the place of a measured time: how many programs a configuration starts. Few large ones are soon interpreted."""
+    """In the place of a measured time: how many programs a configuration starts. Few large ones are soon done."""
     grid = kwargs.get("grid")
     if callable(grid):
         grid = grid({**self.nargs, **kwargs, **config.all_kwargs()})
@@ -210,10 +179,15 @@ def _check_devices(machine: Machine, kernel: Any, given: dict[str, Any]) -> None
     named = [(name, tensor) for name, value in given.items() for tensor in _tensors(value)]
     for place, value in enumerate(given.values()):
         for tensor in _tensors(value):
-            if tensor.device == here or not tensor.numel() or (tensor.device.type == "cpu" and tensor.is_pinned()):
+            if (
+                tensor.device == here
+                or not tensor.numel()
+                or (tensor.device.type == "cpu" and tensor.is_pinned())
+            ):
                 continue
             message = f"Pointer argument (at {place}) cannot be accessed from Triton (cpu tensor?)"
-            kind = "device-mismatch"
+            together = len({t.device for _, t in named}) == 1 and tensor.device.type == "cuda"
+            kind = "placement-conflict" if together else "device-mismatch"
             faults.report(kind, message, f"triton.{kernel.__name__}", named, ValueError)
             return
 
@@ -237,7 +211,9 @@ def _run(spent: _Spent, kernel: Any, given: dict[str, Any], sizes: tuple[int, ..
             started.over(sizes)
         except Exception as error:
             # Of the kernel or of the interpreter: which, only a GPU can tell. It is told to whoever listens.
-            spent.given_up[kernel.fn] = str(error) if type(error).__module__.startswith("trimtab") else repr(error)
+            spent.given_up[kernel.fn] = (
+                str(error) if type(error).__module__.startswith("trimtab") else repr(error)
+            )
         finally:
             spent.left -= budget - max(started.builder.left, 0)
     return spent.given_up.get(kernel.fn) or started.memory.strayed
@@ -268,7 +244,7 @@ def _outputs(kernel: Any, given: dict[str, Any]) -> Iterator[Tensor]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in an argument: itself, what a descriptor or a wrapper of another type stands for, those of a tuple."""
+    """The tensors in an argument: itself, that of a descriptor or of a wrapper of another type, those of a tuple."""
     base = getattr(value, "base", None)
     if isinstance(value, Tensor):
         yield value

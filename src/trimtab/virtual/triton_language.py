@@ -1,4 +1,4 @@
-"""The language of Triton while a kernel is interpreted: what Triton's interpreter leaves out, or does element by element.
+"""The language of Triton while a kernel is interpreted: what its interpreter leaves out, or does element by element.
 
 Functions that are themselves written in Triton (`tl.sum`, a kernel's helpers), CUDA's mathematical library
 (`libdevice`), reductions and scans over whole slices. It changes Triton's modules for the time of a launch, and puts
@@ -127,7 +127,9 @@ def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_:
         made = [narrowed(quick.reduce(values, axis=at), types[0])]
     else:
         made = [one.handle.data for one in inputs]
-        made = [array.reshape(len(array), -1) if axis is None else np.moveaxis(array, at, 1) for array in made]
+        made = [
+            array.reshape(len(array), -1) if axis is None else np.moveaxis(array, at, 1) for array in made
+        ]
         while made[0].shape[1] > 1:
             made = _combined(combine_fn, [m[:, 0::2] for m in made], [m[:, 1::2] for m in made], types)
         made = [array[:, 0] for array in made]
@@ -149,7 +151,10 @@ def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any
         # Whole blocks, since the language has no others: what came around the end is not taken.
         shifted = [np.roll(array, distance, axis=1) for array in made]
         joined = _combined(combine_fn, shifted, made, types)
-        made = [np.concatenate((np.broadcast_to(m, j.shape)[:, :distance], j[:, distance:]), 1) for m, j in zip(made, joined, strict=True)]
+        made = [
+            np.concatenate((np.broadcast_to(m, j.shape)[:, :distance], j[:, distance:]), 1)
+            for m, j in zip(made, joined, strict=True)
+        ]
         distance *= 2
     if _plain(reverse):
         made = [array[:, ::-1] for array in made]

@@ -1,7 +1,7 @@
 """Loads, stores and shapes of Triton's interpreter, for many programs of a grid at once.
 
-Arrays are as triton_numbers.py says: the first dimension is that of the programs. What is stored can be taken back, since
-programs that turn out to go different ways are run again apart. Imported only when a kernel is launched.
+Arrays are as triton_numbers.py says: the first dimension is that of the programs. What is stored can be taken back,
+since programs that turn out to go different ways are run again apart. Imported only when a kernel is launched.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Builder(Arithmetic):
         dtype = ptrs.get_element_ty()
         kind = interpreter._get_np_dtype(dtype)
         rest = np.zeros(1, kind) if other is None else other.data
-        pointers, live, rest = map(np.ascontiguousarray, alike(ptrs.data, mask.data, rest.astype(kind, copy=False)))
+        pointers, live, rest = map(
+            np.ascontiguousarray, alike(ptrs.data, mask.data, rest.astype(kind, copy=False))
+        )
         live = self.memory.within(pointers, live, kind.itemsize, "reads")
         return TensorHandle(_native.load(pointers, live, rest, kind).reshape(pointers.shape), dtype)
 
@@ -62,15 +64,17 @@ class Builder(Arithmetic):
         """Remember what is about to be overwritten, where it may have to be put back."""
         live = self.memory.within(pointers, live, kind.itemsize, "writes")
         if self.together > 1:
-            before = _native.load(pointers, live, np.zeros(pointers.shape, kind), kind).reshape(pointers.shape)
+            before = _native.load(pointers, live, np.zeros(pointers.shape, kind), kind).reshape(
+                pointers.shape
+            )
             self.stored.append((pointers, live, before))
         return live
 
     def _for_each(self, *arrays: Any) -> list[Any]:
         """Arrays in one shape, with a row for each program: what each of them does is done that often."""
-        arrays = alike(*arrays)
-        shape = (self.together, *arrays[0].shape[1:])
-        return [np.ascontiguousarray(np.broadcast_to(array, shape)) for array in arrays]
+        shaped = alike(*arrays)
+        shape = (self.together, *shaped[0].shape[1:])
+        return [np.ascontiguousarray(np.broadcast_to(array, shape)) for array in shaped]
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
         pointers, compared, data = self._for_each(ptr.data, cmp.data, val.data)
@@ -88,7 +92,9 @@ class Builder(Arithmetic):
         dtype = val.dtype.scalar
         if data.itemsize > 2:
             op, meant = self.ir_rmw_op_to_interpreter_rmw_op[rmwOp], self.ir_sem_to_interpreter_sem[sem]
-            return TensorHandle(_native.atomic_rmw(op, pointers, data, live, meant).reshape(pointers.shape), dtype)
+            return TensorHandle(
+                _native.atomic_rmw(op, pointers, data, live, meant).reshape(pointers.shape), dtype
+            )
         if rmwOp != interpreter._ir.ATOMIC_OP.FADD:
             raise Unsupported("an atomic operation on 16 bits other than an addition")
         before = _native.load(pointers, live, np.zeros_like(data), data.dtype).reshape(pointers.shape)
@@ -151,7 +157,9 @@ class Builder(Arithmetic):
         return _Block(base, shape, strides, list(offsets), block_shape, order)
 
     def create_advance(self, ptr: Any, offsets: Any) -> Any:
-        moved = [TensorHandle(at.data + by.data, at.dtype) for at, by in zip(ptr.offsets, offsets, strict=True)]
+        moved = [
+            TensorHandle(at.data + by.data, at.dtype) for at, by in zip(ptr.offsets, offsets, strict=True)
+        ]
         return _Block(ptr.base, ptr.shape, ptr.strides, moved, ptr.block_shape, ptr.order)
 
     def create_make_tensor_descriptor(
@@ -188,13 +196,13 @@ def _pointers(handle: Any, offsets: Any, checked: Any) -> tuple[Any, Any]:
     return TensorHandle(pointers, handle.base.dtype.scalar), inside
 
 
-class _Block(interpreter.BlockPointerHandle):  # type: ignore[misc]
+class _Block(interpreter.BlockPointerHandle):
     def materialize_pointers(self, boundary_check: Any) -> tuple[Any, Any]:
         pointers, inside = _pointers(self, self.offsets, boundary_check)
         return pointers, TensorHandle(inside, tl.int1)
 
 
-class _Descriptor(interpreter.TensorDescHandle):  # type: ignore[misc]
+class _Descriptor(interpreter.TensorDescHandle):
     def materialize_pointers(self, offsets: Any) -> tuple[Any, Any]:
         pointers, inside = _pointers(self, offsets, range(self.ndim))
         return pointers, TensorHandle(inside, tl.int1)

@@ -2,8 +2,8 @@
 
 Triton's own interpreter runs one program after the other, adds the bits of bfloat16 and float8, which numpy does not
 know, and reads any address that a kernel makes up. Here every array has a first dimension for the programs that run
-together (or 1, where they agree), narrow types are computed in 32 bits and rounded, an access outside the tensors of the
-launch is left out and remembered, and the work is counted, so that a launch which would take minutes is given up.
+together (or 1, where they agree), narrow types are computed in 32 bits and rounded, an access outside the tensors of
+the launch is left out and remembered, and the work is counted, so that a launch which takes minutes is given up.
 Imported only when a kernel is launched: Triton may not be there.
 """
 
@@ -92,7 +92,7 @@ def as_tensor(data: Any, dtype: Any) -> Any:
 def alike(*arrays: Any) -> list[Any]:
     """Arrays in one shape: scalars of the programs stand for all elements."""
     rank = max(array.ndim for array in arrays)
-    return np.broadcast_arrays(*(a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in arrays))
+    return list(np.broadcast_arrays(*(a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in arrays)))
 
 
 class Memory:
@@ -134,7 +134,7 @@ def _line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class Arithmetic(interpreter.InterpreterBuilder):  # type: ignore[misc]
+class Arithmetic(interpreter.InterpreterBuilder):
     """What carries out the operations on numbers; those on memory and shapes are in triton_memory.py."""
 
     def __init__(self, memory: Memory, nanoseconds: int) -> None:

@@ -1,4 +1,4 @@
-"""Which parameters of a Triton kernel it writes to, read from its source: what a kernel that was not run leaves unknown.
+"""Which parameters of a Triton kernel it writes to, by its source: what a kernel that was not run leaves unknown.
 
 Too many rather than too few: whatever a pointer was made of counts. It looks at names alone and runs nothing.
 """
@@ -22,7 +22,9 @@ def _written(function: Any, above: frozenset[str]) -> set[str]:
     assert isinstance(definition, ast.FunctionDef)
     parameters = [argument.arg for argument in definition.args.args]
     made_of: dict[str, set[str]] = {name: {name} for name in parameters}
-    assignments = [node for node in ast.walk(definition) if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))]
+    assignments = [
+        node for node in ast.walk(definition) if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+    ]
     for _ in assignments:
         before = {name: len(of) for name, of in made_of.items()}
         for node in assignments:

@@ -54,6 +54,8 @@ class BaseCheck:
         once: str = "",
     ) -> None:
         """Record a finding; what is said under the same word of `once`, only the first time."""
+        if kind == "non-finite" and self.process.made_up:
+            return  # it may come from a value that nobody computed, which has been told
         if once not in self._said:
             self._said |= {once} - {""}
             self.process.report(Finding(kind, severity, message, where, cause, fix, op, module))

@@ -68,7 +68,6 @@ class StaleLauncher(BaseCheck):
                 real(*args, **kwargs)
             finally:
                 self._looking = False
-            self.process.in_group = True
             shield.call("agreement of the ranks", agreement.joined, self.process)
 
         init_process_group.__wrapped__ = real  # type: ignore[attr-defined]
