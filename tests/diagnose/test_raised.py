@@ -307,3 +307,14 @@ def test_variables_of_the_machine_are_not_fields_of_a_row(
     finding, _ = raised('import os\nrank = int(os.environ["LOCAL_RANK"])\n', tmp_path)
     assert finding.kind == "stale-launcher"
     assert "fields" not in f"{finding.message} {finding.cause}"
+
+
+def test_a_word_that_a_vocabulary_lacks_is_no_misspelt_field(tmp_path: Path) -> None:
+    for text in ("['hello', 'World']", "'hW'"):
+        program = (
+            f"ids = {{'hello': 0, 'world': 1, 'h': 2, 'w': 3}}\nx = torch.tensor([ids[s] for s in {text}])\n"
+        )
+        finding, _ = raised(program, tmp_path)
+        assert "KeyError" in finding.message
+        assert "likely" not in f"{finding.message} {finding.cause}"
+        assert "rename_column" not in finding.fix

@@ -185,7 +185,7 @@ def test_what_was_made_without_values_is_an_error_of_ours() -> None:
             made = torch.ops.aten.full.default([], 1.0, device=torch.device("meta", 0))
         with _disable_current_modes(), pytest.raises(InternalError):
             put(x, x == 0, 1.0)
-        for use in (lambda: x + made, lambda: x.fill_(made), lambda: put(x, 0, made), lambda: made + 1):
+        for use in (lambda: x + made, lambda: x.fill_(made), lambda: put(x, 0, made), lambda: x + (made + 1)):
             with pytest.raises(InternalError, match="not of the program"):
                 use()
 

@@ -92,8 +92,17 @@ def _mappings(error: BaseException, at: Place, key: str) -> Iterator[tuple[str, 
     )
     node = source.statement(at.file, at.line)
     if frame is not None and node is not None:
+        walked = {
+            name.id
+            for inner in source.header(node)
+            if isinstance(inner, ast.comprehension)
+            for name in ast.walk(inner.target)
+            if isinstance(name, ast.Name)
+        }
         for inner in source.header(node):
             base, asked = _asked(inner)
+            if isinstance(asked, ast.Name) and asked.id in walked:
+                return  # data are looked up in a table of them, such as the ids of words
             found = holders.value_of(asked, frame) if asked is not None else None
             if base is not None and isinstance(found, str) and found == key:
                 yield from _of(base, frame, key)

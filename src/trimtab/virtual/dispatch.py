@@ -85,8 +85,11 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         named = dict(zip(kwargs, payloads[count:], strict=True))
         del payloads[count:]
 
-    if mix is FOREIGN:
-        return sharded.by_its_class(work, func, args, kwargs)
+    if mix >= STRAY:
+        if mix is FOREIGN:
+            return sharded.by_its_class(work, func, args, kwargs)
+        if slot is not None:
+            raise _unwritten(next(value for value in tree_leaves((args, kwargs)) if _is_stray(value)))
     if plan.parts and (slot is not None or plan.factory):
         return (_take_apart if plan.author is None else _by_its_author)(plan, func, args, kwargs)
 
@@ -144,9 +147,9 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-ALIKE, MIXED, SHAPE, FOREIGN = range(4)
-"""How operands mix: all on one device; not so; one is a meta tensor of the program's; one is of a class with rules of
-its own."""
+ALIKE, MIXED, SHAPE, STRAY, FOREIGN = range(5)
+"""How operands mix: all on one device; not so; one is a meta tensor of the program's; one is a meta tensor that nobody
+knows, which may not meet a virtual one; one is of a class with rules of its own."""
 
 
 def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
@@ -192,8 +195,16 @@ def _shape(tensor: Tensor) -> int:
     if tensor.__class__ is Tensor and origin.SHAPE not in tensor.__dict__:
         base = tensor._base
         if base is None or (base.__class__ is Tensor and origin.SHAPE not in base.__dict__):
-            raise state.InternalError(f"A tensor of {tensor.numel()} elements was made without its values.")
+            return STRAY  # it may be the program's still, come out of a sharded tensor: nothing is lost among shapes
     return SHAPE
+
+
+def _is_stray(value: Any) -> bool:
+    return value.__class__ is Tensor and value.is_meta and origin.SHAPE not in value.__dict__
+
+
+def _unwritten(tensor: Tensor) -> state.InternalError:
+    return state.InternalError(f"A tensor of {tensor.numel()} elements was made without its values.")
 
 
 def _mark_shapes(made: Any) -> None:
