@@ -193,6 +193,10 @@ non-finite: loss-nan
        log/division of 0
   fix  find the first bad step (torch.autograd.set_detect_anomaly(True)); use bf16 or a lower rate; skip rows
        whose labels are all -100
+non-finite: distribution-nan
+  text to satisfy the constraint .{0,120}?,? but found invalid values:.{0,80}?nan
+  why  the distribution is given NaN: weights or scores broke before
+  fix  find where they first stop being finite; see the finding before this one
 non-finite: probability-nan
   text probability tensor contains either `?inf`?, `?nan`? or element < 0
   why  the logits are NaN or infinite: a bf16 model run in fp16, or weights that broke in training

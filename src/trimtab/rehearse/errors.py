@@ -35,6 +35,8 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         return _exit_status(error)
     if only_aborted(error, process):
         return None
+    if "DataLoader worker process" in str(error) and _worker_told(process):
+        return None
     process.recorder.write(t="failed")
     if _not_simulated(error):
         process.recorder.write(t="unproven", text=str(error))
@@ -127,6 +129,12 @@ def _refused(error: TrimtabError) -> Finding:
         message=f"{found}: {why}" if why else found,
         fix=change,
     )
+
+
+def _worker_told(process: Process) -> bool:
+    """Whether a worker has said itself that it touched the GPU, of which the loader's error is only the echo."""
+    found = (r["finding"]["kind"] for r in process.others_records() if r["t"] == "finding")
+    return "worker-uses-gpu" in found
 
 
 def _others_found(process: Process) -> bool:

@@ -18,9 +18,10 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.in_place import InPlace
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.scaler import Scaler
+    from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.steps import Steps
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.values import Values
 
-    first = (Gradients, Untrained, GraphKept, InPlace, Ddp, DataOrder, StaleLauncher, Scaler, Values, Steps)
-    return [check(process) for check in first]
+    first = (Gradients, Untrained, StaleOptimizer, GraphKept, InPlace, Ddp, DataOrder, StaleLauncher)
+    return [check(process) for check in (*first, Scaler, Values, Steps)]

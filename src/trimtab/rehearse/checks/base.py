@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from trimtab.diagnose import source
-from trimtab.diagnose.finding import Cause, Finding, Place, Severity
+from trimtab.diagnose.finding import Cause, Edit, Finding, Place, Severity
 from trimtab.rehearse import places
 from trimtab.virtual import origin
 
@@ -38,11 +38,13 @@ class BaseCheck:
         module: str = "",
         severity: Severity = "fault",
         once: str = "",
+        edits: list[Edit] | None = None,
     ) -> None:
         """Record a finding; what is said under the same word of `once`, only the first time."""
         if once not in self._said:
             self._said |= {once} - {""}
-            self.process.report(Finding(kind, severity, message, where, cause, fix, op, module))
+            finding = Finding(kind, severity, message, where, cause, fix, op, module, edits=edits or [])
+            self.process.report(finding)
 
     def install(self) -> None:
         """Put its hooks in."""

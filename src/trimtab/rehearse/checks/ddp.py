@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow
-from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
+from trimtab.diagnose import flow, rewrite, source
+from trimtab.diagnose.finding import Cause, Edit, Finding, Place, cause_at
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
@@ -28,6 +28,7 @@ from trimtab.rehearse.checks.base import (
 )
 
 _Real = Callable[..., Any]
+_WRAPPERS = frozenset(("DistributedDataParallel", "DDP"))
 
 
 @dataclass
@@ -46,6 +47,11 @@ class _Wrapped:
     unsynced: Place | None = None
     """Where `no_sync()` was opened around a backward pass since the last step; forgotten when one is synchronised."""
     unused: dict[str, Place | None] = field(default_factory=dict)
+    at: Place | None = None
+    """The line that wrapped the module."""
+    known: set[int] = field(default_factory=set)
+    """The parameters that it had then, by id: no other is averaged."""
+    ran: WeakSet[nn.Module] = field(default_factory=WeakSet)
     opaque: tuple[str, Place | None] | None = None
 
 
@@ -80,6 +86,8 @@ class Ddp(BaseCheck):
         real(ddp, module, *args, **kwargs)
         entry = _Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules()))
         entry.collectives = agreement.made()
+        entry.at = places.here()
+        entry.known = {id(parameter) for parameter in module.parameters()}
         self._wrapped.append(entry)
 
     def _forward(self, real: _Real, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +117,10 @@ class Ddp(BaseCheck):
         return real(function, *args, **kwargs)
 
     def _module_called(self, module: nn.Module, args: Any) -> None:
+        if self._inside and torch.is_grad_enabled():
+            for entry in self._wrapped:
+                if module in entry.inner:
+                    entry.ran.add(module)
         # What a checkpoint recomputes runs inside backward: that is no call past DDP.
         if not self._wrapped or self._inside or self._in_backward or not torch.is_grad_enabled():
             return
@@ -154,7 +166,8 @@ class Ddp(BaseCheck):
             entry.compared[which] += 1
             step = entry.compared[which]
             if step < 4 or step & (step - 1) == 0:
-                agreement.weights(self.process, which, step, mine, places.here())
+                late = [p for p in mine if id(p) not in entry.known and p.requires_grad]
+                agreement.weights(self.process, which, step, mine, places.here(), _born_late(late))
 
     def _report_bypass(self, place: Place) -> None:
         self.report(
@@ -208,10 +221,20 @@ class Ddp(BaseCheck):
                     cause = cause_at(place, "made trainable here, but the loss does not use it")
             name, made = next(iter(entry.unused.items()))
             cause = cause or self._by_choice(ddp.module, name)
-            if cause is None and finding.vague:
+            path = name.rpartition(".")[0]
+            idle = made is not None and ddp.module.get_submodule(path) not in entry.ran
+            if cause is None and (finding.vague or idle):
                 cause = cause_at(made, "made here, but the loss does not use it")
             names = f"Parameters without a gradient: {shown(list(entry.unused))}."
-            return replace(finding, message=f"{finding.message}\n{names}", cause=cause or finding.cause)
+            message = f"{finding.message}\n{names}"
+            if not idle or entry.at is None:
+                return replace(finding, message=message, cause=cause or finding.cause)
+            fix = (
+                f"Freeze what is not used before DDP takes the model ({path or name}.requires_grad_(False)), leave "
+                f"it out, or let DDP look for it: find_unused_parameters=True (line {entry.at.line})."
+            )
+            edits = _with_unused(entry.at)
+            return replace(finding, message=message, cause=cause or finding.cause, fix=fix, edits=edits)
         return finding
 
     def _by_choice(self, module: nn.Module, name: str) -> Cause | None:
@@ -222,6 +245,21 @@ class Ddp(BaseCheck):
         code = getattr(type(owner).forward, "__code__", None)
         line = flow.choice_of(code.co_filename, code.co_firstlineno, attribute) if code else None
         return cause_at(line, f"whether self.{attribute} is used depends on this")
+
+
+def _with_unused(at: Place) -> list[Edit]:
+    """find_unused_parameters=True, written into the call that wraps."""
+    calls = [c for c in source.call_on(at.file, at.line) if source.called_name(c) in _WRAPPERS]
+    if len(calls) != 1:
+        return []
+    old = source.keyword(calls[0], "find_unused_parameters")
+    if old is not None:
+        return [rewrite.in_place_of(at.file, old, "True")]
+    return [rewrite.add_keyword(at.file, calls[0], "find_unused_parameters", "True")]
+
+
+def _born_late(parameters: list[torch.Tensor]) -> Place | None:
+    return next((place for p in parameters if (place := place_born(p)) is not None), None)
 
 
 def _within(name: str, path: str) -> bool:

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import flow, source
+from trimtab.diagnose import flow, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born
+from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born, trained_by
 from trimtab.virtual import origin
 
 _ENOUGH = 3
@@ -53,6 +53,9 @@ class GraphKept(BaseCheck):
         """What evaluation keeps; not yet a fault, since a later backward pass may be what it is kept for."""
         self._places: deque[Place] = deque(maxlen=8)
         self._root: Place | None = None
+        self._changed: set[int] = set()
+        """Parameters that were stepped since the last backward pass, and (next) between the two before."""
+        self._last_changed: set[int] = set()
         self._evaluated: dict[int, int] = {}
         self._before: dict[tuple[str, int], int] = {}
         backward_hub().before.append(self._backward)
@@ -82,16 +85,24 @@ class GraphKept(BaseCheck):
             return finding
         earlier = next((place for place in reversed(self._places) if place != where), None)
         if earlier is not None:
+            if (
+                error is not None
+                and (said := shared_graph.shared(error, earlier, self._last_changed)) is not None
+            ):
+                return replace(finding, cause=said.cause, fix=said.fix, edits=said.edits)
             why = "this pass frees the graph that the later one needs too"
             return replace(finding, cause=cause_at(earlier, why))
         return replace(finding, cause=cause_at(self._root, "built once, and sent backward again") or cause)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
+        self._changed |= {id(parameter) for parameter in trained_by(optimizer)}
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
         if place is not None:
             self._places.append(place)
+        # The failing pass is announced before it fails: what was stepped since the one before it counts.
+        self._changed, self._last_changed = set(), self._changed
         self._root = place_born(roots[0]) if roots else None
         if self._done:
             return
