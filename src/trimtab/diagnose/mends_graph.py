@@ -11,6 +11,8 @@ from trimtab.diagnose.flow import switches_off
 _WRAPS = frozenset(("float", "int"))
 _TAKES_OUT = frozenset(("detach", "item", "tolist", "numpy", "cpu"))
 _MAKERS = frozenset(("tensor", "as_tensor", "Tensor", "Variable", "FloatTensor"))
+_REPLACE = ("FSDP", "FullyShardedDataParallel", "fully_shard", "deepcopy", "prepare", "parallelize_module")
+"""Calls that give back a model with other parameters than it was given, or put others in their place."""
 _ARGS = frozenset(("argmax", "argmin"))
 
 Mend = tuple[str, list[Edit]]
@@ -193,9 +195,37 @@ def bound_again(made: Place | None) -> Place | None:
         n for n in source.header(node) if isinstance(n, ast.Call) and source.called_name(n) == "parameters"
     ]
     for name in dict.fromkeys(source.root(call.func) for call in calls):
-        later = [
-            n for n in source.assignments(made.file, made.line, name) if n.lineno > (node.end_lineno or 0)
-        ]
+        end = node.end_lineno or 0
+        later = [n.lineno for n in source.assignments(made.file, made.line, name) if n.lineno > end]
+        scope = source.function_at(made.file, made.line)
+        for call in source.calls(made.file, *_REPLACE):
+            given = any(isinstance(a, ast.Name) and a.id == name for a in call.args)
+            if given and call.lineno > end and source.function_at(made.file, call.lineno) is scope:
+                later.append(call.lineno)
         if name and later:
-            return source.place(made.file, later[-1].lineno)
+            return source.place(made.file, max(later))
     return None
+
+
+def of_kept(place: Place | None, name: str = "") -> Mend | None:
+    """The fix for a line that keeps a tensor with its graph: what it adds or appends, let go of its graph."""
+    node = source.statement(place.file, place.line) if place is not None else None
+    if place is None or node is None:
+        return None
+    if isinstance(node, ast.AugAssign) and not isinstance(node.value, ast.Constant):
+        return _let_go(place.file, node.value)
+    calls = [n for n in source.header(node) if isinstance(n, ast.Call) and n.args]
+    if name:
+        given = [a for c in calls for a in c.args if isinstance(a, ast.Name) and a.id == name]
+        return _let_go(place.file, given[0]) if given else None
+    appends = [c for c in calls if source.called_name(c) in ("append", "extend", "insert", "appendleft")]
+    if len(appends) == 1 and isinstance(appends[0].args[-1], ast.Name | ast.Attribute | ast.Subscript):
+        return _let_go(place.file, appends[0].args[-1])
+    return None
+
+
+def _let_go(file: str, node: ast.expr) -> Mend:
+    code = f"{rewrite.operand(node)}.detach()"
+    return f"Keep the value without its graph: {code} (or .item() for a number).", [
+        rewrite.in_place_of(file, node, code)
+    ]

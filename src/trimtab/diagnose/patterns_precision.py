@@ -151,6 +151,14 @@ other-error: leaf-inplace
   text a (?:view of a )?leaf Variable that requires grad (?:is being|has been) used in an in-place operation
   why  a parameter is overwritten in place while autograd watches
   fix  with torch.no_grad(): p.copy_(...)
+no-gradient: inference-tensor
+  text Inference tensors cannot be saved for backward|Inplace update to inference tensor outside InferenceMode
+  why  a tensor that was made under torch.inference_mode() is used where gradients are computed
+  fix  torch.no_grad() instead of torch.inference_mode() for what is trained with later, or x.clone() of it
+dtype-mismatch: rnn-dtype
+  text RNN input dtype \(torch\.\w+\) does not match weight dtype
+  why  the input and the layer have different precisions
+  fix  cast the input where it is made (x.float()), or run the model under torch.autocast
 other-error: numpy-of-grad
   text Can't call numpy\(\) on Tensor that requires grad
   why  the tensor is part of a graph

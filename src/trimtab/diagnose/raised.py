@@ -119,7 +119,15 @@ def _verdict(name: str, error: BaseException) -> Verdict | None:
 _INDEX = (raised_index.out_of_range,)
 _ROWS = (raised_loader.missing_row, raised_loader.unequal)
 _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
-    "": (raised_calls.target_type, raised_calls.hidden_size, raised_calls.unexpected_keyword),
+    "": (
+        raised_loader.missing_row,
+        raised_calls.target_type,
+        raised_calls.hidden_size,
+        raised_calls.unexpected_keyword,
+    ),
+    "ddp-ready-twice-checkpoint": (raised_graph.reentrant_flag,),
+    "checkpoint-no-grad-input": (raised_graph.reentrant_flag,),
+    "inference-tensor": (raised_graph.inference_tensor,),
     "device-assert": _INDEX,
     "assert-embedding": _INDEX,
     "assert-labels": _INDEX,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import sys
+from types import FrameType
 
 import torch
 
 from trimtab.diagnose import holders, rewrite, source, trace
-from trimtab.diagnose.finding import Cause, Edit
+from trimtab.diagnose.finding import Cause, Edit, Place
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
+from trimtab.virtual import origin
 
 _FORKING = {"Process": 1, "Pool": 1, "ProcessPoolExecutor": 1, "fork": 2}
 """What starts a process, the likelier first."""
@@ -35,6 +38,8 @@ def dtype(scene: Scene) -> Verdict | None:
     common = {str(p.dtype).removeprefix("torch.") for p in weights}
     blamed = parameter if inputs[0].operand.dtype in common else inputs[0]
     place = blamed.moved or blamed.born
+    if blamed is inputs[0] and blamed.operand.dtype == "float64" and (doubled := _doubles(scene)) is not None:
+        return doubled
     if blamed is inputs[0] and (found := assignment(scene, blamed)) and found.cause is not None:
         cause = found.cause
         why = f"this is {blamed.operand.dtype}, the weight is {parameter.operand.dtype}"
@@ -43,6 +48,21 @@ def dtype(scene: Scene) -> Verdict | None:
         return Verdict(None, fix)
     why = f"made here in {blamed.operand.dtype}, while its partner is {inputs[0].operand.dtype}"
     return Verdict(source.cause(place.file, place.line, why), fix)
+
+
+def _doubles(scene: Scene) -> Verdict | None:
+    """Numbers that came from numpy as float64: the one line of the program that takes them over."""
+    files = dict.fromkeys(frame.file for frame in scene.fault.frames if source.is_user_file(frame.file))
+    calls = [(file, call) for file in files for call in source.calls(file, "from_numpy", "as_tensor")]
+    if len(calls) != 1:
+        return None
+    file, call = calls[0]
+    code = f"{ast.unparse(call)}.float()"
+    why = "numpy's floating-point numbers are float64, and the weights are float32"
+    edits = [rewrite.in_place_of(file, call, code)]
+    return Verdict(
+        source.cause(file, call.lineno, why), f"Cast them where they are taken over: {code}.", edits=edits
+    )
 
 
 def _wrong_autocast(scene: Scene) -> Verdict | None:
@@ -132,6 +152,10 @@ def host_only(scene: Scene) -> Verdict | None:
         return Verdict(source.cause(here.file, here.line, f"the tensor is on {suspect.device}"))
     place = suspect.moved or suspect.born
     line = place.line if place is not None and place.file == here.file else here.line
+    if line == here.line and (kept := _kept_on_gpu()) is not None:
+        why = f"the data is put on {suspect.device} here, before it is pinned"
+        fix = "Leave the data on the CPU and move each batch in the training loop, or set pin_memory=False."
+        return Verdict(source.cause(kept.file, kept.line, why), fix)
     if line == here.line and (moved := source.moved_into(here.file, here.line)):
         line = moved
     elif line == here.line:
@@ -140,6 +164,22 @@ def host_only(scene: Scene) -> Verdict | None:
     return Verdict(
         source.cause(here.file, line, f"the data is put on {suspect.device} here, before it is pinned")
     )
+
+
+def _kept_on_gpu() -> Place | None:
+    """Where the rows of the data set that is read now were moved to the GPU, if it holds them as tensors."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        data = getattr(frame.f_locals.get("self"), "_dataset", None)
+        while data is not None and not getattr(data, "tensors", None) and hasattr(data, "dataset"):
+            data = data.dataset
+        held = (*getattr(data, "tensors", ()), *getattr(data, "__dict__", {}).values())
+        for tensor in (t for t in held if isinstance(t, torch.Tensor) and t.device.type != "cpu"):
+            moved = origin.moved_of(tensor) or origin.born_of(tensor)
+            if moved is not None and source.is_user_file(moved.file):
+                return source.place(moved.file, moved.line)
+        frame = frame.f_back
+    return None
 
 
 def _in_worker(file: str, line: int) -> Verdict:

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow, rewrite, source
-from trimtab.diagnose.finding import Cause, Edit, Finding, Place, cause_at
+from trimtab.diagnose import flow, mends_ranks
+from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
@@ -28,7 +28,6 @@ from trimtab.rehearse.checks.base import (
 )
 
 _Real = Callable[..., Any]
-_WRAPPERS = frozenset(("DistributedDataParallel", "DDP"))
 
 
 @dataclass
@@ -193,11 +192,13 @@ class Ddp(BaseCheck):
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
         """Say which parameters, and which line made them unused or ready twice."""
+        if finding.kind == "device-mismatch" and self._inside:
+            return self._for_another_gpu(finding)
         if finding.kind == "ddp-unused":
             return self._why_unused(finding)
         if finding.kind == "ddp-ready-twice":
             opaque = next((entry.opaque for entry in self._wrapped if entry.opaque is not None), None)
-            if self._reentrant is not None:
+            if self._reentrant is not None and not (finding.edits and finding.cause is not None):
                 why = "re-entrant checkpointing runs a backward of its own, in which DDP sees gradients again"
                 return replace(finding, cause=cause_at(self._reentrant, why))
             if opaque is not None and opaque[1] is not None:
@@ -208,6 +209,19 @@ class Ddp(BaseCheck):
                     fix="Return a tensor, tuple, dict or dataclass from forward(), or set "
                     "find_unused_parameters=False.",
                 )
+        return finding
+
+    def _for_another_gpu(self, finding: Finding) -> Finding:
+        """DDP moves what it is given to device_ids[0]: that has to be where the module is."""
+        for entry, ddp in self._living():
+            moved = ddp.device_ids[0] if ddp.device_ids else None
+            own = next((p.device for p in ddp.module.parameters()), None)
+            if entry.at is None or moved is None or own is None or own.index == moved:
+                continue
+            why = f"DDP moves its inputs to cuda:{moved} here, and the module is on {own}"
+            code, edits = mends_ranks.own_gpu(entry.at)
+            fix = f"Name the GPU that the module is on: device_ids=[{code}]."
+            return replace(finding, cause=cause_at(entry.at, why), fix=fix, edits=edits)
         return finding
 
     def _why_unused(self, finding: Finding) -> Finding:
@@ -233,7 +247,7 @@ class Ddp(BaseCheck):
                 f"Freeze what is not used before DDP takes the model ({path or name}.requires_grad_(False)), leave "
                 f"it out, or let DDP look for it: find_unused_parameters=True (line {entry.at.line})."
             )
-            edits = _with_unused(entry.at)
+            edits = mends_ranks.looking_for_unused(entry.at)
             return replace(finding, message=message, cause=cause or finding.cause, fix=fix, edits=edits)
         return finding
 
@@ -245,17 +259,6 @@ class Ddp(BaseCheck):
         code = getattr(type(owner).forward, "__code__", None)
         line = flow.choice_of(code.co_filename, code.co_firstlineno, attribute) if code else None
         return cause_at(line, f"whether self.{attribute} is used depends on this")
-
-
-def _with_unused(at: Place) -> list[Edit]:
-    """find_unused_parameters=True, written into the call that wraps."""
-    calls = [c for c in source.call_on(at.file, at.line) if source.called_name(c) in _WRAPPERS]
-    if len(calls) != 1:
-        return []
-    old = source.keyword(calls[0], "find_unused_parameters")
-    if old is not None:
-        return [rewrite.in_place_of(at.file, old, "True")]
-    return [rewrite.add_keyword(at.file, calls[0], "find_unused_parameters", "True")]
 
 
 def _born_late(parameters: list[torch.Tensor]) -> Place | None:

@@ -85,7 +85,9 @@ class Sources:
                 self._mask(file, line, values)
             elif not self._births:
                 self._born(file, line, name, args, kwargs, values)
-        elif name in _STEEP_AT_ZERO and result.requires_grad and len(self._steep) < 8:
+        elif (
+            name in _STEEP_AT_ZERO and result.requires_grad and len(self._steep) < 8 and not _flat(name, args)
+        ):
             with torch.no_grad():
                 steep = (
                     bool((values.detach() == 0).any()) if name[0] != "a" else _has_one(payload_of(args[0]))
@@ -179,6 +181,12 @@ def _overflows(name: str) -> bool:
         "half",
         "einsum",
     )
+
+
+def _flat(name: str, args: tuple[Any, ...]) -> bool:
+    """A power of 1 and more has a slope of 0 or a number at 0."""
+    power = args[1] if name.strip("_") == "pow" and len(args) > 1 else 0
+    return isinstance(power, int | float) and power >= 1
 
 
 def _dtype(values: torch.Tensor) -> str:
