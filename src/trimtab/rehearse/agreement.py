@@ -281,7 +281,10 @@ def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str,
                 "Give equal sizes: pad to the longest first (all_gather the sizes), or see that every batch is full "
                 "(drop_last=True)."
             )
-    elif (branch := _branch(low, first, high, second)) is not None:
+    elif (
+        not (left is not None and "rank" in left.code)
+        and (branch := _branch(low, first, high, second)) is not None
+    ):
         cause, fix, edits = branch.cause, branch.fix, branch.edits
     return Finding(
         kind="ranks-disagree",
