@@ -14,12 +14,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trimtab.diagnose import holders, rules_batch, rules_certain, rules_likely, source
+from trimtab.diagnose import (
+    holders,
+    rules_batch,
+    rules_certain,
+    rules_given,
+    rules_held,
+    rules_likely,
+    rules_modules,
+    rules_moves,
+    source,
+)
 from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
 from trimtab.diagnose.rules_common import Verdict
-from trimtab.diagnose.rules_values import dtype, forked, generator, host_only
+from trimtab.diagnose.rules_generator import generator
+from trimtab.diagnose.rules_launch import current_device
+from trimtab.diagnose.rules_values import dtype, forked, host_only
 from trimtab.diagnose.scene import Scene, Suspect
 
 if TYPE_CHECKING:
@@ -32,21 +44,28 @@ _Rule = Callable[[Scene, Suspect], Verdict | None]
 _CERTAIN: tuple[_Rule, ...] = (
     rules_certain.optimizer_state,
     rules_certain.tied,
-    rules_certain.dropped_move,
-    rules_certain.loaded,
-    rules_certain.unregistered,
-    rules_certain.made_after_move,
+    rules_moves.dropped_move,
+    rules_moves.loaded,
+    rules_moves.moved_away,
+    rules_held.unregistered,
+    rules_modules.placed_late,
+    rules_modules.never_moved,
     rules_certain.placement_conflict,
     rules_batch.handed_over,
 )
 """What the evidence proves, whichever operand it is found on: these speak before what is only likely."""
 _LIKELY: tuple[_Rule, ...] = (
     rules_likely.not_prepared,
-    rules_likely.made_before_move,
+    rules_modules.copied_before_move,
+    rules_given.device_given,
+    rules_held.set_again,
     rules_likely.mover,
     rules_likely.sibling,
     rules_likely.misplaced_layer,
+    rules_moves.wrong_gpu,
+    rules_likely.apart,
     rules_likely.device_alias,
+    rules_held.kept,
     rules_likely.assignment,
     rules_likely.birth,
 )
@@ -89,6 +108,8 @@ def _judge(scene: Scene) -> Verdict | None:
         return verdict
     if kind == "generator-device":
         return generator(scene)
+    if kind == "placement-conflict":
+        return current_device(scene)
     if kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
         return host_only(scene)
     if kind == "dtype-mismatch" and (verdict := dtype(scene)):

@@ -18,6 +18,7 @@ from torch import nn
 from trimtab.diagnose import source
 from trimtab.virtual.state import machine
 
+_NESTED = (dict, list, tuple)
 _TABLES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps what it has registered."""
 
@@ -77,32 +78,35 @@ def variable_of(tensor: torch.Tensor, frame: FrameType) -> str | None:
     return next((expression for expression, found in named if same(found, tensor)), None)
 
 
-def _reach(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _reach(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
+    elif depth == 0:
+        return
     elif isinstance(value, dict):
         for key, entry in list(value.items())[:64]:
-            if isinstance(entry, torch.Tensor):
-                yield f"{name}[{key!r}]", entry
+            yield from _reach(f"{name}[{key!r}]", entry, depth - 1 if isinstance(entry, _NESTED) else 0)
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value[:64]):
-            if isinstance(entry, torch.Tensor):
-                yield f"{name}[{index}]", entry
+            yield from _reach(f"{name}[{index}]", entry, depth - 1 if isinstance(entry, _NESTED) else 0)
     elif not isinstance(value, nn.Module | type) and hasattr(value, "__dict__"):
         for key, entry in list(vars(value).items())[:64]:
             if isinstance(entry, torch.Tensor):
                 yield f"{name}.{key}", entry
             elif isinstance(entry, dict) and key == "data":
-                yield from _reach(name, entry)
+                yield from _reach(name, entry, 1)
 
 
 def expressions(file: str, line: int, frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a line's statement names, with the code that names them, the longest first."""
     node = source.statement(file, line)
+    inside = list(source.header(node)) if node is not None else []
+    # What is moved in the line itself is not where the line's own tensors come from.
+    moved = {id(part) for call in inside if source.is_move(call) for part in ast.walk(call)}
     named = [
         inner
-        for inner in (source.header(node) if node is not None else ())
-        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
+        for inner in inside
+        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript) and id(inner) not in moved
     ]
     for inner in sorted(named, key=lambda n: -len(ast.unparse(n))):
         value = value_of(inner, frame)
@@ -154,8 +158,8 @@ def modules_seen(frame: FrameType | None) -> list[nn.Module]:
         found[id(module)] = module
     while frame is not None:
         for value in list(frame.f_locals.values()):
-            if isinstance(value, nn.Module):
-                found[id(value)] = value
+            kept = vars(value).values() if _is_own(value) else ()
+            found |= {id(one): one for one in (value, *kept) if isinstance(one, nn.Module)}
         frame = frame.f_back
     for module in list(found.values()):
         for child in module.modules():
@@ -188,18 +192,82 @@ def _holding(wanted: Callable[[Any], bool], modules: Iterable[nn.Module]) -> lis
     return sorted(found, key=lambda attribute: not attribute.registered)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """An attribute of an object of the program's own class that holds a tensor or module."""
+
+    owner: Any
+    name: str
+    container: str = ""
+    """The plain Python container in between, if any."""
+
+
+def kept_in(wanted: Callable[[Any], bool], frames: Iterable[FrameType]) -> Iterator[Kept]:
+    """The objects of the program's own classes, reached from the variables of its frames, that hold something."""
+    queue = [value for frame in frames for value in list(frame.f_locals.values())]
+    seen: set[int] = set()
+    for depth in range(3):
+        following: list[Any] = []
+        for owner in queue:
+            if id(owner) in seen or not _is_own(owner):
+                continue
+            seen.add(id(owner))
+            for name, value in list(vars(owner).items())[:128]:
+                if name in _TABLES:
+                    continue
+                kind = _container(value)
+                if any(map(wanted, _entries(value))) if kind else wanted(value):
+                    yield Kept(owner, name, kind)
+                elif depth < 2:
+                    following.append(value)
+            if isinstance(owner, nn.Module):
+                following += owner._modules.values()
+        queue = following
+
+
+def _is_own(value: Any) -> bool:
+    """Whether an object is of a class that the program itself defines."""
+    if isinstance(value, type | torch.Tensor) or not hasattr(value, "__dict__"):
+        return False
+    return (named := source_of(value)) is not None and source.is_user_file(named[0])
+
+
+def expression_for(value: Any, frame: FrameType) -> str | None:
+    """How a frame's code reaches an object by names and attributes: `critic`, `self.ema.module`, `model.head`."""
+    for name, found in list(frame.f_locals.items()):
+        if found is value and name.isidentifier():
+            return name
+    for name, found in list(frame.f_locals.items()):
+        if name.isidentifier() and (path := _path_inside(found, value, 3)):
+            return f"{name}.{path}"
+    return None
+
+
+def _path_inside(owner: Any, value: Any, depth: int) -> str | None:
+    inside = dict(owner._modules) if isinstance(owner, nn.Module) else {}
+    if isinstance(owner, nn.Module) or _is_own(owner):
+        inside |= {k: v for k, v in vars(owner).items() if k not in _TABLES}
+    for name, found in inside.items():
+        if found is value:
+            return f"get_submodule('{name}')" if name.isdigit() else name
+    for name, found in inside.items() if depth > 1 else ():
+        if name.isidentifier() and (path := _path_inside(found, value, depth - 1)):
+            return f"{name}.{path}"
+    return None
+
+
 def path_of(module: nn.Module, modules: Iterable[nn.Module]) -> str:
     """The module's name from the outermost module that registers it: `layers.3.self_attn`."""
-    return ".".join(reversed([holder.name for holder in _climb(module, modules)]))
+    return ".".join(reversed([holder.name for holder in climb(module, modules)]))
 
 
 def outermost(module: nn.Module, modules: Iterable[nn.Module]) -> nn.Module:
     """The outermost module of which a module is a registered part."""
-    holders = _climb(module, modules)
+    holders = climb(module, modules)
     return holders[-1].module if holders else module
 
 
-def _climb(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
+def climb(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
     known, found = list(modules), []
     for _ in range(32):
         holder = next((h for h in holders_of(module, known) if h.registered), None)
@@ -210,8 +278,8 @@ def _climb(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
     return found
 
 
-def source_of(module: nn.Module) -> tuple[str, str] | None:
-    """The file and name of a module's class, the first in its ancestry that is not torch's own."""
+def source_of(module: object) -> tuple[str, str] | None:
+    """The file and name of an object's class, the first in its ancestry that is not torch's own."""
     for ancestor in type(module).__mro__:
         if ancestor.__module__.split(".")[0] in ("torch", "builtins"):
             continue

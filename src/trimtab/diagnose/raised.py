@@ -22,12 +22,9 @@ from trimtab.diagnose import (
     source,
 )
 from trimtab.diagnose.explain import match_message
-from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
+from trimtab.diagnose.finding import CARRIED, UNKNOWN, Cause, Finding, Place, cause_at
 from trimtab.diagnose.logtext import clean_lines, frames, is_library
 from trimtab.diagnose.rules_common import Verdict
-
-CARRIED = "_trimtab_finding"
-"""Where an error that a worker raised carries what was found in the worker, as plain data."""
 
 
 def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding:
@@ -52,9 +49,7 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
         finding.kind, finding.fix = pattern.kind, pattern.fix.format_map(fields)
         finding.cause = _specific(name, error, own, why) or cause_at(where, why)
     elif where is not None:
-        finding.fix = (
-            "the program itself fails here, whatever the device; correct this line or what it is given"
-        )
+        finding.fix = UNKNOWN
     if (verdict := _verdict(name, error)) is not None:
         finding.cause, finding.edits = verdict.cause or finding.cause, verdict.edits
         finding.fix, finding.kind = verdict.fix or finding.fix, verdict.kind or finding.kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import linecache
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,24 +15,73 @@ from trimtab.diagnose.finding import Edit
 if TYPE_CHECKING:
     from trimtab.diagnose.scene import Scene, Suspect
 
-_FACTORIES = frozenset(
-    ("ones", "zeros", "full", "empty", "arange", "linspace", "logspace", "eye", "rand", "randn", "randint")
-) | {"randperm", "tensor", "as_tensor", "tril_indices", "triu_indices", "normal"}
+_FACTORIES = (
+    frozenset(
+        (
+            "ones",
+            "zeros",
+            "full",
+            "empty",
+            "arange",
+            "linspace",
+            "logspace",
+            "eye",
+            "rand",
+            "randn",
+            "randint",
+        )
+    )
+    | {"randperm", "tensor", "as_tensor", "tril_indices", "triu_indices", "hann_window", "hamming_window"}
+    | {"blackman_window", "kaiser_window", "bartlett_window", "Generator"}
+)
 
 
-def add_device(file: str, line: int, device: str) -> str | None:
-    """The line's torch factory calls with `device=` added; None when it has none that lacks it."""
-    node = source.statement(file, line)
-    if node is None or hasattr(node, "body"):
-        return None
-    changed = copy.deepcopy(node)
-    found = False
-    for call in [n for n in ast.walk(changed) if isinstance(n, ast.Call)]:
-        torch_call = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "torch"
-        if torch_call and source.called_name(call) in _FACTORIES and source.keyword(call, "device") is None:
-            call.keywords.append(ast.keyword("device", ast.parse(device, mode="eval").body))
-            found = True
-    return ast.unparse(changed) if found else None
+def factories(node: ast.AST) -> list[ast.Call]:
+    """The torch factory calls in an expression that lack `device=`."""
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    return [
+        call
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "torch"
+        and call.func.attr in _FACTORIES
+        and source.keyword(call, "device") is None
+    ]
+
+
+def text_of(file: str, node: ast.expr | ast.stmt) -> str:
+    """What stands in the file for a node, as it is written there."""
+    found = ast.get_source_segment("".join(linecache.getlines(file)), node)
+    return found if found is not None else ast.unparse(node)
+
+
+def with_keyword(file: str, call: ast.Call, name: str, value: str) -> str:
+    """A call with one keyword argument set, as code; the rest stays as it is written."""
+    if source.keyword(call, name) is None and (text := text_of(file, call)).endswith(")"):
+        inside = text[:-1].rstrip().removesuffix(",")
+        return f"{inside}{', ' if call.args or call.keywords else ''}{name}={value})"
+    changed = copy.deepcopy(call)
+    changed.keywords = [k for k in changed.keywords if k.arg != name]
+    changed.keywords.append(ast.keyword(name, ast.parse(value, mode="eval").body))
+    return ast.unparse(changed)
+
+
+def after_edits(file: str, node: ast.stmt, edits: Iterable[Edit]) -> str:
+    """A statement as it stands after its edits, on one line and without comments."""
+    text = applied("".join(linecache.getlines(file)), edits)
+    grown = text.count("\n") - len(linecache.getlines(file))
+    lines = text.splitlines()[node.lineno - 1 : (node.end_lineno or node.lineno) + grown]
+    whole = textwrap.dedent("\n".join(lines))
+    try:
+        found = ast.get_source_segment(whole, ast.parse(whole).body[0])
+    except SyntaxError:
+        found = None
+    return " ".join(line.strip() for line in (found or whole).splitlines())
+
+
+def without(file: str, node: ast.stmt) -> Edit:
+    """Takes a statement that has its lines to itself out of a file."""
+    return Edit(file, (node.lineno, 0), ((node.end_lineno or node.lineno) + 1, 0), "")
 
 
 def has_factory(node: ast.AST) -> bool:

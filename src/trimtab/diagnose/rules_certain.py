@@ -1,26 +1,114 @@
-"""Rules that prove the cause of a placement fault: a result thrown away, state that no move reaches, a tied weight."""
+"""Rules that prove the cause of a placement fault: an optimizer's state, a tied weight, two settings that disagree."""
 
 from __future__ import annotations
 
 import ast
+import sys
+from types import FrameType
 
 import torch
 
-from trimtab.diagnose import holders, source
-from trimtab.diagnose.rewrite import add_device, last_move_argument
-from trimtab.diagnose.rules_common import Verdict, construction, target
+from trimtab.diagnose import holders, rewrite, rules_modules, source
+from trimtab.diagnose.rewrite import last_move_argument
+from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
-from trimtab.virtual import origin
+from trimtab.virtual import deeds, origin
 from trimtab.virtual.origin import Origin
 
 
 def optimizer_state(scene: Scene, stray: Suspect) -> Verdict | None:
+    """State that an optimizer keeps beside its parameters: loaded before the model moved, made before, or put there."""
+    tensor = stray.tensor
+    if tensor is None or stray.is_parameter:
+        return None
     in_step = any("/torch/optim/" in f.file.replace("\\", "/") for f in scene.fault.frames)
+    found = _slot(tensor)
     place = stray.moved or stray.born
-    if not in_step or stray.is_parameter or place is None:
+    if place is None or (found is None and not in_step):
+        return None
+    if found is not None:
+        optimizer, parameter = found
+        line = origin.resolve(deeds.loaded(optimizer))
+        if line is not None and not _made_in_step(place):
+            why = "the optimizer's state is loaded here, while its parameters are on another device than they are now"
+            return _move_first(line, why)
+        moved = origin.moved_of(parameter)
+        if _made_in_step(place) and moved is not None:
+            why = "the parameters are moved here, after the optimizer has made its state beside them"
+            fix = (
+                "move the model before the optimizer is made, or load the optimizer's state again afterwards"
+            )
+            return Verdict(source.cause(moved.file, moved.line, why), fix, "unmoved-state")
+        if not _constructs(place):
+            return _put_there(place, stray)
+    if found is None and _made_in_step(place):
         return None
     why = "the optimizer's state was put here, and its parameters are (or have moved) elsewhere"
-    fix = "move the model first (model.to(device)), then build the optimizer and load its state"
+    return _move_first(place, why)
+
+
+def _slot(tensor: torch.Tensor) -> tuple[torch.optim.Optimizer, torch.Tensor] | None:
+    """The optimizer that keeps a tensor in its state, and for which parameter; looks at what is running."""
+    frame: FrameType | None = sys._getframe(1)
+    seen: set[int] = set()
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            held = (value, *(vars(value).values() if hasattr(value, "__dict__") else ()))
+            for optimizer in held if not isinstance(value, type) else ():
+                if not isinstance(optimizer, torch.optim.Optimizer) or id(optimizer) in seen:
+                    continue
+                seen.add(id(optimizer))
+                for parameter, slots in optimizer.state.items():
+                    if isinstance(slots, dict) and any(entry is tensor for entry in slots.values()):
+                        return optimizer, parameter
+        frame = frame.f_back
+    return None
+
+
+def _made_in_step(place: Origin) -> bool:
+    return any(source.called_name(call) == "step" for call in source.call_on(place.file, place.line))
+
+
+def _constructs(place: Origin) -> bool:
+    """Whether a line makes an optimizer: some make their state at once."""
+    return any(
+        "params" in source.called_name(call) or any("parameters" in ast.unparse(a) for a in call.args)
+        for call in source.call_on(place.file, place.line)
+    )
+
+
+def _move_first(line: Origin, why: str) -> Verdict:
+    """The move that comes too late goes before the line that made the optimizer."""
+    text = "move the model first (model.to(device)), then build the optimizer and load its state"
+    statement = source.statement(line.file, line.line)
+    for call in source.call_on(line.file, line.line):
+        name = source.root(call.func)
+        made = source.last_assignment(line.file, line.line + 1, name) if name else None
+        value = getattr(made, "value", None)
+        if made is None or not isinstance(value, ast.Call):
+            continue
+        move = rules_modules.later_move(line.file, statement or made, value)
+        if move is not None:
+            code = ast.unparse(move)
+            swapped = rules_modules.swapped(line.file, made, move, why)
+            text = f"move the model first: put {code} before line {made.lineno}, where the optimizer is made"
+            return Verdict(source.cause(line.file, line.line, why), text, "unmoved-state", swapped.edits)
+    return Verdict(source.cause(line.file, line.line, why), text, "unmoved-state")
+
+
+def _put_there(place: Origin, stray: Suspect) -> Verdict:
+    """The program itself put a tensor into the optimizer's state."""
+    why = f"this puts a tensor on {stray.device} into the optimizer's state, and its parameter is elsewhere"
+    statement = source.statement(place.file, place.line)
+    for call in source.call_on(place.file, place.line):
+        if not isinstance(call.func, ast.Attribute) or statement is None:
+            continue
+        to_host = call.func.attr == "cpu" or (call.func.attr == "to" and "cpu" in ast.unparse(call))
+        if to_host:
+            edits = [rewrite.in_place_of(place.file, call, ast.unparse(call.func.value))]
+            text = f"leave it beside its parameter: {rewrite.after_edits(place.file, statement, edits)}"
+            return Verdict(source.cause(place.file, place.line, why), text, "unmoved-state", edits)
+    fix = "make it where its parameter is: torch.zeros_like(p), or device=p.device"
     return Verdict(source.cause(place.file, place.line, why), fix, "unmoved-state")
 
 
@@ -50,104 +138,6 @@ def _moves_one_of(moved: Origin, paths: list[str]) -> bool:
         if 0 < sum(part in path.split(".") for path in paths) < len(paths):
             return True
     return False
-
-
-def dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
-    """`x.to(device)` whose result nobody kept."""
-    tensors = [stray.tensor, stray.held]
-    for sight in scene.sights(stray):
-        tensors.append(sight.frame.f_locals.get(sight.name))
-    for tensor in tensors:
-        copied = origin.copied_of(tensor) if isinstance(tensor, torch.Tensor) else None
-        if copied is None or (moved := source.dropped_move(copied.file, copied.line)) is None:
-            continue
-        code = source.place(copied.file, copied.line).code
-        why = f"the moved copy of {moved} is thrown away here: Tensor.to does not work in place"
-        return Verdict(
-            source.cause(copied.file, copied.line, why), f"assign it: {moved} = {code.split('#')[0].strip()}"
-        )
-    return None
-
-
-def _loads_where_it_was(call: ast.Call) -> bool:
-    return ast.unparse(call.func) == "torch.load" and source.keyword(call, "map_location") is None
-
-
-def loaded(scene: Scene, stray: Suspect) -> Verdict | None:
-    """A checkpoint that comes back on the device it was saved from."""
-    for sight in scene.sights(stray):
-        if (made := sight.made) is None:
-            continue
-        for call in ast.walk(getattr(made, "value", None) or ast.Pass()):
-            if isinstance(call, ast.Call) and _loads_where_it_was(call):
-                why = f"the checkpoint comes back on the device it was saved from ({stray.device})"
-                fix = f"torch.load(..., map_location={target(scene, stray)})"
-                return Verdict(source.cause(sight.file, made.lineno, why), fix, "map-location")
-    return None
-
-
-def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
-    """A tensor in a plain attribute, or a layer in a plain list: module.to() does not reach it."""
-    plain = [a for a in stray.attributes if not a.registered]
-    for attribute in [a for a in stray.attributes if a.registered]:
-        # What holds the outermost module holds it unregistered.
-        plain += holders.holders_of(holders.outermost(attribute.module, scene.modules), scene.modules)
-    for attribute in plain:
-        named = holders.source_of(attribute.module)
-        born = stray.born.line if stray.born is not None and named and stray.born.file == named[0] else 0
-        line = source.attribute_assignment(*named, attribute.name, born) if named else None
-        if named is None or line is None:
-            continue
-        file, class_name = named
-        layers = any(a.registered for a in stray.attributes) and bool(attribute.container)
-        why, fix = _registration(attribute, class_name, layers)
-        rewritten = add_device(file, line, target(scene, stray))
-        function = source.function_at(file, line)
-        if rewritten and function is not None and function.name != "__init__":
-            fix = f"make it where its partner is: {rewritten}"
-        return Verdict(source.cause(file, line, why), fix, "unmoved-state")
-    return None
-
-
-def _registration(attribute: holders.Attribute, class_name: str, layers: bool) -> tuple[str, str]:
-    name = f"self.{attribute.name}"
-    if layers:
-        kind = "ModuleDict" if attribute.container == "dict" else "ModuleList"
-        why = f"{class_name} keeps layers in a plain {attribute.container}: they are neither moved nor trained with it"
-        return why, f"{name} = nn.{kind}(...)"
-    why = f"{name} is a plain attribute, no registered buffer: {class_name}.to(device) does not move it"
-    return why, f'self.register_buffer("{attribute.name}", ..., persistent=False)'
-
-
-def made_after_move(scene: Scene, stray: Suspect) -> Verdict | None:
-    """A layer that was created after its model had moved, or a module that never was moved."""
-    owner = next((a.module for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or stray.device != "cpu":
-        return None
-    root = holders.outermost(owner, scene.modules)
-    if (born := stray.born) is None:
-        return _copied_module(scene, stray, root)
-    moves = [m for p in root.parameters() if p.device.type != "cpu" and (m := origin.moved_of(p)) is not None]
-    line = construction(born.file, born.line, max((m.line for m in moves if m.file == born.file), default=0))
-    if moves:
-        why = "these parameters are created after the model was moved, so they stay on the CPU"
-        fix = "create them first and move afterwards, or call model.to(device) once more after this line"
-    else:
-        why = "this module is created on the CPU and never moved, while its input is"
-        fix = f"move the module as well: module.to({target(scene, stray)})"
-    return Verdict(source.cause(born.file, line, why), fix)
-
-
-def _copied_module(scene: Scene, stray: Suspect, root: object) -> Verdict | None:
-    """A module whose parameters have no line of their own (a deep copy): where its variable was set."""
-    for frame in scene.frames:
-        name = next((key for key, value in frame.f_locals.items() if value is root), None)
-        made = source.last_assignment(frame.f_code.co_filename, frame.f_lineno, name) if name else None
-        if made is not None:
-            why = f"{name} is made here on the CPU and never moved, while its partner is elsewhere"
-            fix = f"move it as well: {name}.to({target(scene, stray)})"
-            return Verdict(source.cause(frame.f_code.co_filename, made.lineno, why), fix)
-    return None
 
 
 def placement_conflict(scene: Scene, stray: Suspect) -> Verdict | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from trimtab.diagnose import source
-from trimtab.diagnose.rewrite import add_device, assigned, has_factory
-from trimtab.diagnose.rules_common import Verdict, alone, construction, met, target
+import torch
+
+from trimtab.diagnose import mend, rewrite, source
+from trimtab.diagnose.rewrite import assigned, has_factory
+from trimtab.diagnose.rules_common import Verdict, met, target
 from trimtab.diagnose.scene import Scene, Sight, Suspect
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
@@ -28,22 +30,6 @@ def not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
     return None
 
 
-def made_before_move(scene: Scene, stray: Suspect) -> Verdict | None:
-    """A copy of the weights (an average, a teacher) that was taken before the model moved."""
-    if stray.is_parameter or stray.moved is not None or (born := stray.born) is None:
-        return None
-    line = construction(born.file, born.line, 0)
-    if line == born.line:
-        return None
-    parameters = [p for module in scene.modules for p in module._parameters.values() if p is not None]
-    moves = [m for p in parameters if (m := origin.moved_of(p)) is not None]
-    after = [m.line for m in moves if m.file == born.file and m.line > line]
-    if not after:
-        return None
-    why = f"made here on {stray.device}, before the model moved (line {min(after)})"
-    return Verdict(source.cause(born.file, line, why), "move the model first, then make this")
-
-
 def mover(scene: Scene, stray: Suspect) -> Verdict | None:
     """The batch went through a function or comprehension that moves tensors, and it passed this one by."""
     for sight in scene.sights(stray):
@@ -51,14 +37,60 @@ def mover(scene: Scene, stray: Suspect) -> Verdict | None:
         value = source.value_for(made, sight.root) if made is not None else None
         if made is None or value is None or sight.name == sight.root or stray.is_parameter:
             continue
+        if stray.device != "cpu":
+            continue  # something moved it
         called = [source.called_name(n) for n in ast.walk(value) if isinstance(n, ast.Call)]
         line = next((found for name in called if (found := source.move_in(sight.file, name))), None)
         line = line or (made.lineno if source.has_move(value) else None)
         if line is not None:
             why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
-            fix = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
-            return Verdict(source.cause(sight.file, line, why), fix)
+            fix = _passed_by(sight, line)
+            return Verdict(source.cause(sight.file, line, why), fix.text, edits=fix.edits)
     return None
+
+
+def _passed_by(sight: Sight, line: int) -> mend.Mend:
+    """The entry that a moving line names and does not move, moved as the others are."""
+    entry = sight.name.rpartition(".")[2]
+    statement = source.statement(sight.file, line)
+    device = assigned(sight.file, line)
+    if (
+        entry.isidentifier()
+        and device is not None
+        and statement is not None
+        and not hasattr(statement, "body")
+    ):
+        bare = [
+            n
+            for n in ast.walk(statement)
+            if isinstance(n, ast.Attribute)
+            and n.attr == entry
+            and isinstance(n.ctx, ast.Load)
+            and not isinstance(next(source.above(sight.file, n)), ast.Attribute)
+        ]
+        if len(bare) == 1:
+            edits = [rewrite.in_place_of(sight.file, bare[0], f"{ast.unparse(bare[0])}.to({device})")]
+            return mend.Mend(f"move it too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
+    if fix := _into_nested(sight, statement):
+        return fix
+    text = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
+    return mend.Mend(text, [])
+
+
+def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:
+    """A mover of dicts that passes on what is no tensor, called again for a dict inside the batch."""
+    mover_ = source.function_at(sight.file, statement.lineno) if statement is not None else None
+    if mover_ is None or not isinstance(statement, ast.Assign | ast.Return) or "][" not in sight.name:
+        return None
+    value, names = statement.value, [a.arg for a in mover_.args.args]
+    inner = sight.frame.f_locals.get(sight.root)
+    nested = isinstance(inner, dict) and any(isinstance(v, dict) for v in inner.values())
+    if not isinstance(value, ast.Name) or not nested or names[:1] in ([], ["self"]):
+        return None
+    again = f"{mover_.name}({', '.join([value.id, *names[1:]])})"
+    text = f"{again} if isinstance({value.id}, dict) else {value.id}"
+    edits = [rewrite.in_place_of(sight.file, value, text)]
+    return mend.Mend(f"move what is nested too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
 
 
 def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -72,11 +104,9 @@ def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
             entry=sight.name != sight.root,
         )
         if line is not None:
-            device = assigned(sight.file, line) or target(scene, stray)
             why = f"here its siblings are moved and {sight.name} is not"
-            return Verdict(
-                source.cause(sight.file, line, why), f"move it too: {sight.name} = {sight.name}.to({device})"
-            )
+            fix = _with_its_siblings(scene, stray, sight, line)
+            return Verdict(source.cause(sight.file, line, why), fix.text, edits=fix.edits)
     return None
 
 
@@ -123,39 +153,70 @@ def device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
     return None
 
 
+def apart(scene: Scene, stray: Suspect) -> Verdict | None:
+    """Two results of a model that is split by hand meet: none was made wrongly; the line that joins them moves one."""
+    partner = scene.partner(stray)
+    pair = (stray, partner) if partner is not None else ()
+    if len(pair) != 2 or any(s.device == "cpu" or s.is_parameter or s.tensor is None for s in pair):
+        return None
+    if not all(s.tensor is not None and s.tensor.grad_fn is not None for s in pair):
+        return None
+    early, late = sorted(pair, key=lambda s: s.born.line if s.born is not None else 0)
+    here = scene.fault.frame
+    fix = mend.at_use(scene, early)
+    if here is None or fix is None:
+        return None
+    why = f"a result on {early.device} meets one on {late.device} here"
+    return Verdict(source.cause(here.file, here.line, why), fix.text, edits=fix.edits)
+
+
 def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that gave the variable its value, followed back to the line that made the tensor."""
     for sight in scene.sights(stray):
         if sight.name.startswith("self.") or sight.made is None:
             continue
-        made = _followed(sight, sight.made, stray.device)
+        made, name = _followed(sight, sight.made, stray.device)
         born = stray.born
-        if born is not None and born.line != made.lineno and _made_elsewhere(made, born):
+        if (
+            born is not None
+            and (born.file, born.line) != (sight.file, made.lineno)
+            and _made_elsewhere(made, born)
+        ):
             return birth(scene, stray)
         why = f"{sight.name} is made here on {stray.device}, and {met(scene, stray)}"
-        return Verdict(source.cause(sight.file, made.lineno, why), _fix_at(scene, stray, sight, made.lineno))
+        fix = _fix_at(scene, stray, sight, made, name)
+        return Verdict(source.cause(sight.file, made.lineno, why), fix.text, edits=fix.edits)
     return None
 
 
 def _made_elsewhere(made: ast.stmt, born: Origin) -> bool:
-    """The variable was set from a call, and the tensor was made by a factory on another line: inside that call."""
-    value = getattr(made, "value", None)
-    if value is None or has_factory(value) or not any(isinstance(n, ast.Call) for n in ast.walk(value)):
+    """The variable was set from a call or taken out of something, and the tensor was made by another line."""
+    if isinstance(made, ast.For | ast.AsyncFor):
+        # What a loop gives out was made by a reader of data, save for a list of helpers that goes beside it.
         return False
+    value = getattr(made, "value", None)
+    if value is None or has_factory(value):
+        return False
+    if not any(isinstance(n, ast.Call) for n in ast.walk(value)):
+        return source.statement(born.file, born.line) is not None
     return any(has_factory(call) for call in source.call_on(born.file, born.line))
 
 
-def _followed(sight: Sight, made: ast.stmt, device: str) -> ast.stmt:
-    """Back over lines that only reshape or cast a tensor to the one that made it."""
+def _followed(sight: Sight, made: ast.stmt, device: str) -> tuple[ast.stmt, str]:
+    """Back over lines that only take, reshape or cast a tensor to the one that made it, and the name it had there."""
+    own = sight.root
     for _ in range(5):
         value = getattr(made, "value", None)
         name = _derived_from(value) if value is not None else None
-        if name is None or str(getattr(sight.frame.f_locals.get(name), "device", device)) != device:
+        known = sight.frame.f_locals.get(name) if name is not None else None
+        if name is None or str(getattr(known, "device", device)) != device:
             break
+        if known is not None and not isinstance(known, torch.Tensor | dict | list | tuple):
+            break  # an object that made or gave it
         if (before := source.last_assignment(sight.file, made.lineno, name)) is None:
             break
-        made = before
-    return made
+        made, own = before, name
+    return made, own
 
 
 def _derived_from(node: ast.expr) -> str | None:
@@ -173,14 +234,75 @@ def birth(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that made the tensor."""
     if (born := stray.born) is None:
         return None
-    why = f"made here on {stray.device} ({stray.operand.dtype})"
-    return Verdict(source.cause(born.file, born.line, why), _fix_at(scene, stray, None, born.line))
+    span, _ = origin.spans_of(stray.held) if stray.held is not None else (None, None)
+    node = source.node_at(*span) if span is not None else None
+    why = f"made here on {stray.device} ({stray.operand.dtype}), and {met(scene, stray)}"
+    fix = mend.best(scene, stray, born.file, born.line, node)
+    return Verdict(source.cause(born.file, born.line, why), fix.text, edits=fix.edits)
 
 
-def _fix_at(scene: Scene, stray: Suspect, sight: Sight | None, line: int) -> str:
-    file = sight.file if sight is not None else stray.born.file if stray.born is not None else ""
-    device = target(scene, stray)
-    if rewritten := add_device(file, line, device):
-        return f"make it {'on the GPU' if alone(scene) else 'where its partner is'}: {rewritten}"
-    name = sight.name if sight is not None else scene.expression_of(stray) or stray.operand.name
-    return f"bring it to {'the GPU' if alone(scene) else 'its partner'}: {name} = {name}.to({device})"
+def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: str) -> mend.Mend:
+    """The variable of a line brought to the device: in the line itself, or right after it (a loop, a tuple)."""
+    if fix := mend.made_there(scene, stray, sight.file, made.lineno):
+        return fix
+    held = sight.frame.f_locals.get(name)
+    whole = isinstance(made, ast.Assign) and isinstance(held, torch.Tensor) and name in source.bound(made)
+    if whole and (fix := mend.bound_there(scene, stray, sight.file, made.lineno)):
+        return fix
+    if fix := _after_binding(scene, stray, sight, made, name):
+        return fix
+    return mend.best(scene, stray, sight.file, made.lineno, bound=False)
+
+
+def _after_binding(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: str) -> mend.Mend | None:
+    """A line of its own after the one that binds a batch: `x = x.to(device)`."""
+    first = made.body[0] if isinstance(made, ast.For) else None
+    line = first.lineno if first is not None else (made.end_lineno or made.lineno) + 1
+    device = mend.device_at(scene, stray, sight.file, line)
+    text = moved_whole(sight, made, name, device, stray.device) if device is not None else None
+    if text is None:
+        return None
+    if first is not None:
+        return mend.Mend(
+            f"move it first thing in the loop: {text}", [rewrite.before(sight.file, first, text)]
+        )
+    if hasattr(made, "body"):
+        return None
+    return mend.Mend(f"move it after this line: {text}", [rewrite.after(sight.file, made, text)])
+
+
+def moved_whole(sight: Sight, made: ast.stmt, name: str, device: str, there: str) -> str | None:
+    """The variable with all that it holds, moved, as a statement."""
+    held = sight.frame.f_locals
+    value = held.get(name)
+    if isinstance(value, torch.Tensor):
+        others = source.bound(made)
+        order = [n.id for n in ast.walk(made) if isinstance(n, ast.Name) and n.id in others | {name}]
+        names = [
+            n
+            for n in dict.fromkeys(order)
+            if n == name or (isinstance(v := held.get(n), torch.Tensor) and str(v.device) == there)
+        ]
+        return f"{', '.join(names)} = {', '.join(f'{n}.to({device})' for n in names)}"
+    if isinstance(value, dict):
+        plain = all(isinstance(v, torch.Tensor) for v in value.values())
+        entry = f"v.to({device})" if plain else f"v.to({device}) if torch.is_tensor(v) else v"
+        return f"{name} = {{k: {entry} for k, v in {name}.items()}}"
+    if isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value):
+        return f"{name} = [t.to({device}) for t in {name}]"
+    if callable(getattr(value, "to", None)):
+        return f"{name} = {name}.to({device})"
+    return None
+
+
+def _with_its_siblings(scene: Scene, stray: Suspect, sight: Sight, line: int) -> mend.Mend:
+    """Moved beside the one that is: after the line that does so, with the words that it uses."""
+    device = assigned(sight.file, line) or mend.device_at(scene, stray, sight.file, line)
+    statement = source.statement(sight.file, line)
+    if device is None:
+        return mend.at_use(scene, stray) or mend.sentence(scene, stray, line)
+    text = f"{sight.name} = {sight.name}.to({device})"
+    if statement is None or hasattr(statement, "body") or line == sight.line:
+        fix = mend.at_use(scene, stray)
+        return mend.Mend(f"move it too: {text}", fix.edits if fix is not None else [])
+    return mend.Mend(f"move it too: {text}", [rewrite.after(sight.file, statement, text)])

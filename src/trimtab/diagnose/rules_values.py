@@ -115,32 +115,6 @@ def _opened_for(file: str, call: ast.Call, opened: str, device: str) -> Verdict 
     )
 
 
-def generator(scene: Scene) -> Verdict | None:
-    """The line that made the generator, or the sampler or loader that was given one."""
-    if (frame := scene.fault.frame) is None:
-        return None
-    lines = [frame.line]
-    node = source.statement(frame.file, frame.line)
-    for name in sorted(source.names_in(getattr(node, "iter", None) or node)) if node is not None else ():
-        if (made := source.last_assignment(frame.file, frame.line, name)) is not None:
-            lines.append(made.lineno)
-    for line in lines:
-        for call in source.call_on(frame.file, line):
-            if (given := source.keyword(call, "generator")) is None:
-                continue
-            made = source.last_assignment(frame.file, line, given.id) if isinstance(given, ast.Name) else None
-            why = "this generator belongs to another device than the random numbers that are drawn with it"
-            fix = "generator=torch.Generator(device=...) on the device where the numbers are drawn"
-            return Verdict(source.cause(frame.file, made.lineno if made else line, why), fix)
-    for call in source.calls(frame.file, "set_default_device"):
-        why = (
-            "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
-        )
-        fix = "give device= where tensors are made; set no global default"
-        return Verdict(source.cause(frame.file, call.lineno, why), fix)
-    return None
-
-
 def host_only(scene: Scene) -> Verdict | None:
     """An operation that wants a tensor of the host and got one of a GPU: nothing else takes part."""
     suspect, here = scene.operands[0], scene.fault.frame

@@ -94,7 +94,10 @@ class Sight:
             before = source.root(value) if value is not None else ""
             if made is None or not before or before == name:
                 break
-            name, made = before, source.last_assignment(self.file, made.lineno, before)
+            earlier = source.last_assignment(self.file, made.lineno, before)
+            if earlier is None and before not in source.parameters(self.file, self.line):
+                break  # no variable: a module such as torch
+            name, made = before, earlier
         return name
 
 
@@ -115,6 +118,13 @@ class Scene:
         return Suspect(
             operand, tensor, holders.attributes_of(tensor, self.modules) if tensor is not None else []
         )
+
+    @cached_property
+    def several(self) -> bool:
+        """Whether the program uses more GPUs than one."""
+        tensors = [p for module in self.modules for p in module._parameters.values() if p is not None]
+        devices = {str(p.device) for p in tensors} | {s.device for s in self.operands}
+        return len({device for device in devices if device.startswith("cuda")}) > 1
 
     @cached_property
     def strays(self) -> list[Suspect]:
@@ -164,10 +174,20 @@ class Scene:
             same = str(given.device) == stray.device and given.dim()
             return [self._suspect(faults.operand(sight.taken_from, given)), stray] if same else [stray]
         frame, found = self.frames[0], []
+        if not self._made_by_line(stray, frame):
+            return [stray]
         for name, tensor in holders.expressions(frame.f_code.co_filename, frame.f_lineno, frame):
             if str(tensor.device) == stray.device and tensor.dim():
                 found.append(self._suspect(faults.operand(name, tensor)))
         return [*found, stray]
+
+    def _made_by_line(self, stray: Suspect, frame: FrameType) -> bool:
+        """Whether the failing statement itself computed it: what another line made has nothing of this one's names."""
+        born, node = stray.born, source.statement(frame.f_code.co_filename, frame.f_lineno)
+        if born is None or node is None:
+            return True
+        here = born.file == frame.f_code.co_filename
+        return here and node.lineno <= born.line <= (node.end_lineno or node.lineno)
 
     def partner(self, stray: Suspect) -> Suspect | None:
         """An operand on the other device: where the stray one should have been."""

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from trimtab.diagnose.finding import Cause, Place
+from trimtab.virtual.packages import brought_along
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
@@ -37,7 +38,7 @@ def is_user_file(file: str) -> bool:
     path = os.path.abspath(file)
     if not file or file.startswith("<") or {"site-packages", "dist-packages"} & set(path.split(os.sep)):
         return False
-    return not path.startswith((PACKAGE, *_LIBRARIES))
+    return not path.startswith((PACKAGE, *_LIBRARIES, *brought_along()))
 
 
 def place(file: str, line: int) -> Place:
@@ -65,6 +66,29 @@ def statement(file: str, line: int) -> ast.stmt | None:
     return max(found, key=lambda n: (n.lineno, n.col_offset), default=None)
 
 
+def node_at(file: str, start: tuple[int, int], end: tuple[int, int]) -> ast.expr | None:
+    """The expression that stands exactly between two places (line and column as ast counts)."""
+    for node in walk(file):
+        if not isinstance(node, ast.expr) or (node.lineno, node.col_offset) != start:
+            continue
+        if (node.end_lineno, node.end_col_offset) == end:
+            return node
+    return None
+
+
+@lru_cache(maxsize=64)
+def _parents(file: str) -> dict[ast.AST, ast.AST]:
+    return {child: node for node in walk(file) for child in ast.iter_child_nodes(node)}
+
+
+def above(file: str, node: ast.AST) -> Iterator[ast.AST]:
+    """What holds a node, from the inside out."""
+    parents = _parents(file)
+    while (up := parents.get(node)) is not None:
+        yield up
+        node = up
+
+
 def function_at(file: str, line: int) -> Function | None:
     """The innermost function that holds a line."""
     found = [
@@ -87,7 +111,7 @@ def class_at(file: str, line: int) -> ast.ClassDef | None:
 def assignments(file: str, line: int, name: str) -> list[ast.stmt]:
     """The statements that bind a name in the scope of a line, in order."""
     scope: ast.AST | None = function_at(file, line) or tree(file)
-    return [node for node in _own_statements(scope) if name in bound(node)] if scope else []
+    return [node for node in own_statements(scope) if name in bound(node)] if scope else []
 
 
 def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
@@ -98,7 +122,7 @@ def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
     module = tree(file)
     if module is None or function_at(file, line) is None or name in parameters(file, line):
         return None
-    outside = [node for node in _own_statements(module) if name in bound(node)]
+    outside = [node for node in own_statements(module) if name in bound(node)]
     return outside[-1] if outside else None
 
 
@@ -141,7 +165,7 @@ def sibling_move(file: str, line: int, name: str, inline: bool = False, entry: b
     since = binding.lineno if binding is not None else 0
     scope: ast.AST | None = function_at(file, line) or tree(file)
     found: int | None = None
-    for node in _own_statements(scope) if scope else ():
+    for node in own_statements(scope) if scope else ():
         if not since < node.lineno < line:
             continue
         if entry and _moves_out_of(node, name):
@@ -165,7 +189,7 @@ def _moves_out_of(node: ast.stmt, name: str) -> bool:
     value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
     if value is None:
         return False
-    if any(_is_move(n) and n is not value and root(n.func) == name for n in ast.walk(value)):
+    if any(is_move(n) and n is not value and root(n.func) == name for n in ast.walk(value)):
         return True
     loops = [g for n in ast.walk(value) for g in getattr(n, "generators", ())]
     return has_move(value) and any(root(g.iter) == name for g in loops)
@@ -192,7 +216,11 @@ def move_in(file: str, function: str) -> int | None:
                 and not _is_type_test(choice.test)
             ):
                 return choice.lineno
-        return min(n.lineno for n in ast.walk(node) if _is_move(n))
+            if isinstance(choice, ast.If) and any(has_move(s) for s in choice.body) and choice.orelse:
+                passed = choice.orelse[-1]
+                if isinstance(passed, ast.Assign | ast.Return) and isinstance(passed.value, ast.Name):
+                    return passed.lineno
+        return min(n.lineno for n in ast.walk(node) if is_move(n))
     return None
 
 
@@ -271,7 +299,11 @@ def attribute_assignment(file: str, class_name: str, attribute: str, preferred: 
     classes = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
     for method in (m for owner in classes for m in owner.body if isinstance(m, Function)):
         for inner in ast.walk(method):
-            if isinstance(inner, _SETTING) and attribute in _self_targets(inner):
+            if (
+                isinstance(inner, _SETTING)
+                and attribute in _self_targets(inner)
+                and not _sets_none(inner, attribute)
+            ):
                 lines.append((inner.lineno != preferred, method.name != "__init__", inner.lineno))
     return min(lines)[2] if lines else None
 
@@ -321,7 +353,7 @@ def names_in(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
-def _own_statements(scope: ast.AST) -> list[ast.stmt]:
+def own_statements(scope: ast.AST) -> list[ast.stmt]:
     """The statements of a scope in order, without those of functions and classes inside it."""
     found: list[ast.stmt] = []
     stack = list(ast.iter_child_nodes(scope))
@@ -351,6 +383,14 @@ def bound(node: ast.AST | None) -> set[str]:
     }
 
 
+def _sets_none(node: ast.AST, attribute: str) -> bool:
+    """Whether a statement only says that an attribute holds nothing yet."""
+    if not isinstance(node, ast.Assign):
+        return False
+    set_to = [v for t, v in pairs(node) if isinstance(t, ast.Attribute) and t.attr == attribute]
+    return bool(set_to) and all(is_constant(value, None) for value in set_to)
+
+
 def _self_targets(node: ast.AST) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
     inner = [n for target in targets for n in ast.walk(target) if isinstance(n, ast.Attribute)]
@@ -359,17 +399,29 @@ def _self_targets(node: ast.AST) -> set[str]:
 
 def has_move(node: ast.AST) -> bool:
     """Whether an expression moves something to a device."""
-    return any(_is_move(inner) for inner in ast.walk(node))
+    return any(is_move(inner) for inner in ast.walk(node))
 
 
-def _is_move(node: ast.AST) -> TypeGuard[ast.Call]:
+def has_move_of(node: ast.AST, moved: str) -> bool:
+    """Whether an expression moves the very thing that is written so."""
+    return any(
+        isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Attribute)
+        and n.func.attr in MOVES
+        and ast.unparse(n.func.value) == moved
+        for n in ast.walk(node)
+    )
+
+
+def is_move(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether an expression is a call that moves to a device."""
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TO_DEVICE
     )
 
 
 def _chooses_device(node: ast.AST) -> TypeGuard[ast.Call]:
-    return _is_move(node) or (isinstance(node, ast.Call) and keyword(node, "device") is not None)
+    return is_move(node) or (isinstance(node, ast.Call) and keyword(node, "device") is not None)
 
 
 def root(node: ast.expr) -> str:

@@ -14,16 +14,18 @@ import traceback
 import types
 from pathlib import Path
 
-from trimtab.rehearse import instead, process
+from trimtab.rehearse import command, instead, process
 from trimtab.rehearse.errors import only_aborted
 
 
 def main(arguments: list[str]) -> int:
-    """Run `SCRIPT ARGS…` or `-m MODULE ARGS…`; answers with the exit status."""
+    """Run `SCRIPT ARGS…`, `-m MODULE ARGS…` or `--command WORDS…` (a shell script); answers with the exit status."""
     here = process.prepare()
     how, status = "done", 0
     try:
-        if arguments[0] == "-m":
+        if arguments[0] == "--command":
+            how, status = "exit", command.run(arguments[1:], here)
+        elif arguments[0] == "-m":
             _run_module(arguments[1:])
         else:
             _run_script(arguments)

@@ -158,9 +158,11 @@ class _Places:
         """Whether a finding of the changed program is one of the program before."""
         if new.kind != old.kind:
             return False
-        pairs = [(new.where, old.where), (new.cause, old.cause)]
-        told = [(self._was(a.file, a.line), (_real(b.file), b.line)) for a, b in pairs if a and b]
-        return any(was == stood for was, stood in told) if told else new.message == old.message
+        # One line can meet two strays: what tells them apart is the line that made each.
+        for now, then in ((new.cause, old.cause), (new.where, old.where)):
+            if now is not None and then is not None:
+                return self._was(now.file, now.line) == (_real(then.file), then.line)
+        return new.message == old.message
 
     def _was(self, file: str, line: int) -> tuple[str, int]:
         file = _real(file)

@@ -13,6 +13,7 @@ from itertools import groupby
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse.run import Result
 from trimtab.rehearse.session import WORDS
+from trimtab.rehearse.written import sentence
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
 _WIDTH = 110
@@ -36,7 +37,13 @@ def render(result: Result, *, colour: bool = False) -> str:
         blocks.append(paint(_BOLD, "with these changes made, the program comes further, and meets:"))
         first = len(result.findings) + 1
         blocks += [_block(number, finding, paint) for number, finding in enumerate(result.beyond, first)]
-    return "\n\n".join([*blocks, *_not_proven(result, paint), _verdict(result, paint)])
+    return "\n\n".join([*blocks, *_not_proven(result, paint), *_files(result), _verdict(result, paint)])
+
+
+def _files(result: Result) -> list[str]:
+    """What became of the files that the program wrote."""
+    said = sentence(result.files)
+    return ["\n".join(_field("files", said))] if said else []
 
 
 def _not_proven(result: Result, paint: Paint) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.session import WORDS
+from trimtab.rehearse.written import sentence
 from trimtab.report.frame import page, raw_facts, section, table, text
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def rehearsal_page(result: Result) -> str:
         "unproven": "nothing is proven",
     }[verdict]
     told = [f"{result.steps} optimizer steps, {result.seconds:.1f} s", *result.notes]
+    told += [f"Files: {said}"] if (said := sentence(result.files, most=20)) else []
     return page(
         f"{verdict}: {result.target}",
         [

@@ -5,8 +5,10 @@ It does not decide what a fault's cause is (see trimtab.diagnose) nor what count
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
+from types import FrameType
 
 import torch
 
@@ -62,6 +64,8 @@ def report(
         if machine.observer is not None and not (repairs and _echo(fault, machine)):
             machine.observer.fault(fault)
         if repairs:
+            for _, tensor in operands:
+                _bring_gradient_home(tensor)
             return
     if raises is None:
         raise DeviceMismatch(fault)
@@ -70,6 +74,41 @@ def report(
     raise error
 
 
+def _bring_gradient_home(tensor: torch.Tensor) -> None:
+    """A stray operand is moved by the repair: its gradient comes back to it, as that of any moved tensor does.
+
+    Otherwise a weight had a gradient on another device, which no hardware gives, and the step would fail for that.
+    """
+    if not tensor.requires_grad or not torch.is_grad_enabled() or tensor.__dict__.get(_HOOKED):
+        return
+    home = tensor.device
+    if tensor.is_leaf:
+        tensor.register_post_accumulate_grad_hook(_home_with_its_leaf)
+    elif home.type == "cuda":
+        # Of a result on the CPU the engine wants a gradient of the class that it has.
+        tensor.register_hook(lambda gradient: gradient if gradient.device == home else gradient.to(home))
+    tensor.__dict__[_HOOKED] = True
+
+
+def _gradients_are_apart() -> bool:
+    """Whether the step that runs has a gradient on another device than its parameter: only a repair leaves that."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        stepped = frame.f_locals.get("self") if "step" in frame.f_code.co_name else None
+        if isinstance(stepped, torch.optim.Optimizer):
+            parameters = [p for group in stepped.param_groups for p in group["params"]]
+            return any(p.grad is not None and p.grad.device != p.device for p in parameters)
+        frame = frame.f_back
+    return False
+
+
+def _home_with_its_leaf(leaf: torch.Tensor) -> None:
+    if leaf.grad is not None and leaf.grad.device != leaf.device:
+        gradient, leaf.grad = leaf.grad, None
+        leaf.grad = gradient.detach().to(leaf.device)
+
+
+_HOOKED = "_trimtab_hooked"
 _FORWARD = ("device-mismatch", "index-device", "dtype-mismatch")
 
 
@@ -80,6 +119,8 @@ def _echo(fault: Fault, machine: state.Machine) -> bool:
     """
     if fault.kind not in _FORWARD:
         return False
+    if machine.repaired and _gradients_are_apart():
+        return True
     if torch._C._current_graph_task_id() == -1:
         machine.repaired = True
         return False

@@ -6,6 +6,7 @@ Nothing is recorded unless the machine in force has an observer.
 
 from __future__ import annotations
 
+import itertools
 import os
 import site
 import sys
@@ -15,6 +16,8 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+
+from trimtab.virtual.packages import brought_along
 
 
 class Origin(NamedTuple):
@@ -29,14 +32,23 @@ Handle = tuple[CodeType, int]
 """A place in code, from which the line is worked out."""
 
 
+_clock = itertools.count(1)
+
+
+def now() -> int:
+    """A number that grows from deed to deed: which of two came first."""
+    return next(_clock)
+
+
 class Trace:
     """What is known of one tensor. Kept as the attribute `_trimtab` of the tensor; never pickled."""
 
-    __slots__ = ("born", "copied", "moved")
+    __slots__ = ("born", "copied", "moved", "moved_at")
 
     def __init__(self, born: Handle | None = None, moved: Handle | None = None) -> None:
         self.born = born
         self.moved = moved
+        self.moved_at = now() if moved is not None else 0
         self.copied: Handle | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
@@ -47,6 +59,8 @@ class Trace:
 ATTRIBUTE = "_trimtab"
 EXTENTS = "_trimtab_extents"
 """What extents.py keeps beside it."""
+SHAPE = "_trimtab_shape"
+"""The mark of a meta tensor that the program made."""
 
 
 def _library_roots() -> tuple[str, ...]:
@@ -55,7 +69,8 @@ def _library_roots() -> tuple[str, ...]:
     roots |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__)}
     # The package itself, also when installed in place; its command line and recipes are no user code either.
     roots.add(os.path.dirname(os.path.dirname(_OWN)))
-    return tuple(os.path.join(path, "") for root in roots for path in (os.path.realpath(root), root))
+    own = tuple(os.path.join(path, "") for root in roots for path in (os.path.realpath(root), root))
+    return own + brought_along()
 
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -73,10 +88,12 @@ def is_plumbing(filename: str) -> bool:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file is the user's own: outside torch, site-packages, the standard library and this package."""
+    """Whether a file is the user's own: outside torch, installed packages, the standard library and this package."""
     if filename.startswith("<"):
         return False
-    return not os.path.abspath(filename).startswith(_ROOTS)
+    path = os.path.abspath(filename)
+    # Packages may also lie in another environment's folder, on PYTHONPATH.
+    return not path.startswith(_ROOTS) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
 
 def _is_user(code: CodeType) -> bool:
@@ -104,6 +121,22 @@ def resolve(handle: Handle | Origin | None) -> Origin | None:
     code, offset = handle
     line = next((number for start, end, number in code.co_lines() if start <= offset < end), None)
     return Origin(code.co_filename, line or code.co_firstlineno, code.co_name)
+
+
+Span = tuple[str, tuple[int, int], tuple[int, int]]
+"""A stretch of a file: its name, and line and column (in bytes, as ast counts) of start and end."""
+
+
+def span(handle: Handle | None) -> Span | None:
+    """The very expression that a handle stands for, where Python kept its place."""
+    if handle is None:
+        return None
+    code, offset = handle
+    place = next(itertools.islice(code.co_positions(), offset // 2, None), None)
+    if place is None or None in place:
+        return None
+    first, last, left, right = place
+    return code.co_filename, (first or 0, left or 0), (last or 0, right or 0)
 
 
 def stack(skip: int = 0) -> list[tuple[Origin, bool]]:
@@ -141,6 +174,24 @@ def moved_of(tensor: torch.Tensor) -> Origin | None:
 def copied_of(tensor: torch.Tensor) -> Origin | None:
     """The user's line that last made a copy of this tensor on another device (the tensor itself stayed)."""
     return resolve(getattr(trace_of(tensor), "copied", None))
+
+
+def spans_of(tensor: torch.Tensor) -> tuple[Span | None, Span | None]:
+    """The expressions that made a tensor and that last moved it."""
+    trace = trace_of(tensor)
+    return (span(trace.born), span(trace.moved)) if trace is not None else (None, None)
+
+
+def copied_span(tensor: torch.Tensor) -> Span | None:
+    """The expression that last made a copy of this tensor on another device."""
+    trace = trace_of(tensor)
+    return span(trace.copied) if trace is not None else None
+
+
+def moved_when(tensor: torch.Tensor) -> int:
+    """When a tensor was last moved, as `now` counts; 0 when it never was."""
+    trace = trace_of(tensor)
+    return trace.moved_at if trace is not None else 0
 
 
 def note_move(source: torch.Tensor, result: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from trimtab.virtual import extents, origin
 from trimtab.virtual.plans import VIEW, Plan
@@ -23,7 +24,8 @@ def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
         origin.note_move(source, result)
     elif not (plan.kind == VIEW and _inherit(result, source)) and origin.ATTRIBUTE not in result.__dict__:
         result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
-    extents.follow(plan, result, args)
+    if not is_lazy(source):
+        extents.follow(plan, result, args)
 
 
 def _inherit(result: Tensor, source: Any) -> bool:

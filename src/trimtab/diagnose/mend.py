@@ -1,0 +1,220 @@
+"""Writes the fix of a placement fault as code that runs in its place, with the program's own names. Applies none.
+
+A fix is made where a tensor is made or bound if a device is at hand there, else where it is used, beside its partner.
+What can be written neither way stays a sentence.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from trimtab.diagnose import rewrite, scope, source, spot
+from trimtab.diagnose.finding import Edit
+from trimtab.diagnose.rules_common import alone
+from trimtab.diagnose.scene import Scene, Suspect
+
+
+class Mend(NamedTuple):
+    """A fix: the sentence, and the changes that it stands for."""
+
+    text: str
+    edits: list[Edit]
+
+
+def wanted(scene: Scene, stray: Suspect) -> str:
+    """The device to which a stray tensor belongs."""
+    partner = scene.partner(stray)
+    if partner is not None:
+        return partner.device
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
+    """The program's own expression for that device, valid on a line."""
+    frames, place = scene.frames, wanted(scene, stray)
+    found = scope.device_at(frames, file, line, place, scene.several, _explicit(file, line, stray))
+    # NCCL takes what is on the present GPU.
+    return found or ('"cuda"' if alone(scene) else None)
+
+
+def _explicit(file: str, line: int, stray: Suspect) -> frozenset[str]:
+    """What the line that made a stray tensor says for a device itself: that has led it astray."""
+    born = stray.born
+    if born is None or (born.file, born.line) != (file, line):
+        return frozenset()
+    return frozenset(ast.unparse(node) for node in device_arguments(file, line))
+
+
+def device_arguments(file: str, line: int) -> list[ast.expr]:
+    """What the calls on a line are given for a device."""
+    found: list[ast.expr] = []
+    for call in source.call_on(file, line):
+        if (given := source.keyword(call, "device")) is not None:
+            found.append(given)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda") and call.args:
+            found.append(call.args[0])
+    return found
+
+
+def made_there(
+    scene: Scene, stray: Suspect, file: str, line: int, node: ast.AST | None = None
+) -> Mend | None:
+    """The factory calls of a statement (or of one expression in it) with `device=`."""
+    statement = source.statement(file, line)
+    device = device_at(scene, stray, file, line)
+    if statement is None or hasattr(statement, "body") or device is None:
+        return None
+    edits = [_with_device(file, call, device) for call in rewrite.factories(node or statement)]
+    if not edits:
+        return None
+    there = "the GPU" if alone(scene) else "its device"
+    return Mend(f"make it on {there}: {rewrite.after_edits(file, statement, edits)}", edits)
+
+
+def _with_device(file: str, call: ast.Call, device: str) -> Edit:
+    """A factory call with `device=`; where its result is moved in the same expression, that move with another goal."""
+    for outer in source.above(file, call):
+        if isinstance(outer, ast.stmt):
+            break
+        if not isinstance(outer, ast.Call) or not isinstance(outer.func, ast.Attribute) or not outer.args:
+            continue
+        if outer.func.attr == "to" and any(inner is call for inner in ast.walk(outer.func.value)):
+            return rewrite.in_place_of(file, outer.args[0], device)
+    return rewrite.in_place_of(file, call, rewrite.with_keyword(file, call, "device", device))
+
+
+def bound_there(
+    scene: Scene, stray: Suspect, file: str, line: int, value: ast.expr | None = None
+) -> Mend | None:
+    """The value that a statement binds (or one part of it), brought to the device."""
+    statement = source.statement(file, line)
+    device = device_at(scene, stray, file, line)
+    if device is None or not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+    value = value or statement.value
+    if value is None or isinstance(target, ast.Tuple) or isinstance(value, _MANY):
+        return None
+    edits = [rewrite.in_place_of(file, value, spot.moved(file, value, device))]
+    return Mend(rewrite.after_edits(file, statement, edits), edits)
+
+
+_MANY = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.GeneratorExp
+
+
+def at_use(scene: Scene, stray: Suspect) -> Mend | None:
+    """The stray tensor brought to its partner in the very expression that fails."""
+    if not scene.frames or stray.tensor is None or stray.is_parameter:
+        return None
+    frame = scene.frames[0]
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    statement = source.statement(file, line)
+    if statement is None:
+        return None
+    if isinstance(statement, ast.AugAssign) and spot.running(frame) is None:
+        return _brought_to_target(file, statement)
+    node = spot.expression(stray.tensor, stray.device, frame)
+    if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+        return None
+    if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
+        return _partner_to_target(scene, stray, statement)
+    partner = spot.partner(wanted(scene, stray), frame, node)
+    device = f"{partner}.device" if partner else device_at(scene, stray, file, line)
+    if device is None:
+        return None
+    edits = [rewrite.in_place_of(file, node, spot.moved(file, node, device))]
+    there = f"in line {line}: "
+    if hasattr(statement, "body"):
+        return Mend(f"bring it to its partner {there}{spot.moved(file, node, device)}", edits)
+    return Mend(f"bring it to its partner {there}{rewrite.after_edits(file, statement, edits)}", edits)
+
+
+def _partner_to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:
+    """`total += (x - total) / n`: what the sum is computed from goes to where the sum is kept."""
+    partner = scene.partner(stray)
+    frame = scene.frames[0]
+    if partner is None or partner.tensor is None:
+        return None
+    node = spot.expression(partner.tensor, partner.device, frame)
+    if node is None:
+        return None
+    file, device = frame.f_code.co_filename, f"{ast.unparse(statement.target)}.device"
+    edits = [rewrite.in_place_of(file, node, spot.moved(file, node, device))]
+    text = rewrite.after_edits(file, statement, edits)
+    return Mend(f"bring what is added to where the sum is kept, in line {statement.lineno}: {text}", edits)
+
+
+def _brought_to_target(file: str, statement: ast.AugAssign) -> Mend:
+    """`total += x`: what is added goes to where the sum is kept."""
+    device = f"{ast.unparse(statement.target)}.device"
+    edits = [rewrite.in_place_of(file, statement.value, spot.moved(file, statement.value, device))]
+    text = rewrite.after_edits(file, statement, edits)
+    return Mend(f"bring what is added to where the sum is kept, in line {statement.lineno}: {text}", edits)
+
+
+def sentence(scene: Scene, stray: Suspect, line: int) -> Mend:
+    """What to do where no code can be written for certain."""
+    partner = scene.partner(stray)
+    device = scene.expression_of(partner)
+    where = f"{device}.device" if device else f'"{wanted(scene, stray)}"'
+    name = scene.expression_of(stray)
+    return Mend(f"bring {name or f'what line {line} makes'} to its partner: .to({where})", [])
+
+
+def best(
+    scene: Scene, stray: Suspect, file: str, line: int, node: ast.AST | None = None, bound: bool = True
+) -> Mend:
+    """The first of these that can be written: where it is made, where it is bound, where it is used."""
+    return (
+        made_there(scene, stray, file, line, node)
+        or (bound_there(scene, stray, file, line) if bound else None)
+        or at_use(scene, stray)
+        or sentence(scene, stray, line)
+    )
+
+
+def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:
+    """A module moved where it is made: `net = Net(…).to(device)`, or on a line of its own once both are there."""
+    value = getattr(made, "value", None)
+    if (
+        isinstance(value, ast.Call)
+        and isinstance(made, ast.Assign)
+        and not isinstance(made.targets[0], ast.Tuple)
+    ):
+        device = device_at(scene, stray, file, made.lineno)
+        if device is not None:
+            edits = [rewrite.in_place_of(file, value, spot.moved(file, value, device))]
+            return Mend(f"move it too: {rewrite.after_edits(file, made, edits)}", edits)
+    later = _first_place_with_device(scene, stray, file, made)
+    if later is not None:
+        statement, device = later
+        text = f"{name}.to({device})"
+        edits = [rewrite.after(file, statement, text)]
+        return Mend(f"move it too, after line {statement.lineno}: {text}", edits)
+    return Mend(f'move it too: {name}.to("{wanted(scene, stray)}")', [])
+
+
+def _first_place_with_device(
+    scene: Scene, stray: Suspect, file: str, made: ast.stmt
+) -> tuple[ast.stmt, str] | None:
+    """The first statement from `made` on, in the same block, after which a device is at hand."""
+    holder = next(source.above(file, made), None)
+    for block in (getattr(holder, "body", []), getattr(holder, "orelse", [])):
+        if made not in block:
+            continue
+        for statement in block[block.index(made) :]:
+            following = (statement.end_lineno or statement.lineno) + 1
+            if isinstance(statement, ast.Return) or hasattr(statement, "body"):
+                return None
+            if device := device_at(scene, stray, file, following):
+                return statement, device
+    return None
+
+
+def is_movable(value: object) -> bool:
+    """Whether a value can be moved by one call."""
+    return isinstance(value, torch.Tensor | nn.Module) or callable(getattr(value, "to", None))

@@ -1,0 +1,104 @@
+"""The rule for a random generator of another device than the numbers that are drawn with it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+
+from trimtab.diagnose import holders, rewrite, scope, source
+from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose.scene import Scene
+
+_WHY = "this generator belongs to {has}, and the random numbers are drawn on {wants} with it"
+
+
+def generator(scene: Scene) -> Verdict | None:
+    """The line that made the generator; else the sampler or loader that was given one, or the default device."""
+    if (frame := scene.fault.frame) is None:
+        return None
+    has, wants = _devices(scene.fault.message)
+    for file, made in _makers(scene, has):
+        call = next(
+            (c for c in source.call_on(file, made.lineno) if source.called_name(c) == "Generator"), None
+        )
+        why = _WHY.format(has=has, wants=wants)
+        if call is None:
+            continue
+        if wants == "cpu":
+            device: str | None = '"cpu"'
+        else:
+            drawn = f"cuda:{torch.cuda.current_device()}"
+            device = scope.device_at(scene.frames, file, made.lineno, drawn)
+        text = f"{ast.unparse(call.func)}(device={device or repr(wants)})"
+        edits = [rewrite.in_place_of(file, call, text)]
+        said = rewrite.after_edits(file, made, edits) if not hasattr(made, "body") else text
+        return Verdict(source.cause(file, made.lineno, why), f"make it there: {said}", edits=edits)
+    return _given(frame.file, frame.line, has, wants) or _default_device(frame.file)
+
+
+def _devices(message: str) -> tuple[str, str]:
+    """What the generator is for, and what it should be for."""
+    words = message.split("'")
+    return (words[3], words[1]) if len(words) > 3 else ("another device", "the GPU")
+
+
+def _makers(scene: Scene, has: str) -> Iterator[tuple[str, ast.stmt]]:
+    """The statements that made the generators of this kind which the running functions know, the nearest first."""
+    for frame in scene.frames:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        for name, value in list(frame.f_locals.items()):
+            own = _is(value, has) and name not in source.parameters(file, line)
+            if own and (made := source.last_assignment(file, line, name)) is not None:
+                yield file, made
+        yield from _global_makers(frame, has)
+    for found in holders.kept_in(lambda value: _is(value, has), scene.frames):
+        named = holders.source_of(found.owner)
+        line_set = source.attribute_assignment(*named, found.name) if named else None
+        made = source.statement(named[0], line_set) if named and line_set else None
+        if named and made is not None:
+            yield named[0], made
+
+
+def _global_makers(frame: FrameType, has: str) -> Iterator[tuple[str, ast.stmt]]:
+    file = frame.f_code.co_filename
+    node = source.statement(file, frame.f_lineno)
+    for name in sorted(source.names_in(node)) if node is not None else ():
+        known = name not in frame.f_locals and _is(frame.f_globals.get(name), has)
+        if known and (made := source.last_assignment(file, frame.f_lineno, name)) is not None:
+            yield file, made
+
+
+def _is(value: object, has: str) -> bool:
+    return isinstance(value, torch.Generator) and value.device.type == has
+
+
+def _given(file: str, line: int, has: str, wants: str) -> Verdict | None:
+    """The sampler or loader that was given a generator in the call itself."""
+    lines = [line]
+    node = source.statement(file, line)
+    for name in sorted(source.names_in(getattr(node, "iter", None) or node)) if node is not None else ():
+        if (made := source.last_assignment(file, line, name)) is not None:
+            lines.append(made.lineno)
+    for at in lines:
+        for call in source.call_on(file, at):
+            if (given := source.keyword(call, "generator")) is None:
+                continue
+            made = source.last_assignment(file, at, given.id) if isinstance(given, ast.Name) else None
+            why = _WHY.format(has=has, wants=wants)
+            fix = f'generator=torch.Generator(device="{wants}")'
+            return Verdict(source.cause(file, made.lineno if made else at, why), fix)
+    return None
+
+
+def _default_device(file: str) -> Verdict | None:
+    """A default device for all: samplers that hold a CPU generator draw on it too."""
+    for call in source.calls(file, "set_default_device", "set_default_tensor_type"):
+        why = (
+            "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
+        )
+        fix = "give device= where tensors are made; set no global default"
+        return Verdict(source.cause(file, call.lineno, why), fix)
+    return None

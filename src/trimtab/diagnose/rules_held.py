@@ -1,0 +1,193 @@
+"""Rules about who keeps a stray tensor: a plain attribute of a module, an object of the program, a cached table."""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+from torch import nn
+
+from trimtab.diagnose import holders, mend, rewrite, source
+from trimtab.diagnose.rules_common import Verdict, met
+from trimtab.diagnose.scene import Scene, Suspect
+
+
+def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A tensor in a plain attribute, or a layer in a plain list: module.to() does not reach it."""
+    plain = [a for a in stray.attributes if not a.registered]
+    for attribute in [a for a in stray.attributes if a.registered]:
+        # What holds the outermost module holds it unregistered.
+        plain += holders.holders_of(holders.outermost(attribute.module, scene.modules), scene.modules)
+    for attribute in plain:
+        named = holders.source_of(attribute.module)
+        if named is None or not source.is_user_file(named[0]):
+            continue
+        born = stray.born.line if stray.born is not None and stray.born.file == named[0] else 0
+        line = source.attribute_assignment(*named, attribute.name, born)
+        if line is None:
+            continue
+        file, class_name = named
+        function = source.function_at(file, line)
+        if function is not None and function.name != "__init__":
+            return _set_later(scene, stray, file, line, f"self.{attribute.name}")
+        layers = any(a.registered for a in stray.attributes) and bool(attribute.container)
+        return _registration(scene, stray, attribute, class_name, layers, file, line)
+    return None
+
+
+def _registration(
+    scene: Scene,
+    stray: Suspect,
+    attribute: holders.Attribute,
+    class_name: str,
+    layers: bool,
+    file: str,
+    line: int,
+) -> Verdict:
+    """What `__init__` sets as a plain attribute becomes part of the module."""
+    name, kept = f"self.{attribute.name}", getattr(attribute.module, attribute.name, None)
+    statement = source.statement(file, line)
+    value = _only_value(statement)
+    if layers:
+        kind = "ModuleDict" if attribute.container == "dict" else "ModuleList"
+        why = f"{class_name} keeps layers in a plain {attribute.container}: they are neither moved nor trained with it"
+    elif attribute.container and _all_parameters(kept):
+        kind = "ParameterDict" if attribute.container == "dict" else "ParameterList"
+        why = f"{class_name} keeps parameters in a plain {attribute.container}: they are neither moved nor trained"
+    elif attribute.container:
+        why = f"{name} is a plain {attribute.container} of tensors: {class_name}.to(device) does not move what is in it"
+        fix = mend.at_use(scene, stray)
+        one = f'self.register_buffer(f"{attribute.name}_{{i}}", tensor, persistent=False)'
+        text = f"register each of them as a buffer of its own: {one}"
+        if fix is not None:
+            text = f"{fix.text}; or {text}"
+        return Verdict(source.cause(file, line, why), text, "unmoved-state", fix.edits if fix else [])
+    elif isinstance(kept, nn.Module):
+        why = f"{name} is kept past the module's own table: {class_name}.to(device) does not move it"
+        fix = mend.module_moved(scene, stray, file, statement, name) if statement is not None else None
+        text = fix.text if fix else f"register it: {name} = …"
+        return Verdict(source.cause(file, line, why), text, "unmoved-state", fix.edits if fix else [])
+    else:
+        why = f"{name} is a plain attribute, no registered buffer: {class_name}.to(device) does not move it"
+        code = ast.unparse(value) if value is not None else "..."
+        text = f'self.register_buffer("{attribute.name}", {code}, persistent=False)'
+        edits = (
+            [rewrite.in_place_of(file, statement, text)]
+            if statement is not None and value is not None
+            else []
+        )
+        return Verdict(source.cause(file, line, why), text, "unmoved-state", edits)
+    code = ast.unparse(value) if value is not None else "..."
+    text = f"{name} = nn.{kind}({code})"
+    known = value is not None and _knows_nn(file)
+    edits = [rewrite.in_place_of(file, value, f"nn.{kind}({code})")] if known and value is not None else []
+    return Verdict(source.cause(file, line, why), text, "unmoved-state", edits)
+
+
+def _only_value(statement: ast.stmt | None) -> ast.expr | None:
+    """What `self.x = …` alone sets."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        return statement.value if isinstance(statement.targets[0], ast.Attribute) else None
+    return statement.value if isinstance(statement, ast.AnnAssign) else None
+
+
+def _all_parameters(kept: object) -> bool:
+    entries = (
+        list(kept.values())
+        if isinstance(kept, dict)
+        else list(kept)
+        if isinstance(kept, list | tuple)
+        else []
+    )
+    return bool(entries) and all(isinstance(entry, nn.Parameter) for entry in entries)
+
+
+def _knows_nn(file: str) -> bool:
+    imports = [n for n in source.walk(file) if isinstance(n, ast.Import | ast.ImportFrom)]
+    return any((a.asname or a.name) == "nn" for n in imports for a in n.names)
+
+
+def set_again(scene: Scene, stray: Suspect) -> Verdict | None:
+    """An attribute that a later method set anew, past the move that the object had got."""
+    verdict = kept(scene, stray)
+    born = stray.born
+    if verdict is None or verdict.cause is None or born is None or stray.device != "cpu":
+        return None
+    function = source.function_at(born.file, born.line)
+    same_line = (verdict.cause.file, verdict.cause.line) == (born.file, born.line)
+    return verdict if same_line and function is not None and function.name != "__init__" else None
+
+
+def kept(scene: Scene, stray: Suspect) -> Verdict | None:
+    """An object of the program's own (a metric, a buffer of experience, a table of noise levels) keeps the tensor."""
+    if stray.is_parameter or (tensor := stray.tensor) is None or _came_as_argument(scene, stray):
+        return None
+    holding = holders.kept_in(
+        lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), scene.frames
+    )
+    for found in holding:
+        named = holders.source_of(found.owner)
+        born = stray.born.line if stray.born is not None and named and stray.born.file == named[0] else 0
+        line = source.attribute_assignment(*named, found.name, born) if named else None
+        if named is None or line is None or isinstance(found.owner, nn.Module):
+            continue
+        return _set_later(scene, stray, named[0], line, f"self.{found.name}")
+    return None
+
+
+def _came_as_argument(scene: Scene, stray: Suspect) -> bool:
+    """Whether it lies in a batch: an object that was made anew for this call is no keeper."""
+    for sight in scene.sights(stray):
+        owner = sight.frame.f_locals.get(sight.root)
+        if sight.name != sight.root and sight.root != "self" and isinstance(owner, dict | list | tuple):
+            return True
+    return False
+
+
+def _set_later(scene: Scene, stray: Suspect, file: str, line: int, name: str) -> Verdict:
+    """The line that set an attribute to a tensor on this device; a guard around it, where it is set once for all."""
+    guard = _guard(file, line, name)
+    if guard is not None and stray.device != "cpu" and (fix := _rebuilt(scene, stray, file, guard, name)):
+        why = f"{name} is built once, for the device of the first caller ({stray.device}), and {met(scene, stray)}"
+        return Verdict(source.cause(file, guard.lineno, why), fix.text, "unmoved-state", fix.edits)
+    why = f"{name} is set here on {stray.device}, and {met(scene, stray)}"
+    node = source.statement(file, line)
+    simple = _only_value(node) is not None
+    fix = mend.best(scene, stray, file, line, bound=simple)
+    kind = "" if not stray.attributes else "unmoved-state"
+    return Verdict(source.cause(file, line, why), fix.text, kind, fix.edits)
+
+
+def _guard(file: str, line: int, name: str) -> ast.If | None:
+    """The condition under which a cached attribute is built."""
+    statement = source.statement(file, line)
+    if statement is None:
+        return None
+    for node in source.above(file, statement):
+        if isinstance(node, source.Function):
+            return None
+        if isinstance(node, ast.If) and name in ast.unparse(node.test):
+            return node
+    return None
+
+
+def _rebuilt(scene: Scene, stray: Suspect, file: str, guard: ast.If, name: str) -> mend.Mend | None:
+    """The table is built again when it is asked for on another device."""
+    asked = [
+        ast.unparse(n)
+        for n in ast.walk(guard)
+        if isinstance(n, ast.Attribute) and n.attr == "device" and source.root(n) not in ("self", "")
+    ]
+    asked += [
+        f"{p}.device" for p in source.parameters(file, guard.lineno) if p in ("x", "q", "hidden_states")
+    ]
+    if not asked:
+        return None
+    test = ast.unparse(guard.test)
+    grouped = (
+        f"({test})" if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.And) else test
+    )
+    text = f"{grouped} or {name}.device != {asked[0]}"
+    return mend.Mend(
+        f"build it again for another device: if {text}:", [rewrite.in_place_of(file, guard.test, text)]
+    )

@@ -1,0 +1,306 @@
+"""Rules about modules: one that was put into a model after the move, one that was never moved, a copy taken before."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from trimtab.diagnose import holders, mend, rewrite, source, spot
+from trimtab.diagnose.rules_common import Verdict, construction
+from trimtab.diagnose.scene import Scene, Suspect
+from trimtab.virtual import deeds, origin
+from trimtab.virtual.deeds import Placement
+from trimtab.virtual.origin import Origin
+
+
+def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A parameter, buffer or layer that was put into its model after the model had moved."""
+    owner = next((a for a in stray.attributes if a.registered), None)
+    if owner is None or stray.moved is not None or stray.device != "cpu":
+        return None
+    home = mend.wanted(scene, stray)
+    late = [p for p in _placements(owner, scene) if p.beside is not None and str(p.beside) == home]
+    if not late:
+        return None
+    placement = max(late, key=lambda p: p.when)
+    line = origin.resolve(placement.line)
+    if line is None:
+        return None
+    why = "this is put into the model after the model was moved, so it stays on the CPU"
+    fix = _moved_in_place(line, placement) or _move_again(scene, stray, line)
+    return Verdict(source.cause(line.file, line.line, why), fix.text, edits=fix.edits)
+
+
+def _placements(attribute: holders.Attribute, scene: Scene) -> Iterator[Placement]:
+    """Who put a tensor into its module, that module into the one above, and so on."""
+    if found := deeds.placement(attribute.module, attribute.name):
+        yield found
+    module = attribute.module
+    for holder in holders.climb(module, scene.modules):
+        if found := deeds.placement(holder.module, holder.name):
+            yield found
+
+
+def _moved_in_place(line: Origin, placement: Placement) -> mend.Mend | None:
+    """`model.head = Linear(…)`, `setattr(model, name, …)`, `register_buffer(name, …)`, brought to the model there."""
+    statement = source.statement(line.file, line.line)
+    span = origin.span(placement.line)
+    node = source.node_at(*span) if span is not None else None
+    value: ast.expr | None = None
+    owner = ""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target, value = statement.targets[0], statement.value
+        if isinstance(target, ast.Attribute | ast.Subscript):
+            owner = ast.unparse(target.value)
+            if isinstance(value, ast.Call) and source.called_name(value) == "Parameter" and value.args:
+                value = value.args[0]
+    elif isinstance(node, ast.Call):
+        called = source.called_name(node)
+        if called == "setattr" and len(node.args) == 3:
+            owner, value = ast.unparse(node.args[0]), node.args[2]
+        elif (
+            called in ("register_buffer", "register_parameter", "add_module", "register_module")
+            and len(node.args) > 1
+        ):
+            value = node.args[1]
+            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+    if value is None or not owner or hasattr(statement, "body"):
+        return None
+    if owner == "self" and _in_constructor(line):
+        return None
+    device = f"next({_with_parameters(line, owner)}.parameters()).device"
+    if placement.replaced and isinstance(statement, ast.Assign):
+        device = f"{ast.unparse(statement.targets[0])}.device"
+    edits = [rewrite.in_place_of(line.file, value, spot.moved(line.file, value, device))]
+    assert statement is not None
+    return mend.Mend(f"bring it to the model: {rewrite.after_edits(line.file, statement, edits)}", edits)
+
+
+def _with_parameters(line: Origin, owner: str) -> str:
+    """The whole module where a part of it takes something in: the part may hold nothing yet."""
+    around = source.class_at(line.file, line.line)
+    whole = around is not None and any("Module" in ast.unparse(base) for base in around.bases)
+    return "self" if whole and owner.startswith("self.") else owner
+
+
+def _in_constructor(line: Origin) -> bool:
+    function = source.function_at(line.file, line.line)
+    return function is not None and function.name == "__init__"
+
+
+def _move_again(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend:
+    """The model is moved once more, after the line that changed it."""
+    owner = next(a.module for a in stray.attributes if a.registered)
+    root = holders.outermost(owner, scene.modules)
+    statement = source.statement(line.file, line.line)
+    device = mend.device_at(scene, stray, line.file, line.line + 1)
+    name = _name_at(scene, root, line.file, line.line)
+    if statement is not None and not hasattr(statement, "body") and name and device:
+        text = f"{name}.to({device})"
+        return mend.Mend(
+            f"move the model after this line: {text}", [rewrite.after(line.file, statement, text)]
+        )
+    device = device or f'"{mend.wanted(scene, stray)}"'
+    return mend.Mend(f"move the model after this line: {name or 'model'}.to({device})", [])
+
+
+def _name_at(scene: Scene, module: nn.Module, file: str, line: int) -> str | None:
+    """How the function that holds a line names a module, if it still runs."""
+    for frame in scene.frames:
+        if frame.f_code.co_filename == file and source.function_at(
+            file, frame.f_lineno
+        ) is source.function_at(file, line):
+            return holders.expression_for(module, frame)
+    # The model that a line itself works on: `model.load_state_dict(…)`.
+    for call in source.call_on(file, line):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_state_dict", "load_adapter"):
+            return ast.unparse(call.func.value)
+    return None
+
+
+def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A module that nobody moved, while its input was: a loss with weights, a teacher, a copy."""
+    owner = next((a.module for a in stray.attributes if a.registered), None)
+    if owner is None or stray.moved is not None or stray.device != "cpu":
+        return None
+    root = holders.outermost(owner, scene.modules)
+    for place in _bindings(scene, root):
+        file, made, name = place
+        if (copy := _copied_before(scene, stray, file, made, name)) is not None:
+            return copy
+        fix = mend.module_moved(scene, stray, file, made, name)
+        why = f"{name} is made here on the CPU and never moved, while its partner is elsewhere"
+        return Verdict(source.cause(file, made.lineno, why), fix.text, edits=fix.edits)
+    if (born := stray.born) is None:
+        return None
+    line = construction(born.file, born.line, 0)
+    why = "this module is created on the CPU and never moved, while its input is"
+    fix_text = f'move the module as well: .to("{mend.wanted(scene, stray)}")'
+    return Verdict(source.cause(born.file, line, why), fix_text)
+
+
+def _bindings(scene: Scene, root: nn.Module) -> Iterator[tuple[str, ast.stmt, str]]:
+    """The statements that gave the program's variables and attributes a module, the outermost frame last."""
+    for frame in scene.frames:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        name = next((k for k, v in frame.f_locals.items() if v is root and k != "self"), None)
+        if name is None:
+            continue
+        made = source.last_assignment(file, line, name)
+        if made is not None and name not in source.parameters(file, line):
+            yield file, made, name
+    for found in holders.kept_in(lambda value: value is root, scene.frames):
+        yield from _attribute_binding(scene, found)
+
+
+def _attribute_binding(scene: Scene, found: holders.Kept) -> Iterator[tuple[str, ast.stmt, str]]:
+    """The line of a class that sets an attribute; of a helper that keeps a copy, the line that makes the helper."""
+    owner, name = found.owner, found.name
+    outer = next(holders.kept_in(lambda value: value is found.owner, scene.frames), None)
+    if outer is not None:
+        owner, name = outer.owner, outer.name
+    named = holders.source_of(owner)
+    line = source.attribute_assignment(*named, name) if named else None
+    statement = source.statement(named[0], line) if named and line else None
+    if named and statement is not None:
+        text = f"self.{name}" if owner is found.owner else f"self.{name}.{found.name}"
+        yield named[0], statement, text
+
+
+def _copied_before(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Verdict | None:
+    """A copy of a model's weights (an average, a teacher) that was taken before the model moved."""
+    value = getattr(made, "value", None)
+    if value is None:
+        return None
+    move = later_move(file, made, value)
+    if move is None:
+        return None
+    moved = _moved_by(move)
+    why = f"{name} is made here from {moved}, before {moved} is moved (line {move.lineno}): it stays on {stray.device}"
+    return swapped(file, made, move, why)
+
+
+def swapped(file: str, made: ast.stmt, move: ast.stmt, why: str) -> Verdict:
+    """The move of a model, put before the statement that was made too early."""
+    code = ast.unparse(move)
+    text = f"move the model first: put {code} before line {made.lineno}"
+    edits = []
+    if _can_go_before(file, move, made):
+        edits = [rewrite.before(file, made, code), rewrite.without(file, move)]
+    elif _can_go_after(file, made, move):
+        text = f"move the model first: put line {made.lineno} after line {move.lineno}, {code}"
+        edits = [rewrite.without(file, made), rewrite.after(file, move, ast.unparse(made))]
+    return Verdict(source.cause(file, made.lineno, why), text, edits=edits)
+
+
+def _can_go_after(file: str, made: ast.stmt, move: ast.stmt) -> bool:
+    """Whether nothing between two statements of one block reads what the first binds."""
+    if next(source.above(file, move), None) is not next(source.above(file, made), None):
+        return False
+    if not isinstance(made, ast.Assign) or hasattr(made, "body"):
+        return False
+    targets = {ast.unparse(t) for t in made.targets}
+    scope_ = source.function_at(file, made.lineno) or source.tree(file) or ast.Pass()
+    return not any(
+        isinstance(n, ast.Name | ast.Attribute)
+        and ast.unparse(n) in targets
+        and made.lineno < n.lineno <= (move.end_lineno or move.lineno)
+        for n in ast.walk(scope_)
+    )
+
+
+def _can_go_before(file: str, move: ast.stmt, made: ast.stmt) -> bool:
+    """Whether both stand in one block and what the move needs is there before the other statement."""
+    from trimtab.diagnose import scope
+
+    if next(source.above(file, move), None) is not next(source.above(file, made), None):
+        return False
+    names = source.names_in(move) - source.bound(move)
+    between = [
+        n
+        for n in source.own_statements(
+            source.function_at(file, made.lineno) or source.tree(file) or ast.Pass()
+        )
+    ]
+    changed = {b for n in between if made.lineno <= n.lineno < move.lineno for b in source.bound(n)}
+    attributes = {ast.unparse(n) for n in ast.walk(move) if isinstance(n, ast.Attribute)}
+    set_between = {
+        ast.unparse(t)
+        for n in between
+        if isinstance(n, ast.Assign) and made.lineno <= n.lineno < move.lineno
+        for t in n.targets
+    }
+    return (
+        all(scope.is_bound(file, made.lineno, name) for name in names)
+        and not names & changed
+        and not attributes & set_between
+    )
+
+
+def later_move(file: str, made: ast.stmt, value: ast.expr) -> ast.stmt | None:
+    """The statement of the same scope, after `made`, that moves a model which `value` was made from."""
+    given = {
+        ast.unparse(n)
+        for n in ast.walk(value)
+        if isinstance(n, ast.Name | ast.Attribute) and not isinstance(n.ctx, ast.Store)
+    }
+    function = source.function_at(file, made.lineno)
+    for statement in source.own_statements(function or source.tree(file) or ast.Pass()):
+        if statement.lineno > made.lineno and _moved_by(statement) in given:
+            return statement
+    return None
+
+
+def _moved_by(statement: ast.stmt) -> str:
+    """What `model.to(device)` or `model = model.to(device)` moves, as written; empty for another statement."""
+    value = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return ""
+    moved = ast.unparse(value.func.value) if value.func.attr in ("to", "cuda") else ""
+    if isinstance(statement, ast.Assign) and [ast.unparse(t) for t in statement.targets] != [moved]:
+        return ""
+    return moved
+
+
+def copied_before_move(scene: Scene, stray: Suspect) -> Verdict | None:
+    """Tensors that were copied or shaped after a model's weights before the model moved."""
+    if stray.is_parameter or stray.moved is not None or (born := stray.born) is None or stray.device != "cpu":
+        return None
+    for file, made in _makers(scene, stray, born):
+        value = getattr(made, "value", None)
+        if value is None or (move := later_move(file, made, value)) is None:
+            continue
+        if not _is_module(scene, _moved_by(move)):
+            continue
+        why = f"this is made after the model's weights, before the model is moved in line {move.lineno}"
+        return swapped(file, made, move, why)
+    return None
+
+
+def _makers(scene: Scene, stray: Suspect, born: Origin) -> Iterator[tuple[str, ast.stmt]]:
+    """The line that made a tensor, and the lines that made the object which keeps it."""
+    statement = source.statement(born.file, born.line)
+    if isinstance(statement, ast.Assign):
+        yield born.file, statement
+    tensor = stray.tensor
+    if tensor is None:
+        return
+    holding = holders.kept_in(lambda v: isinstance(v, torch.Tensor) and holders.same(v, tensor), scene.frames)
+    for found in holding:
+        for frame in scene.frames:
+            name = next((k for k, v in frame.f_locals.items() if v is found.owner and k != "self"), None)
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            made = source.last_assignment(file, line, name) if name else None
+            if made is not None:
+                yield file, made
+        yield from ((file, made) for file, made, _ in _attribute_binding(scene, found))
+
+
+def _is_module(scene: Scene, text: str) -> bool:
+    """Whether some running function knows a module by this name; a name that none knows is taken at its word."""
+    node = ast.parse(text, mode="eval").body
+    found = [v for frame in scene.frames if (v := holders.value_of(node, frame)) is not None]
+    return not found or any(isinstance(v, nn.Module) for v in found)

@@ -1,0 +1,315 @@
+"""Rules about the last move of a tensor: its result thrown away, made to the wrong place, or never undone."""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+
+from trimtab.diagnose import holders, mend, rewrite, scope, source, spot
+from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose.scene import Scene, Suspect
+from trimtab.virtual import origin
+
+
+def dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
+    """`x.to(device)` whose result nobody kept, or kept only under a name that is read no more."""
+    tensors = [stray.tensor, stray.held]
+    for sight in scene.sights(stray):
+        tensors.append(sight.frame.f_locals.get(sight.name))
+    for tensor in tensors:
+        span = origin.copied_span(tensor) if isinstance(tensor, torch.Tensor) else None
+        call = source.node_at(*span) if span is not None else None
+        if span is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        if call.func.attr not in source.MOVES:
+            continue
+        file = span[0]
+        statement = next((n for n in source.above(file, call) if isinstance(n, ast.stmt)), None)
+        if isinstance(statement, ast.Expr):
+            fix = _kept(file, statement, call)
+        elif isinstance(statement, ast.Assign) and _is_read_no_more(file, statement, call):
+            fix = _stored_back(file, statement, call)
+        else:
+            continue
+        moved = ast.unparse(call.func.value)
+        why = f"the moved copy of {moved} is thrown away here: Tensor.to does not work in place"
+        return Verdict(source.cause(file, statement.lineno, why), fix.text, edits=fix.edits)
+    return None
+
+
+def _kept(file: str, statement: ast.Expr, call: ast.Call) -> mend.Mend:
+    """`x.to(d)` or `[x.to(d) for x in xs]` on a line of its own."""
+    assert isinstance(call.func, ast.Attribute)
+    text = ast.unparse(statement.value)
+    if statement.value is call and isinstance(call.func.value, ast.Name | ast.Attribute | ast.Subscript):
+        text = f"{ast.unparse(call.func.value)} = {text}"
+        return mend.Mend(f"assign it: {text}", [rewrite.in_place_of(file, statement, text)])
+    if isinstance(statement.value, ast.ListComp) and len(statement.value.generators) == 1:
+        loop = statement.value.generators[0]
+        if again := _again(loop.target, loop.iter, statement.value.elt):
+            return mend.Mend(f"keep the result: {again}", [rewrite.in_place_of(file, statement, again)])
+    return mend.Mend(f"assign the result of {ast.unparse(call)}", [])
+
+
+def _again(target: ast.expr, over: ast.expr, value: ast.expr) -> str | None:
+    """The container that a loop goes over, made again of moved entries."""
+    item, made = ast.unparse(target), ast.unparse(value)
+    if isinstance(over, ast.Name | ast.Attribute) and isinstance(target, ast.Name):
+        return f"{ast.unparse(over)} = [{made} for {item} in {ast.unparse(over)}]"
+    if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and not over.args:
+        owner = ast.unparse(over.func.value)
+        if over.func.attr == "values" and isinstance(target, ast.Name):
+            key = "key" if item != "key" else "name"
+            return f"{owner} = {{{key}: {made} for {key}, {item} in {owner}.items()}}"
+        if over.func.attr == "items" and isinstance(target, ast.Tuple):
+            names = ast.unparse(target).strip("()")
+            return f"{owner} = {{{ast.unparse(target.elts[0])}: {made} for {names} in {owner}.items()}}"
+    return None
+
+
+def _is_read_no_more(file: str, statement: ast.Assign, call: ast.Call) -> bool:
+    """Whether the name that got the moved copy is not read afterwards (nor, in a loop, anywhere else in it)."""
+    target = statement.targets[0]
+    if len(statement.targets) != 1 or not isinstance(target, ast.Name) or statement.value is not call:
+        return False
+    function = source.function_at(file, statement.lineno)
+    if function is None and not any(isinstance(n, ast.For) for n in source.above(file, statement)):
+        return False  # a global: another function may read it
+    loop = next((n for n in source.above(file, statement) if isinstance(n, ast.For | ast.While)), None)
+    own = set(ast.walk(statement))
+    for node in ast.walk(function or source.tree(file) or ast.Pass()):
+        if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load):
+            inside = loop is not None and loop.lineno <= node.lineno <= (loop.end_lineno or 0)
+            if node not in own and (node.lineno > statement.lineno or inside):
+                return False
+    return not isinstance(loop, ast.While)
+
+
+def _stored_back(file: str, statement: ast.Assign, call: ast.Call) -> mend.Mend:
+    """`for x in xs: x = x.to(d)`: the container keeps what it had."""
+    loop = next((n for n in source.above(file, statement) if isinstance(n, ast.For)), None)
+    name = ast.unparse(statement.targets[0])
+    if loop is not None and name in source.bound(loop):
+        over = loop.iter
+        called = over.func if isinstance(over, ast.Call) else None
+        over_items = isinstance(called, ast.Attribute) and called.attr == "items"
+        if over_items and isinstance(loop.target, ast.Tuple) and isinstance(called, ast.Attribute):
+            entry = f"{ast.unparse(called.value)}[{ast.unparse(loop.target.elts[0])}]"
+            text = f"{entry} = {ast.unparse(call)}"
+            edits = [rewrite.in_place_of(file, statement, text)]
+            return mend.Mend(f"store it back: {text}", edits)
+        if len(loop.body) == 1 and (again := _again(loop.target, over, call)):
+            edits = [rewrite.in_place_of(file, loop, again)]
+            return mend.Mend(f"keep the moved ones: {again}", edits)
+        return mend.Mend(
+            f"store the moved {name} back where the loop takes it from ({ast.unparse(over)})", []
+        )
+    return mend.Mend(f"give the moved {name} back: return {name}, and assign it where this is called", [])
+
+
+def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
+    """The last deed took the tensor from where its partner is: `.cpu()`, `p.data = …`, `part.to("cpu")`."""
+    held = stray.held
+    if held is None or scene.partner(stray) is None:
+        return None
+    if stray.moved is None:
+        return _copied_to_host(scene, stray)
+    _, span = origin.spans_of(held)
+    registered = next((a for a in stray.attributes if a.registered), None)
+    if stray.device != "cpu" and registered is None:
+        return None
+    moved = stray.moved
+    statement = source.statement(moved.file, moved.line)
+    if statement is None:
+        return None
+    if registered is not None:
+        return _weight_moved_away(scene, stray, registered, statement)
+    call = source.node_at(*span) if span is not None else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    if call.func.attr not in source.MOVES:
+        return None
+    why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
+    name = next(iter(source.bound(statement)), "")
+    fix = mend.at_use(scene, stray)
+    if fix is None or (name and _reads_after(moved.file, statement, name) <= 1):
+        kept = ast.unparse(call.func.value)
+        edits = [rewrite.in_place_of(moved.file, call, kept)]
+        fix = mend.Mend(f"leave it where it is: {rewrite.after_edits(moved.file, statement, edits)}", edits)
+        if hasattr(statement, "body"):
+            fix = mend.Mend(f"leave it where it is: {kept}", edits)
+    return Verdict(source.cause(moved.file, call.lineno, why), fix.text, edits=fix.edits)
+
+
+def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
+    """What was made by an expression that goes over the host: `p.detach().cpu().clone()`."""
+    if stray.device != "cpu" or stray.is_parameter or stray.held is None or stray.born is None:
+        return None
+    span, _ = origin.spans_of(stray.held)
+    node: ast.expr | None = source.node_at(*span) if span is not None else None
+    statement = source.statement(stray.born.file, stray.born.line)
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
+        to_host = node.func.attr == "to" and any("cpu" in ast.unparse(given) for given in node.args)
+        if node.func.attr == "cpu" or to_host:
+            kept = rewrite.text_of(span[0], node.func.value)
+            edits = [rewrite.in_place_of(span[0], node, kept)]
+            why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
+            if statement is not None and not hasattr(statement, "body"):
+                kept = rewrite.after_edits(span[0], statement, edits)
+            return Verdict(
+                source.cause(span[0], node.lineno, why), f"leave it where it is: {kept}", edits=edits
+            )
+        node = node.func.value
+    return None
+
+
+def _meets(scene: Scene, stray: Suspect) -> str:
+    partner = scene.partner(stray)
+    return f"it meets a tensor on {partner.device if partner is not None else 'another device'}"
+
+
+def _reads_after(file: str, statement: ast.stmt, name: str) -> int:
+    scope_ = source.function_at(file, statement.lineno) or source.tree(file) or ast.Pass()
+    return sum(
+        isinstance(n, ast.Name)
+        and n.id == name
+        and isinstance(n.ctx, ast.Load)
+        and n.lineno > statement.lineno
+        for n in ast.walk(scope_)
+    )
+
+
+def _weight_moved_away(
+    scene: Scene, stray: Suspect, attribute: holders.Attribute, statement: ast.stmt
+) -> Verdict | None:
+    """A parameter or buffer that one line moved by itself, away from the rest of its model."""
+    home = mend.wanted(scene, stray)
+    rest = holders.outermost(attribute.module, scene.modules)
+    others = [p for p in rest.parameters() if str(p.device) == home]
+    assert stray.moved is not None
+    file, line = stray.moved.file, stray.moved.line
+    if not others or stray.held is None or origin.moved_when(others[0]) > origin.moved_when(stray.held):
+        return None
+    path = ".".join(filter(None, (holders.path_of(attribute.module, scene.modules), attribute.name)))
+    why = f"this puts {path} on {stray.device}, away from the rest of its model on {home}"
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if isinstance(target, ast.Attribute) and target.attr == "data" and isinstance(statement, ast.Assign):
+        owner = ast.unparse(target.value)
+        if not source.has_move_of(statement.value, f"{owner}.data"):
+            edits = [
+                rewrite.in_place_of(
+                    file, statement.value, spot.moved(file, statement.value, f"{owner}.device")
+                )
+            ]
+            return Verdict(
+                source.cause(file, line, why), rewrite.after_edits(file, statement, edits), edits=edits
+            )
+    fix = _brought_back(scene, stray, attribute)
+    return Verdict(source.cause(file, line, why), fix.text, edits=fix.edits)
+
+
+def _brought_back(scene: Scene, stray: Suspect, attribute: holders.Attribute) -> mend.Mend:
+    """The module is moved back before the line that uses it."""
+    for frame in scene.frames:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        name = holders.expression_for(attribute.module, frame)
+        statement = source.statement(file, line)
+        device = scope.device_at(scene.frames, file, line, mend.wanted(scene, stray), scene.several)
+        if name and device and statement is not None:
+            text = f"{name}.to({device})"
+            return mend.Mend(
+                f"bring it back before it is used (line {line}): {text}",
+                [rewrite.before(file, statement, text)],
+            )
+    return mend.Mend(f'bring it back before it is used: .to("{mend.wanted(scene, stray)}")', [])
+
+
+def loaded(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A checkpoint that comes back on the device it was saved from."""
+    places = [(stray.born.file, stray.born.line)] if stray.born is not None else []
+    for sight in scene.sights(stray):
+        made = (sight.made, source.last_assignment(sight.file, sight.line, sight.taken_from))
+        places += [(sight.file, statement.lineno) for statement in made if statement is not None]
+    for file, line in places:
+        for call in source.call_on(file, line):
+            if ast.unparse(call.func) != "torch.load" or source.keyword(call, "map_location") is not None:
+                continue
+            why = f"the checkpoint comes back on the device it was saved from ({stray.device})"
+            device = mend.device_at(scene, stray, file, line)
+            if device is None:
+                fix = f'torch.load(..., map_location="{mend.wanted(scene, stray)}")'
+                return Verdict(source.cause(file, line, why), fix, "map-location")
+            text = rewrite.with_keyword(file, call, "map_location", device)
+            edits = [rewrite.in_place_of(file, call, text)]
+            return Verdict(source.cause(file, line, why), text, "map-location", edits)
+    return None
+
+
+def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
+    """Moved on purpose, to another GPU than its partner: by a number, or by `.cuda()`, which takes the present one."""
+    partner = scene.partner(stray)
+    if partner is None or stray.device == "cpu" or partner.device == "cpu" or stray.tensor is None:
+        return None
+    ours, theirs = _move_call(stray), _move_call(partner)
+    if ours is None:
+        return None
+    if theirs is not None and _without_number(ours[1]) and _without_number(theirs[1]):
+        return _present_device_changed(scene, stray, ours, theirs)
+    file, call = ours
+    device = mend.device_at(scene, stray, file, call.lineno)
+    why = f"this moves it to {stray.device}, and {_meets(scene, stray)}"
+    if device is None or not isinstance(call.func, ast.Attribute):
+        fix = mend.at_use(scene, stray) or mend.sentence(scene, stray, call.lineno)
+        return Verdict(source.cause(file, call.lineno, why), fix.text, edits=fix.edits)
+    text = f"{ast.unparse(call.func.value)}.to({device})"
+    edits = [rewrite.in_place_of(file, call, text)]
+    return Verdict(source.cause(file, call.lineno, why), f"move it there: {text}", edits=edits)
+
+
+def _move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:
+    """The call that last moved a tensor."""
+    if suspect.held is None:
+        return None
+    _, span = origin.spans_of(suspect.held)
+    node = source.node_at(*span) if span is not None else None
+    inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node is not None else []
+    for call in inside:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
+            return (span[0], call) if span is not None else None
+    return None
+
+
+def _without_number(call: ast.Call) -> bool:
+    given = [*call.args, *(k.value for k in call.keywords if k.arg == "device")]
+    return all(isinstance(g, ast.Constant) and g.value == "cuda" for g in given)
+
+
+def _present_device_changed(
+    scene: Scene, stray: Suspect, ours: tuple[str, ast.Call], theirs: tuple[str, ast.Call]
+) -> Verdict | None:
+    """Two moves to "the" GPU went to different ones: torch.cuda.set_device was called in between."""
+    file, first = theirs
+    early = next((n for n in source.above(file, first) if isinstance(n, ast.stmt)), None)
+    function = source.function_at(file, first.lineno)
+    setters = {"set_device"} | {
+        f.name
+        for f in source.walk(file)
+        if isinstance(f, source.Function)
+        and any(isinstance(n, ast.Call) and source.called_name(n) == "set_device" for n in ast.walk(f))
+    }
+    for call in source.calls(file, *setters):
+        inside = source.function_at(file, call.lineno) is function
+        if not inside or call.lineno <= first.lineno or early is None:
+            continue
+        late = source.statement(file, call.lineno)
+        why = (
+            f"the present GPU changes here, after line {first.lineno} has used it: what moves to cuda without a number "
+            f"goes to {stray.device} from now on, and the weights are on {mend.wanted(scene, stray)}"
+        )
+        text = f"choose the GPU first: {ast.unparse(call)} before line {first.lineno}"
+        edits = []
+        if isinstance(late, ast.Expr) and late.value is call:
+            edits = [rewrite.without(file, late), rewrite.before(file, early, ast.unparse(call))]
+        return Verdict(source.cause(file, call.lineno, why), text, edits=edits)
+    return None

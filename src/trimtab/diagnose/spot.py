@@ -1,0 +1,107 @@
+"""The very expression that runs when a fault is met, and which part of it stands for which operand.
+
+Python keeps the column of every instruction, so that of a long line the failing call alone is looked at. Reads live
+frames; computes nothing on tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+from types import FrameType
+
+import torch
+
+from trimtab.diagnose import holders, rewrite, source
+from trimtab.virtual import origin
+
+
+def running(frame: FrameType) -> ast.expr | None:
+    """The expression that a live frame is carrying out."""
+    place = origin.span((frame.f_code, frame.f_lasti))
+    return source.node_at(*place) if place is not None else None
+
+
+def expression(tensor: torch.Tensor, device: str, frame: FrameType) -> ast.expr | None:
+    """The part of the running expression that stands for a tensor: one that names it, else the only one left."""
+    node = running(frame)
+    if node is None:
+        return None
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript):
+            value = holders.value_of(inner, frame)
+            if isinstance(value, torch.Tensor) and value is tensor:
+                return inner
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript):
+            value = holders.value_of(inner, frame)
+            if isinstance(value, torch.Tensor) and holders.same(value, tensor):
+                return _outer(node, inner)
+    left = [part for part in _operands(node) if not _is_elsewhere(part, device, frame)]
+    return left[0] if len(left) == 1 else None
+
+
+def partner(device: str, frame: FrameType, without: ast.expr | None = None) -> str | None:
+    """Code of the running expression, or of the frame, that names a tensor on a device."""
+    node = running(frame)
+    if node is not None:
+        aside = set(ast.walk(without)) if without is not None else set()
+        for inner in ast.walk(node):
+            if inner in aside or not isinstance(inner, ast.Name | ast.Attribute):
+                continue
+            value = holders.value_of(inner, frame)
+            if isinstance(value, torch.Tensor) and str(value.device) == device:
+                return ast.unparse(inner)
+    names = [*source.parameters(frame.f_code.co_filename, frame.f_lineno), *frame.f_locals]
+    for name in names:
+        value = frame.f_locals.get(name)
+        if isinstance(value, torch.Tensor) and str(value.device) == device and value.dim():
+            return name
+    return None
+
+
+def moved(file: str, node: ast.expr, device: str) -> str:
+    """An expression with its result brought to a device, as code."""
+    plain = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
+    text = rewrite.text_of(file, node)
+    return f"{text}.to({device})" if plain else f"({text}).to({device})"
+
+
+def _outer(top: ast.expr, inner: ast.expr) -> ast.expr:
+    """From a name out over the slices and methods that only reshape it, inside the running expression."""
+    grown = inner
+    for node in ast.walk(top):
+        if isinstance(node, ast.Subscript) and node.value is grown and node is not top:
+            grown = node
+    return grown
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    """What the running expression computes with."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.Call):
+        parts = [*node.args, *(k.value for k in node.keywords)]
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) not in ("torch", "F"):
+            parts.insert(0, node.func.value)
+        flat = [e for p in parts for e in (p.elts if isinstance(p, ast.List | ast.Tuple) else [p])]
+        return [p for p in flat if not isinstance(p, ast.Constant)]
+    return []
+
+
+def _is_elsewhere(node: ast.expr, device: str, frame: FrameType) -> bool:
+    """Whether an operand is known to be no tensor, or one on another device."""
+    value = holders.value_of(node, frame)
+    if isinstance(value, torch.Tensor):
+        return str(value.device) != device
+    if value is not None or isinstance(node, ast.Constant):
+        return True
+    # A computed operand: on the device of the tensors that it names.
+    found = [
+        v
+        for n in ast.walk(node)
+        if isinstance(n, ast.Name | ast.Attribute)
+        and isinstance(v := holders.value_of(n, frame), torch.Tensor)
+    ]
+    return bool(found) and all(str(v.device) != device for v in found)
