@@ -52,8 +52,8 @@ def weights(
     place: Place | None,
     late: Place | None = None,
 ) -> None:
-    """Write down a checksum of those parameters of a wrapped model that a step is for; `late` is where one was made that
-    came into the model after it was wrapped."""
+    """Write down a checksum of those parameters of a wrapped model that a step is for; `late` is where one was made
+    that came into the model after it was wrapped."""
     import torch
 
     total, size = 0.0, 0.0
