@@ -130,6 +130,10 @@ EXAMPLES: dict[str, str] = {
     " inplace operation: [torch.FloatTensor [4, 4]] is at version 2",
     "leaf-inplace": "RuntimeError: a leaf Variable that requires grad is being used in an in-place"
     " operation.",
+    "inference-tensor": "RuntimeError: Inference tensors cannot be saved for backward. Please do not use Tensors"
+    " created in inference mode in computation tracked by autograd.",
+    "rnn-dtype": "ValueError: RNN input dtype (torch.float64) does not match weight dtype (torch.float32). Convert"
+    " input: input.to(torch.float32), or convert model: model.to(torch.float64)",
     "numpy-of-grad": "RuntimeError: Can't call numpy() on Tensor that requires grad. Use"
     " tensor.detach().numpy() instead.",
     "non-scalar-backward": "RuntimeError: grad can be implicitly created only for scalar outputs",
@@ -143,6 +147,9 @@ EXAMPLES: dict[str, str] = {
     "no-trainable-parameters": "trainable params: 0 || all params: 6,738,415,616 || trainable%: 0.0",
     "loss-zero-grad-nan": "{'loss': 0.0, 'learning_rate': 1e-05, 'grad_norm': nan, 'epoch': 0.01}",
     "loss-nan": "{'loss': nan, 'learning_rate': 0.0002, 'epoch': 0.02}",
+    "distribution-nan": "ValueError: Expected parameter logits (Tensor of shape (8, 4)) of distribution"
+    " Categorical(logits: torch.Size([8, 4])) to satisfy the constraint IndependentConstraint(Real(), 1), but found"
+    " invalid values: tensor([[nan, nan, nan, nan]])",
     "probability-nan": "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
     "all-labels-masked": "ZeroDivisionError: Unsloth: All labels in your dataset are -100. Training"
     " losses will be all 0.",

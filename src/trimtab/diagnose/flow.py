@@ -62,12 +62,13 @@ def switch_around(file: str, line: int) -> Place | None:
     function = source.function_at(file, line)
     decorators = function.decorator_list if function is not None else []
     for opened in (*source.contexts_around(file, line), *decorators):
-        if _switches_off(opened):
+        if switches_off(opened):
             return place(file, opened.lineno)
     return None
 
 
-def _switches_off(node: ast.expr) -> bool:
+def switches_off(node: ast.expr) -> bool:
+    """Whether a context or decorator switches gradients off."""
     name = source.last_name(node.func if isinstance(node, ast.Call) else node)
     if name == "set_grad_enabled" and isinstance(node, ast.Call):
         return not source.is_constant(node.args[0] if node.args else None, True)
@@ -131,4 +132,16 @@ def choice_of(file: str, line: int, attribute: str) -> Place | None:
         for inner in (n for branch in branches for n in ast.walk(branch)):
             if isinstance(inner, ast.Attribute) and inner.attr == attribute:
                 return place(file, node.lineno)
+    return None
+
+
+def condition_of_call(at: Place, names: tuple[str, ...]) -> Place | None:
+    """The `if` of the function around a line under which a call of one of these names stands, and the line does not."""
+    function = source.function_at(at.file, at.line) or source.tree(at.file)
+    for node in ast.walk(function) if function is not None else ():
+        if not isinstance(node, ast.If) or node.lineno <= at.line <= (node.end_lineno or 0):
+            continue
+        calls = [n for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call)]
+        if any(source.called_name(call) in names for call in calls):
+            return place(at.file, node.lineno)
     return None

@@ -151,6 +151,14 @@ other-error: leaf-inplace
   text a (?:view of a )?leaf Variable that requires grad (?:is being|has been) used in an in-place operation
   why  a parameter is overwritten in place while autograd watches
   fix  with torch.no_grad(): p.copy_(...)
+no-gradient: inference-tensor
+  text Inference tensors cannot be saved for backward|Inplace update to inference tensor outside InferenceMode
+  why  a tensor that was made under torch.inference_mode() is used where gradients are computed
+  fix  torch.no_grad() instead of torch.inference_mode() for what is trained with later, or x.clone() of it
+dtype-mismatch: rnn-dtype
+  text RNN input dtype \(torch\.\w+\) does not match weight dtype
+  why  the input and the layer have different precisions
+  fix  cast the input where it is made (x.float()), or run the model under torch.autocast
 other-error: numpy-of-grad
   text Can't call numpy\(\) on Tensor that requires grad
   why  the tensor is part of a graph
@@ -193,6 +201,10 @@ non-finite: loss-nan
        log/division of 0
   fix  find the first bad step (torch.autograd.set_detect_anomaly(True)); use bf16 or a lower rate; skip rows
        whose labels are all -100
+non-finite: distribution-nan
+  text to satisfy the constraint .{0,120}?,? but found invalid values:.{0,80}?nan
+  why  the distribution is given NaN: weights or scores broke before
+  fix  find where they first stop being finite; see the finding before this one
 non-finite: probability-nan
   text probability tensor contains either `?inf`?, `?nan`? or element < 0
   why  the logits are NaN or infinite: a bf16 model run in fp16, or weights that broke in training

@@ -10,10 +10,21 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from trimtab.diagnose import raised_data, raised_graph, raised_keys, raised_output, raised_shape, source
+from trimtab.diagnose import (
+    raised_calls,
+    raised_data,
+    raised_graph,
+    raised_index,
+    raised_keys,
+    raised_loader,
+    raised_output,
+    raised_shape,
+    source,
+)
 from trimtab.diagnose.explain import match_message
 from trimtab.diagnose.finding import CARRIED, UNKNOWN, Cause, Finding, Place, cause_at
 from trimtab.diagnose.logtext import clean_lines, frames, is_library
+from trimtab.diagnose.rules_common import Verdict
 
 
 def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding:
@@ -39,7 +50,10 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
         finding.cause = _specific(name, error, own, why) or cause_at(where, why)
     elif where is not None:
         finding.fix = UNKNOWN
-    if isinstance(error, KeyError):
+    if (verdict := _verdict(name, error)) is not None:
+        finding.cause, finding.edits = verdict.cause or finding.cause, verdict.edits
+        finding.fix, finding.kind = verdict.fix or finding.fix, verdict.kind or finding.kind
+    elif isinstance(error, KeyError):
         raised_keys.explain(finding, error, why)
     elif name == "model-output-field":
         raised_output.explain(finding, error, own, fields["type"], fields["name"], why)
@@ -91,6 +105,39 @@ def _specific(name: str, error: BaseException, own: Sequence[Place], why: str) -
             return source.cause(file, line, why)
     return None
 
+
+def _verdict(name: str, error: BaseException) -> Verdict | None:
+    """What the failing call's own values show; the first rule that knows it speaks."""
+    return next((said for rule in _VERDICTS.get(name, ()) if (said := rule(error)) is not None), None)
+
+
+_INDEX = (raised_index.out_of_range,)
+_ROWS = (raised_loader.missing_row, raised_loader.unequal)
+_VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
+    "": (
+        raised_loader.missing_row,
+        raised_calls.target_type,
+        raised_calls.hidden_size,
+        raised_calls.unexpected_keyword,
+    ),
+    "ddp-ready-twice-checkpoint": (raised_graph.reentrant_flag,),
+    "checkpoint-no-grad-input": (raised_graph.reentrant_flag,),
+    "inference-tensor": (raised_graph.inference_tensor,),
+    "device-assert": _INDEX,
+    "assert-embedding": _INDEX,
+    "assert-labels": _INDEX,
+    "embedding-range": _INDEX,
+    "target-range": _INDEX,
+    "ragged": _ROWS,
+    "collate-type": _ROWS,
+    "unable-to-tensor": _ROWS,
+    "removed-argument": (raised_calls.unexpected_keyword,),
+    "target-modules": (raised_calls.adapter_targets,),
+    "half-overflow": (raised_calls.half_range,),
+    "result-type": (raised_calls.target_type,),
+    "leaf-inplace": (raised_calls.leaf_in_place,),
+}
+"""For an error by its text's name: rules that look at the values, before those that only read the source."""
 
 Rule = Callable[[str, Sequence[Place], BaseException], "int | None"]
 _RULES: dict[str, Rule] = {

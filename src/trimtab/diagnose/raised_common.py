@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -35,3 +36,27 @@ def makers_of(file: str, error: BaseException, wanted: Callable[[torch.Tensor], 
             made = source.last_assignment(file, frame.f_lineno, name.split("[")[0].split(".")[0])
             if made is not None and wanted(tensor):
                 yield made
+
+
+def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """The frames of the user's own files in a traceback, with their lines, innermost first."""
+    return [(f, line) for f, line in frames_and_lines(error) if source.is_user_file(f.f_code.co_filename)]
+
+
+def known_here(error: BaseException, wanted: Callable[[Any], bool]) -> Iterator[tuple[FrameType, str, Any]]:
+    """The variables of the user's frames (innermost first), then of their modules, that hold such a thing."""
+    frames = [frame for frame, _ in own_frames(error)]
+    tables = [(frame, frame.f_locals) for frame in frames] + [(frame, frame.f_globals) for frame in frames]
+    for frame, table in tables:
+        for name, value in list(table.items()):
+            plain = not name.startswith("__") and not isinstance(value, type | ModuleType)
+            if plain and wanted(value):
+                yield frame, name, value
+
+
+def called_by(error: BaseException, *functions: str) -> FrameType | None:
+    """The innermost frame of torch's own functional module that runs one of these functions."""
+    named = (frame for frame in frames_of(error) if frame.f_code.co_name in functions)
+    return next(
+        (f for f in named if f.f_code.co_filename.endswith(os.path.join("nn", "functional.py"))), None
+    )

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from trimtab.diagnose import flow, source
+from trimtab.diagnose import flow, rewrite, source
 from trimtab.diagnose.finding import Place
-from trimtab.diagnose.raised_common import values_named
+from trimtab.diagnose.raised_common import own_frames, values_named
+from trimtab.diagnose.rules_common import Verdict
 
 _HALF = ("float16", "fp16", "half")
 
@@ -193,3 +194,44 @@ def without_grad(file: str, own: Sequence[Place], error: BaseException) -> int |
         if made is not None and (switch := flow.switch_around(file, made.lineno)) is not None:
             return switch.line
     return _rebuilt_loss(file)
+
+
+def reentrant_flag(error: BaseException) -> Verdict | None:
+    """Re-entrant checkpointing that the program asks for by word: the flag itself, wherever it is written."""
+    files = dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error))
+    found = [(file, node) for file in files for node in _reentrant_words(file)]
+    if len(found) != 1:
+        return None
+    file, node = found[0]
+    why = "re-entrant checkpointing runs a backward pass of its own inside the backward pass"
+    return Verdict(
+        source.cause(file, node.lineno, why),
+        'Checkpoint without it: "use_reentrant": False (and DDP without find_unused_parameters=True).',
+        edits=[rewrite.in_place_of(file, node, "False")],
+    )
+
+
+def _reentrant_words(file: str) -> Iterator[ast.expr]:
+    for node in source.walk(file):
+        said = _entry(node, "use_reentrant") if isinstance(node, ast.Dict) else None
+        said = source.keyword(node, "use_reentrant") if isinstance(node, ast.Call) else said
+        if said is not None and source.is_constant(said, True):
+            yield said
+
+
+def inference_tensor(error: BaseException) -> Verdict | None:
+    """A tensor of torch.inference_mode() in a graph: the switch under which it was made."""
+    files = dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error))
+    modes = [
+        (file, node)
+        for file in files
+        for node in source.walk(file)
+        if isinstance(node, ast.Attribute | ast.Name) and source.last_name(node) == "inference_mode"
+    ]
+    if len(modes) != 1:
+        return None
+    file, node = modes[0]
+    why = "what is made under inference mode can never take part in a graph, and it is trained with later"
+    code = f"{ast.unparse(node.value)}.no_grad" if isinstance(node, ast.Attribute) else "torch.no_grad"
+    edits = [rewrite.in_place_of(file, node, code)]
+    return Verdict(source.cause(file, node.lineno, why), f"Use {code}() here.", edits=edits)

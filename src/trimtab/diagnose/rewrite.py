@@ -161,3 +161,51 @@ def _column(file: str, line: int, offset: int) -> int:
 def _indent(file: str, line: int) -> str:
     text = linecache.getline(file, line)
     return text[: len(text) - len(text.lstrip())]
+
+
+def add_keyword(file: str, call: ast.Call, name: str, value: str) -> Edit:
+    """Gives a call one more keyword argument, behind those that it has."""
+    given: list[ast.expr] = sorted(
+        (*call.args, *(k.value for k in call.keywords)),
+        key=lambda node: (node.end_lineno, node.end_col_offset),
+    )
+    if given:
+        line, offset = given[-1].end_lineno or 0, given[-1].end_col_offset or 0
+        end = (line, _column(file, line, offset))
+        # A generator that is the only argument needs brackets then, and a value may stand in brackets of its own.
+        if isinstance(given[-1], ast.GeneratorExp) or _bracketed(file, call, end):
+            changed = copy.deepcopy(call)
+            changed.keywords.append(ast.keyword(name, ast.parse(value, mode="eval").body))
+            return in_place_of(file, call, ast.unparse(changed))
+        return Edit(file, end, end, f", {name}={value}")
+    line = call.end_lineno or call.lineno
+    column = _column(file, line, call.end_col_offset or 0) - 1
+    return Edit(file, (line, column), (line, column), f"{name}={value}")
+
+
+def _bracketed(file: str, call: ast.Call, end: tuple[int, int]) -> bool:
+    """Whether, on the call's last line, more than its own bracket closes behind the last argument."""
+    last = (call.end_lineno or 0, _column(file, call.end_lineno or 0, call.end_col_offset or 0))
+    return end[0] == last[0] and linecache.getline(file, end[0])[end[1] : last[1]].count(")") > 1
+
+
+def operand(node: ast.expr) -> str:
+    """An expression as it has to be written as a part of another one: in brackets where it needs them."""
+    plain = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant)
+    return ast.unparse(node) if plain else f"({ast.unparse(node)})"
+
+
+def moved(file: str, node: ast.stmt, behind: ast.stmt) -> list[Edit]:
+    """Takes a statement away and puts it behind a later one of the same block, as it was written."""
+    end = (node.end_lineno or node.lineno) + 1
+    text = "".join(linecache.getline(file, line) for line in range(node.lineno, end))
+    line = (behind.end_lineno or behind.lineno) + 1
+    return [Edit(file, (node.lineno, 0), (end, 0), ""), Edit(file, (line, 0), (line, 0), text)]
+
+
+def written(file: str, node: ast.stmt) -> str:
+    """A statement as it is written, its further lines moved left by its own indentation."""
+    first, last = node.lineno, node.end_lineno or node.lineno
+    indent = len(_indent(file, first))
+    texts = [linecache.getline(file, line) for line in range(first, last + 1)]
+    return "".join(text[min(indent, len(text) - len(text.lstrip())) :] for text in texts).rstrip("\n")

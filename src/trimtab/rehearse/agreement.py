@@ -6,6 +6,7 @@ A disagreement is reported with both sides, and the rank stops instead of waitin
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab.diagnose import flow, source
-from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
+from trimtab.diagnose import branches, flow, source
+from trimtab.diagnose.finding import Edit, Finding, Place, cause_at, place_from
 from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
 
@@ -66,6 +67,8 @@ class _Peer:
                     self.last = record
 
 
+_DEEPEST = 24
+"""Lines of the program's own stack that are written down for a collective."""
 _world: _World | None = None
 _made = 0
 
@@ -114,6 +117,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "born": list(record["born"][:2]) if record.get("born") else None,
         "node": os.environ.get("GROUP_RANK", "0"),
         "place": asdict(place) if place else None,
+        "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
     }
     world.last = mine
     _write(process, mine)
@@ -215,19 +219,42 @@ def _disagreement(rank: int, mine: dict[str, Any], other: int, theirs: dict[str,
     left = _left_loop(where, stands)
     if left is not None:
         cause = cause_at(left, "one rank leaves this loop before the other: unequal numbers of steps")
+    fix, edits = "", list[Edit]()
     if where == stands and first["op"] == second["op"] and second["born"]:
         file, line = second["born"]
         cause = source.cause(file, line, "made here, and it differs from rank to rank")
+        if [file, line] in second.get("way", ()):
+            cause = cause_at(stands, "what each rank gives here is of another size")
+            fix = (
+                "Give equal sizes: pad to the longest first (all_gather the sizes), or see that every batch is full "
+                "(drop_last=True)."
+            )
+    elif (
+        not (left is not None and "rank" in left.code)
+        and (branch := _branch(low, first, high, second)) is not None
+    ):
+        cause, fix, edits = branch.cause, branch.fix, branch.edits
     return Finding(
         kind="ranks-disagree",
         message=f"Collective number {mine['n']}: rank {low} calls {_said(first)}, rank {high} calls {_said(second)}. "
         "The ranks would wait for each other for ever, or mix up their data.",
         where=where,
         cause=cause,
-        fix="All ranks have to make the same collective calls in the same order, with equal sizes and types: look "
+        fix=fix
+        or "All ranks have to make the same collective calls in the same order, with equal sizes and types: look "
         "for a branch on the rank, or for data of different shape.",
         op=first["op"],
+        edits=edits,
     )
+
+
+def _branch(rank: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> branches.Said | None:
+    """The condition on the rank, or the decision of one rank alone, behind two different ways."""
+    return branches.guard(_way(mine), _way(theirs), rank, other)
+
+
+def _way(record: dict[str, Any] | None) -> list[tuple[str, int]]:
+    return [(file, line) for file, line in (record or {}).get("way", ())]
 
 
 def _left_loop(one: Place | None, other: Place | None) -> Place | None:
@@ -246,19 +273,28 @@ def _missing(
     seen = f"its last one was {_said(last)}" if last else "it has made none"
     loop = flow.way_out(where) if where else None
     idle = flow.idle_context(where) if where else None
+    way = _way(mine)
+    said = (
+        (branches.guard(way, _way(last), rank, other) or branches.way_out(way, other)) if not idle else None
+    )
     return Finding(
         kind="ranks-disagree",
         message=f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
         f"enters: {seen}. On hardware it would wait until the time-out ends the run{_heard(error)}.",
         where=where,
-        cause=cause_at(
+        cause=said.cause
+        if said is not None
+        else cause_at(
             idle or loop or where,
             f"rank {rank} goes on when rank {other} has already left: unequal numbers of steps"
             + (", and this context, which could even them out, does nothing" if idle else ""),
         ),
-        fix="Give every rank the same number of batches (drop_last=True, a DistributedSampler), or run the loop in "
+        fix=said.fix
+        if said is not None
+        else "Give every rank the same number of batches (drop_last=True, a DistributedSampler), or run the loop in "
         "`with ddp.join():`.",
         op=mine["op"],
+        edits=said.edits if said is not None else [],
     )
 
 

@@ -45,9 +45,15 @@ _EXCHANGES = frozenset(
 
 
 def weights(
-    process: Process, model: str, step: int, parameters: list[torch.Tensor], place: Place | None
+    process: Process,
+    model: str,
+    step: int,
+    parameters: list[torch.Tensor],
+    place: Place | None,
+    late: Place | None = None,
 ) -> None:
-    """Write down a checksum of those parameters of a wrapped model that a step is for."""
+    """Write down a checksum of those parameters of a wrapped model that a step is for; `late` is where one was made
+    that came into the model after it was wrapped."""
     import torch
 
     total, size = 0.0, 0.0
@@ -57,8 +63,9 @@ def weights(
                 values = parameter.detach().double()
                 total += float(values.sum())
                 size += float(values.abs().sum())
-    where = asdict(place) if place else None
-    agreement.note(process, {"model": model, "step": step, "sum": total, "size": size, "place": where})
+    where, after = (asdict(at) if at else None for at in (place, late))
+    record = {"model": model, "step": step, "sum": total, "size": size, "place": where, "late": after}
+    agreement.note(process, record)
 
 
 def found(folder: Path) -> list[Finding]:
@@ -128,12 +135,18 @@ def _diverged(ranks: Records) -> Finding | None:
         if again or (where is not None and _averages_elsewhere(where.file, _ran(ranks))):
             continue
         first, other = _sides(common[-1][1])
+        late = place_from(common[-1][1][min(ranks)].get("late"))
         return Finding(
             kind="ranks-disagree",
             message=f"When step {apart[0]} begins, the weights of rank {first} and rank {other} differ, and they "
             "stay apart: the ranks train different models.",
             where=where,
-            fix="Make sure that every backward pass goes through the DDP object, and that nothing changes the "
+            cause=cause_at(
+                late, "this came into the model after DDP wrapped it: DDP does not average its gradients"
+            ),
+            fix="Put it into the model before DistributedDataParallel(...) takes the model."
+            if late is not None
+            else "Make sure that every backward pass goes through the DDP object, and that nothing changes the "
             "weights on one rank alone.",
             op="optimizer.step",
         )

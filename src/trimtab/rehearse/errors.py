@@ -41,6 +41,8 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         return None
     if only_aborted(error, process):
         return None
+    if "DataLoader worker process" in str(error) and _worker_told(process):
+        return None
     process.recorder.write(t="failed")
     refused = error.__context__
     if isinstance(refused, RequestError) and not isinstance(refused, NoRoomError):
@@ -176,6 +178,12 @@ def _refused(error: TrimtabError) -> Finding:
         message=f"{found}: {why}" if why else found,
         fix=change,
     )
+
+
+def _worker_told(process: Process) -> bool:
+    """Whether a worker has said itself that it touched the GPU, of which the loader's error is only the echo."""
+    found = (r["finding"]["kind"] for r in process.others_records() if r["t"] == "finding")
+    return "worker-uses-gpu" in found
 
 
 def _others_found(process: Process) -> bool:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from trimtab.diagnose import source
-from trimtab.diagnose.finding import Cause, Finding, Place, Severity
+from trimtab.diagnose.finding import Cause, Edit, Finding, Place, Severity
 from trimtab.rehearse import places, shield
 from trimtab.rehearse.shield import around
 from trimtab.virtual import functions, origin
@@ -52,13 +52,15 @@ class BaseCheck:
         module: str = "",
         severity: Severity = "fault",
         once: str = "",
+        edits: list[Edit] | None = None,
     ) -> None:
         """Record a finding; what is said under the same word of `once`, only the first time."""
         if kind == "non-finite" and self.process.made_up:
             return  # it may come from a value that nobody computed, which has been told
         if once not in self._said:
             self._said |= {once} - {""}
-            self.process.report(Finding(kind, severity, message, where, cause, fix, op, module))
+            finding = Finding(kind, severity, message, where, cause, fix, op, module, edits=edits or [])
+            self.process.report(finding)
 
     def install(self) -> None:
         """Put its hooks in."""

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow
+from trimtab.diagnose import flow, mends_ranks
 from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
 from trimtab.rehearse import agreement, apart_ranks, places
 from trimtab.rehearse.checks.base import (
@@ -47,6 +47,11 @@ class _Wrapped:
     unsynced: Place | None = None
     """Where `no_sync()` was opened around a backward pass since the last step; forgotten when one is synchronised."""
     unused: dict[str, Place | None] = field(default_factory=dict)
+    at: Place | None = None
+    """The line that wrapped the module."""
+    known: set[int] = field(default_factory=set)
+    """The parameters that it had then, by id: no other is averaged."""
+    ran: WeakSet[nn.Module] = field(default_factory=WeakSet)
     opaque: tuple[str, Place | None] | None = None
 
 
@@ -82,6 +87,8 @@ class Ddp(BaseCheck):
         real(ddp, module, *args, **kwargs)
         entry = _Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules()))
         entry.collectives = agreement.made()
+        entry.at = places.here()
+        entry.known = {id(parameter) for parameter in module.parameters()}
         self._pid = os.getpid()
         self._wrapped.append(entry)
 
@@ -112,6 +119,10 @@ class Ddp(BaseCheck):
         return real(function, *args, **kwargs)
 
     def _module_called(self, module: nn.Module, args: Any) -> None:
+        if self._inside and torch.is_grad_enabled():
+            for entry in self._wrapped:
+                if module in entry.inner:
+                    entry.ran.add(module)
         # What a checkpoint recomputes runs inside backward: that is no call past DDP.
         if not self._wrapped or self._inside or self._in_backward or not torch.is_grad_enabled():
             return
@@ -163,7 +174,8 @@ class Ddp(BaseCheck):
         entry.compared[which] += 1
         step = entry.compared[which]
         if step <= 16 or step & (step - 1) <= 1:
-            apart_ranks.weights(self.process, which, step, mine, places.here())
+            late = [p for p in mine if id(p) not in entry.known and p.requires_grad]
+            apart_ranks.weights(self.process, which, step, mine, places.here(), _born_late(late))
 
     def finish(self) -> None:
         for entry, ddp in self._living():
@@ -196,11 +208,13 @@ class Ddp(BaseCheck):
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
         """Say which parameters, and which line made them unused or ready twice."""
+        if finding.kind == "device-mismatch" and self._inside:
+            return self._for_another_gpu(finding)
         if finding.kind == "ddp-unused":
             return self._why_unused(finding)
         if finding.kind == "ddp-ready-twice":
             opaque = next((entry.opaque for entry in self._wrapped if entry.opaque is not None), None)
-            if self._reentrant is not None:
+            if self._reentrant is not None and not (finding.edits and finding.cause is not None):
                 why = "re-entrant checkpointing runs a backward of its own, in which DDP sees gradients again"
                 return replace(finding, cause=cause_at(self._reentrant, why))
             if opaque is not None and opaque[1] is not None:
@@ -211,6 +225,19 @@ class Ddp(BaseCheck):
                     fix="Return a tensor, tuple, dict or dataclass from forward(), or set "
                     "find_unused_parameters=False.",
                 )
+        return finding
+
+    def _for_another_gpu(self, finding: Finding) -> Finding:
+        """DDP moves what it is given to device_ids[0]: that has to be where the module is."""
+        for entry, ddp in self._living():
+            moved = ddp.device_ids[0] if ddp.device_ids else None
+            own = next((p.device for p in ddp.module.parameters()), None)
+            if entry.at is None or moved is None or own is None or own.index == moved:
+                continue
+            why = f"DDP moves its inputs to cuda:{moved} here, and the module is on {own}"
+            code, edits = mends_ranks.own_gpu(entry.at)
+            fix = f"Name the GPU that the module is on: device_ids=[{code}]."
+            return replace(finding, cause=cause_at(entry.at, why), fix=fix, edits=edits)
         return finding
 
     def _why_unused(self, finding: Finding) -> Finding:
@@ -224,10 +251,20 @@ class Ddp(BaseCheck):
                     cause = cause_at(place, "made trainable here, but the loss does not use it")
             name, made = next(iter(entry.unused.items()))
             cause = cause or self._by_choice(ddp.module, name)
-            if cause is None and finding.vague:
+            path = name.rpartition(".")[0]
+            idle = made is not None and ddp.module.get_submodule(path) not in entry.ran
+            if cause is None and (finding.vague or idle):
                 cause = cause_at(made, "made here, but the loss does not use it")
             names = f"Parameters without a gradient: {shown(list(entry.unused))}."
-            return replace(finding, message=f"{finding.message}\n{names}", cause=cause or finding.cause)
+            message = f"{finding.message}\n{names}"
+            if not idle or entry.at is None:
+                return replace(finding, message=message, cause=cause or finding.cause)
+            fix = (
+                f"Freeze what is not used before DDP takes the model ({path or name}.requires_grad_(False)), leave "
+                f"it out, or let DDP look for it: find_unused_parameters=True (line {entry.at.line})."
+            )
+            edits = mends_ranks.looking_for_unused(entry.at)
+            return replace(finding, message=message, cause=cause or finding.cause, fix=fix, edits=edits)
         return finding
 
     def _by_choice(self, module: nn.Module, name: str) -> Cause | None:
@@ -238,6 +275,10 @@ class Ddp(BaseCheck):
         code = getattr(type(owner).forward, "__code__", None)
         line = flow.choice_of(code.co_filename, code.co_firstlineno, attribute) if code else None
         return cause_at(line, f"whether self.{attribute} is used depends on this")
+
+
+def _born_late(parameters: list[torch.Tensor]) -> Place | None:
+    return next((place for p in parameters if (place := place_born(p)) is not None), None)
 
 
 def _within(name: str, path: str) -> bool:

@@ -13,12 +13,12 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow, source
+from trimtab.diagnose import flow, frozen, mends_graph, source
 from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
-from trimtab.diagnose.raised_graph import freezing_line
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown, trained_by
 from trimtab.rehearse.checks.cuts import Cuts, leaves
+from trimtab.rehearse.checks.freezes import freezes
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
 
@@ -69,12 +69,15 @@ class Gradients(BaseCheck):
         self._passes = 0
         self._broken: Cause | None = None
         """Why a loss reaches no parameter."""
+        self._mend: mends_graph.Mend | None = None
+        """How that is mended, where the line shows it."""
         self._detached_at: Place | None = None
         self._reached = False
         self._cleared: Place | None = None
         self._told = False
         """Whether an error was already laid to a loss that reaches nothing."""
         self._cuts = Cuts()
+        self._freezes = freezes()
         around(torch.optim.Optimizer, "add_param_group", self._add_group)
         around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         around(nn.Module, "zero_grad", self._zero_grad)
@@ -171,15 +174,22 @@ class Gradients(BaseCheck):
         elif reached and self._broken is None:
             self._detached_at = place
             self._broken = self._why_broken(reached[0], place)
+            if self._broken is not None and self._broken.line not in {
+                place.line for place in self._made_at()
+            }:
+                self._mend = self._mend or mends_graph.of_cut(self._broken)
+
+    def _made_at(self) -> list[Place]:
+        """The lines that made optimizers: where one of them is the cause, there is no cut to mend."""
+        return [entry.made for entry in self._optimizers.values() if entry.made is not None]
 
     def _known(self) -> list[_Parameter]:
         return [known for entry in self._optimizers.values() for known in entry.parameters]
 
     def _why_broken(self, leaf: torch.Tensor, place: Place | None) -> Cause | None:
         born = place_born(leaf)
-        file = born.file if born is not None else place.file if place is not None else ""
         if not any((p := known.held()) is not None and p.requires_grad for known in self._known()):
-            return self._why_frozen(file)
+            return self._why_frozen()
         if (made := self._for_another_model()) is not None:
             return cause_at(made, "none of the parameters given to this optimizer is in the model that ran")
         if leaf.requires_grad:
@@ -203,10 +213,16 @@ class Gradients(BaseCheck):
             return None
         return entries[0].made
 
-    def _why_frozen(self, file: str) -> Cause | None:
-        """No parameter of any optimizer is trainable: the line that froze them, else the one that took them frozen."""
-        if (line := freezing_line(file)) is not None:
-            return source.cause(file, line, "this leaves no parameter trainable")
+    def _why_frozen(self) -> Cause | None:
+        """No parameter of any optimizer is trainable: the last line that froze one, else the one that took them so."""
+        held = [(p, known) for known in self._known() if (p := known.held()) is not None]
+        deeds = [(deed, known) for p, known in held if (deed := self._freezes.of(p)) and not deed.trainable]
+        last = max(deeds, key=lambda pair: pair[0].time, default=None)
+        if last is not None and last[0].place is not None:
+            place = frozen.said_by(last[0].place)
+            names = self._names()
+            self._mend = frozen.mend(place, [names.get(known.number, "") for _, known in deeds])
+            return cause_at(place, "this leaves no parameter trainable")
         made = next((entry.made for entry in self._optimizers.values() if entry.made is not None), None)
         return cause_at(made, "none of the parameters given to this optimizer is trainable")
 
@@ -223,7 +239,8 @@ class Gradients(BaseCheck):
             return finding
         if not self._reached and self._broken is not None:
             self._told = True
-            return replace(finding, cause=self._broken, fix=_CONNECTED)
+            fix, edits = self._mend or (_CONNECTED, [])
+            return replace(finding, cause=self._broken, fix=fix, edits=edits)
         if finding.kind == "scaler-misuse" and finding.vague:
             for entry in self._optimizers.values():
                 if entry.parameters and not any(known.had for known in entry.parameters):
@@ -248,6 +265,19 @@ class Gradients(BaseCheck):
                 continue
             if dead and optimizer.steps:
                 self._report_optimizer(optimizer, dead)
+
+    def _made_anew(self, optimizer: _Optimizer, dead: list[_Parameter]) -> Cause | None:
+        """What was given to the optimizer is in no module that ran: its name was bound to another one afterwards."""
+        again = mends_graph.bound_again(optimizer.made) if not any(known.name for known in dead) else None
+        if again is None or optimizer.made is None:
+            return None
+        edits = mends_graph.move_behind(again.file, optimizer.made, again)
+        self._mend = f"Make the optimizer after line {again.line} ({again.code}).", edits
+        self._broken = cause_at(
+            optimizer.made,
+            f"line {again.line} puts another model in the place of the one whose parameters this holds",
+        )
+        return self._broken
 
     def _report_checkpoint(self, place: Place | None, dead: list[_Parameter]) -> None:
         self.report(
@@ -282,6 +312,7 @@ class Gradients(BaseCheck):
                 cause = self._broken or cause_at(
                     optimizer.made, "none of the parameters given to this optimizer is reached by the loss"
                 )
+                cause = self._made_anew(optimizer, dead) or cause
         elif switch is not None:
             message = "Trainable parameters ran without gradients only, so they are never trained"
             cause = cause_at(switch, "gradients are switched off here, and these layers run inside")
@@ -291,13 +322,18 @@ class Gradients(BaseCheck):
                 f"Trainable parameters never received a gradient in {steps} steps, though their layers ran"
             )
             cause = cause_at(cut.place, "the graph is cut here, in front of these layers")
+        cutting = cause is not None and cause.line not in {place.line for place in self._made_at()}
+        fix, edits = (mends_graph.of_cut(cause) if cutting else None) or (_UNUSED, [])
+        if cause is not None and cause == self._broken and self._mend is not None:
+            fix, edits = self._mend
         self.report(
             "no-gradient",
             f"{message}: {shown([known.name or '(unnamed)' for known in dead])}.",
             where,
             cause,
-            fix=_UNUSED,
+            fix=fix,
             op="optimizer.step",
+            edits=edits,
             severity="fault" if len(dead) == len(optimizer.parameters) or cause is not None else "warning",
         )
 

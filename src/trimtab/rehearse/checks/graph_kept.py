@@ -6,6 +6,7 @@ alive mean that somebody holds their graphs.
 
 from __future__ import annotations
 
+import ast
 import gc
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import flow, source
+from trimtab.diagnose import flow, mends_graph, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born
+from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born, trained_by
 from trimtab.virtual import origin
 
 _ENOUGH = 3
@@ -53,6 +54,9 @@ class GraphKept(BaseCheck):
         """What evaluation keeps; not yet a fault, since a later backward pass may be what it is kept for."""
         self._places: deque[Place] = deque(maxlen=8)
         self._root: Place | None = None
+        self._changed: set[int] = set()
+        """Parameters that were stepped since the last backward pass, and (next) between the two before."""
+        self._last_changed: set[int] = set()
         self._evaluated: dict[int, int] = {}
         self._before: dict[tuple[str, int], int] = {}
         backward_hub().before.append(self._backward)
@@ -82,16 +86,24 @@ class GraphKept(BaseCheck):
             return finding
         earlier = next((place for place in reversed(self._places) if place != where), None)
         if earlier is not None:
+            if (
+                error is not None
+                and (said := shared_graph.shared(error, earlier, self._last_changed)) is not None
+            ):
+                return replace(finding, cause=said.cause, fix=said.fix, edits=said.edits)
             why = "this pass frees the graph that the later one needs too"
             return replace(finding, cause=cause_at(earlier, why))
         return replace(finding, cause=cause_at(self._root, "built once, and sent backward again") or cause)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
+        self._changed |= {id(parameter) for parameter in trained_by(optimizer)}
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
         if place is not None:
             self._places.append(place)
+        # The failing pass is announced before it fails: what was stepped since the one before it counts.
+        self._changed, self._last_changed = set(), self._changed
         self._root = place_born(roots[0]) if roots else None
         if self._done:
             return
@@ -136,19 +148,24 @@ class GraphKept(BaseCheck):
 
     def _report(self, place: Place | None, count: int) -> None:
         holder = _holder()
-        kept_at = place_born(holder) if holder is not None else _kept_in_list()
+        called, name = _kept_by_call() if holder is None else (None, "")
+        kept_at = called or (place_born(holder) if holder is not None else _kept_in_list())
         if kept_at is not None and place is not None and kept_at == place:
             kept_at = None
         self._done = True
+        mend = mends_graph.of_kept(kept_at, name)
+        fix, edits = mend or ("Keep the number, not the graph: total += loss.detach() (or loss.item()).", [])
+        why = "what is kept here holds the graph of its step" if called else ""
         self.report(
             "graph-kept",
             f"The graphs of {count} earlier steps are still alive: a tensor that is kept across steps holds the graph "
             "of every step, and memory grows until it runs out.",
             kept_at or place,
-            cause_at(kept_at, "the running value is built from the loss with its graph")
+            cause_at(kept_at, why or "the running value is built from the loss with its graph")
             or cause_at(place, "the loss of every step is kept with its graph"),
-            fix="Keep the number, not the graph: total += loss.detach() (or loss.item()).",
+            fix=fix,
             op="backward",
+            edits=edits,
         )
 
 
@@ -192,6 +209,43 @@ def _kept_in_list() -> Place | None:
                 if _keeps(kept) and (line := flow.appending_line(frame.f_code.co_filename, attribute)):
                     return line
     return None
+
+
+def _kept_by_call() -> tuple[Place | None, str]:
+    """The line that hands a tensor with its graph to an object that keeps it, and the tensor's name there."""
+    for frame in places.frames():
+        for name, owner in list(frame.f_locals.items()):
+            if isinstance(owner, nn.Module | torch.Tensor) or not hasattr(owner, "__dict__"):
+                continue
+            kept = [
+                item for value in list(vars(owner).values()) for item in _parts(value) if _is_marked(item)
+            ]
+            if len(kept) < 2:
+                continue
+            lines = {place_born(item) for item in kept if isinstance(item, torch.Tensor)} - {None}
+            # This round's own value is not kept yet, but it was made at the same line as those that are.
+            given = {
+                own
+                for own, value in frame.f_locals.items()
+                if isinstance(value, torch.Tensor) and place_born(value) in lines
+            }
+            for call in source.calls(frame.f_code.co_filename):
+                if source.root(call.func) == name:
+                    named = [a.id for a in call.args if isinstance(a, ast.Name) and a.id in given]
+                    if named:
+                        return source.place(frame.f_code.co_filename, call.lineno), named[0]
+    return None, ""
+
+
+def _parts(value: object) -> Iterator[object]:
+    """What a list keeps, and what the tuples and dicts in it do."""
+    for item in value if isinstance(value, list | deque) else ():
+        if isinstance(item, tuple | list):
+            yield from item
+        elif isinstance(item, dict):
+            yield from item.values()
+        else:
+            yield item
 
 
 def _keeps(value: object) -> bool:

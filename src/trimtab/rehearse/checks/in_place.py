@@ -56,7 +56,12 @@ class InPlace(BaseCheck):
         for shapes, place in reversed(self._steps):
             if _unordered(shape) in shapes:
                 why = "this step changes weights in place, and a graph made before it is used afterwards"
-                return replace(finding, cause=cause_at(place, why))
+                later = f" (line {finding.where.line})" if finding.where is not None else ""
+                fix = (
+                    f"Send the later loss backward{later} before this step, or compute it again after the step: its "
+                    "graph holds the weights as they were."
+                )
+                return replace(finding, cause=cause_at(place, why), fix=fix)
         return finding
 
 

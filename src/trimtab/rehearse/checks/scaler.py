@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from trimtab.diagnose import mends_scaler
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places, shield
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, trained_by
@@ -28,9 +29,14 @@ class Scaler(BaseCheck):
         self._roots: list[torch.Tensor] = []
         self._inside = 0
         self._stepped_at: Place | None = None
+        self._plain: Place | None = None
+        """The last backward pass of a loss that was not scaled."""
+        self._unscaled: list[Place] = []
+        """Where gradients were unscaled since the last update."""
         around(torch.amp.GradScaler, "scale", self._scale)
         around(torch.amp.GradScaler, "step", self._within)
         around(torch.amp.GradScaler, "unscale_", self._unscale)
+        around(torch.amp.GradScaler, "update", self._update)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             around(nn.utils, name, self._clip)
             setattr(nn.utils.clip_grad, name, getattr(nn.utils, name))
@@ -54,8 +60,14 @@ class Scaler(BaseCheck):
             self._inside -= 1
             self._forget(optimizer, (), {})
 
+    def _update(self, real: _Real, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        self._unscaled = []
+        return real(scaler, *args, **kwargs)
+
     def _unscale(self, real: _Real, scaler: Any, optimizer: Any) -> Any:
         result = real(scaler, optimizer)
+        if (place := places.here()) is not None:
+            self._unscaled.append(place)
         self._forget(optimizer, (), {})
         return result
 
@@ -71,6 +83,7 @@ class Scaler(BaseCheck):
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._roots = [root for root in roots if _MARK in root.__dict__]
+        self._plain = None if self._roots else place
         for root in self._roots:
             for leaf in leaves(root):
                 self._scaled[id(leaf)] = -1
@@ -123,4 +136,12 @@ class Scaler(BaseCheck):
         if finding.kind == "scaler-misuse" and self._stepped_at is not None and "update" in finding.message:
             why = "the optimizer is stepped past the scaler here"
             return replace(finding, cause=cause_at(self._stepped_at, why))
+        if finding.kind == "scaler-misuse" and error is not None and self._plain is not None:
+            fix, edits = mends_scaler.scaled(self._plain, error)
+            if "_scale is None" in finding.message:
+                cause = cause_at(self._plain, "the loss is sent backward here without the scaler")
+                return replace(finding, cause=cause, fix=fix, edits=edits)
+        if "already been called" in finding.message and self._unscaled and finding.where is not None:
+            cause = cause_at(finding.where, "this unscales gradients that are unscaled already")
+            return replace(finding, cause=cause, fix=mends_scaler.once(self._unscaled[0], finding.where))
         return finding

@@ -6,16 +6,17 @@ the user's line that has to change. Infinity that is written on purpose (a mask 
 
 from __future__ import annotations
 
+import ast
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from trimtab.diagnose import flow, source
-from trimtab.diagnose.finding import Cause, Place, cause_at
+from trimtab.diagnose import flow, mends_values, source
+from trimtab.diagnose.finding import Cause, Edit, Place, cause_at
 from trimtab.rehearse.checks.base import place_born
 from trimtab.virtual import functions
 from trimtab.virtual.tensor import payload_of
@@ -37,6 +38,7 @@ class Source:
     place: Place
     why: str
     fix: str = ""
+    edits: list[Edit] = field(default_factory=list)
 
     def cause(self) -> Cause | None:
         """As the cause of a finding."""
@@ -49,6 +51,8 @@ class Sources:
     def __init__(self) -> None:
         self._births: list[Source] = []
         self._steep: list[Source] = []
+        self._masked: Source | None = None
+        """Where -inf was last written on purpose."""
         self.births: list[Source] = []
         self.steep: list[Source] = []
         functions.AFTER.append(self._after)
@@ -75,20 +79,40 @@ class Sources:
         if values.device.type == "meta" or is_unknown(result):
             return
         name = getattr(func, "__name__", "")
+        file, line = caller.f_code.co_filename, caller.f_lineno
         if not is_finite(values):
-            if not self._births and name not in _ON_PURPOSE:
-                self._born(caller.f_code.co_filename, caller.f_lineno, name, args, kwargs)
-        elif name in _STEEP_AT_ZERO and result.requires_grad and len(self._steep) < 8:
+            if name in _ON_PURPOSE:
+                self._mask(file, line, values)
+            elif not self._births:
+                self._born(file, line, name, args, kwargs, values)
+        elif (
+            name in _STEEP_AT_ZERO and result.requires_grad and len(self._steep) < 8 and not _flat(name, args)
+        ):
             with torch.no_grad():
                 steep = (
                     bool((values.detach() == 0).any()) if name[0] != "a" else _has_one(payload_of(args[0]))
                 )
             if steep:
-                place = source.place(caller.f_code.co_filename, caller.f_lineno)
+                place = source.place(file, line)
                 why = f"the gradient of {name.strip('_')} is infinite here: its result is 0 for some element"
-                self._steep.append(Source(place, why))
+                mend = mends_values.of_zero(place, name, _dtype(values), backward=True)
+                self._steep.append(Source(place, why, *(mend or ())))
 
-    def _born(self, file: str, line: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _mask(self, file: str, line: int, values: torch.Tensor) -> None:
+        if self._masked is None or (self._masked.place.file, self._masked.place.line) != (file, line):
+            place = source.place(file, line)
+            mend = mends_values.of_mask(place, _dtype_code(place, values))
+            self._masked = Source(place, "-inf is written here, for a whole row at once", *(mend or ()))
+
+    def _born(
+        self,
+        file: str,
+        line: int,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        values: torch.Tensor,
+    ) -> None:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         if name in ("cross_entropy", "nll_loss") and len(given) > 1:
             ignored = kwargs.get("ignore_index", -100)
@@ -101,13 +125,88 @@ class Sources:
                 self._births.append(Source(place, why, fix))
                 return
         stray = next((value for value in given if not is_finite(payload_of(value))), None)
-        if stray is not None and not _is_mask(payload_of(stray)):
-            self._births.append(
-                Source(place_born(stray) or source.place(file, line), "this is not finite already here")
-            )
+        place = source.place(file, line)
+        if stray is not None and _is_mask(payload_of(stray)):
+            if _is_mask(values):
+                # What hides a position goes on through sums and copies, as it is meant to.
+                return
+            if self._masked is not None and _hides_a_row(payload_of(stray)):
+                self._births.append(self._masked)
+                return
+        elif stray is not None:
+            born = place_born(stray) or place
+            fix = "The data hold NaN or infinity: clean them where they are read (torch.nan_to_num), or drop such rows."
+            read = isinstance(source.statement(born.file, born.line), ast.For)
+            self._births.append(Source(born, "this is not finite already here", fix if read else ""))
             return
-        why = f"the result of {name.strip('_')} is not finite here, though what it is given is"
-        self._births.append(Source(source.place(file, line), why))
+        self._births.append(_broken(place, name, given, values))
+
+
+def _broken(place: Place, name: str, given: list[torch.Tensor], values: torch.Tensor) -> Source:
+    """An operation whose result is not finite, though what it is given is."""
+    plain, dtype = name.strip("_"), _dtype(values)
+    why = f"the result of {plain} is not finite here, though what it is given is"
+    first = payload_of(given[0]) if given else values
+    if plain in ("mean", "std", "var") and not first.numel():
+        said = f"Nothing is left to take the {plain} of: skip the batch, or divide the sum by a count of at least 1."
+        return Source(place, f"the {plain} of no element is NaN", said)
+    infinite = bool((values.detach().abs() == float("inf")).any()) if values.numel() else False
+    zero = mends_values.of_zero(place, name, dtype)
+    if zero is not None and (not infinite or not _overflows(plain)):
+        return Source(place, why, *zero)
+    if infinite and dtype == "float16":
+        said = (
+            "Compute this in float32 (.float() on what it is given, or outside of autocast), or use bfloat16."
+        )
+        return Source(place, f"the result of {plain} is beyond what float16 can hold (65504)", said)
+    if infinite and plain in ("exp", "exp2", "expm1"):
+        said = f"Keep what {plain} is given below 80: .clamp(max=80), or work with logarithms (logsumexp, log_softmax)."
+        return Source(place, why, said)
+    return Source(place, why)
+
+
+def _overflows(name: str) -> bool:
+    return name in (
+        "matmul",
+        "mm",
+        "bmm",
+        "linear",
+        "mul",
+        "add",
+        "pow",
+        "square",
+        "exp",
+        "sum",
+        "to",
+        "half",
+        "einsum",
+    )
+
+
+def _flat(name: str, args: tuple[Any, ...]) -> bool:
+    """A power of 1 and more has a slope of 0 or a number at 0."""
+    power = args[1] if name.strip("_") == "pow" and len(args) > 1 else 0
+    return isinstance(power, int | float) and power >= 1
+
+
+def _dtype(values: torch.Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def _dtype_code(place: Place, values: torch.Tensor) -> str:
+    """The type of what is masked, as code: by the name of the tensor if it has one."""
+    for call in source.call_on(place.file, place.line):
+        fills = isinstance(call.func, ast.Attribute) and call.func.attr.startswith("masked_fill")
+        filled = call.func.value if isinstance(call.func, ast.Attribute) and fills else None
+        if isinstance(filled, ast.Name | ast.Attribute) and ast.unparse(filled) != "torch":
+            return f"{ast.unparse(filled)}.dtype"
+    return str(values.dtype)
+
+
+def _hides_a_row(values: torch.Tensor) -> bool:
+    """Whether everything along the last dimension is -inf somewhere: softmax has nothing to share out."""
+    with torch.no_grad():
+        return bool(values.dim() and (values.detach() == float("-inf")).all(-1).any())
 
 
 def _asking(frame: FrameType) -> FrameType:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import source
-from trimtab.diagnose.finding import Cause, Place, cause_at
+from trimtab.diagnose import mends_values, source
+from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
@@ -83,9 +83,7 @@ class Values(BaseCheck):
             elif not math.isfinite(value):
                 born = births[0] if births else None
                 diverged = self._divergence()
-                cause = diverged or (born.cause() if born else None)
-                fix = born.fix if born and not diverged else ""
-                self._report(f"The loss is {value} at backward.", place, "backward", cause, fix)
+                self._report(f"The loss is {value} at backward.", place, "backward", diverged or born)
                 return
             else:
                 self._losses.append(value)
@@ -95,17 +93,19 @@ class Values(BaseCheck):
             message = (
                 "The loss is nan in every backward pass: GradScaler skips each step, and nothing is trained."
             )
-            where, born = self._lost
-            cause, fix = (born.cause(), born.fix) if born is not None else (None, "")
-            self._report(message, where, "backward", cause, fix)
+            self._report(message, self._lost[0], "backward", self._lost[1])
 
-    def _divergence(self) -> Cause | None:
+    def _divergence(self) -> Source | None:
         """The loss grew and grew: the steps are too large."""
         if len(self._losses) < 2 or abs(self._losses[-1]) < _DIVERGED * max(abs(self._losses[0]), 1e-3):
             return None
         grown = f"the loss grew from {self._losses[0]:.3g} to {self._losses[-1]:.3g} before"
         made = next(iter(self._made.values()), None)
-        return cause_at(made, f"{grown}: the learning rate given here is too large")
+        why, fix = (
+            f"{grown}: the learning rate given here is too large",
+            "Use a smaller learning rate, or clip gradients.",
+        )
+        return Source(made, why, fix) if made is not None else None
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._steps += 1
@@ -118,30 +118,32 @@ class Values(BaseCheck):
             if not is_finite(parameter):
                 shape = tuple(parameter.shape)
                 message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
-                cause = self._divergence() or (
-                    steep[0].cause() if steep else self._vanished(optimizer, parameter)
-                )
-                self._report(message, places.here(), "optimizer.step", cause)
+                born = self._divergence() or (steep[0] if steep else self._vanished(optimizer, parameter))
+                self._report(message, places.here(), "optimizer.step", born)
                 return
 
-    def _vanished(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Cause | None:
+    def _vanished(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Source | None:
         """An eps that is zero in the weights' own precision protects from nothing."""
         mine = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         eps = next((group.get("eps") for group in mine), None)
         if not isinstance(eps, float) or not eps or float(torch.tensor(eps).to(parameter.dtype)):
             return None
-        why = f"eps={eps:g} is 0 in {str(parameter.dtype).removeprefix('torch.')}: the step divides 0 by 0"
-        return cause_at(self._made.get(optimizer), why)
+        dtype, made = str(parameter.dtype).removeprefix("torch."), self._made.get(optimizer)
+        if made is None:
+            return None
+        why = f"eps={eps:g} is 0 in {dtype}: the step divides 0 by 0"
+        return Source(made, why, *mends_values.of_eps(made, dtype))
 
-    def _report(self, message: str, where: Place | None, op: str, cause: Cause | None, fix: str = "") -> None:
+    def _report(self, message: str, where: Place | None, op: str, born: Source | None) -> None:
         self._reported = True
         if self._filled and self._unwritten():
             return
-        fix = fix or (
+        fix = (born.fix if born is not None else "") or (
             "Look for a division by zero, a log or square root of zero, a mask that hides a whole row, or a learning "
             "rate that is too high; torch.autograd.set_detect_anomaly(True) names the operation."
         )
-        self.report("non-finite", message, where, cause, fix, op)
+        cause, edits = (born.cause(), born.edits) if born is not None else (None, [])
+        self.report("non-finite", message, where, cause, fix, op, edits=edits)
 
     def _unwritten(self) -> bool:
         """Report parameters and buffers that still hold what torch.empty gave them."""

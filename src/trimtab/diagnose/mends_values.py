@@ -1,0 +1,147 @@
+"""How a line whose numbers stop being finite is mended: what to write on it, by what it computes. Runs nothing.
+
+Where the code of the mend is certain to run in that place it is given as an edit too; a limit of 1e-12 is meant for
+float32, smaller types get one that they can hold.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from trimtab.diagnose import rewrite, source
+from trimtab.diagnose.finding import Edit, Place
+
+Mend = tuple[str, list[Edit]]
+_LOGS = frozenset(("log", "log2", "log10", "xlogy"))
+_ROOTS = frozenset(("sqrt", "rsqrt"))
+_SPREADS = frozenset(("std", "var", "std_mean", "var_mean"))
+_DIVIDES = frozenset(
+    ("div", "true_divide", "__truediv__", "__rtruediv__", "__itruediv__", "div_", "reciprocal")
+)
+
+
+def least(dtype: str) -> str:
+    """A number that is small and that a type can hold, as code."""
+    return {"float16": "1e-4", "bfloat16": "1e-8", "float64": "1e-12"}.get(dtype, "1e-8")
+
+
+def of_zero(place: Place, name: str, dtype: str, backward: bool = False) -> Mend | None:
+    """The mend for an operation on zero: a root, a logarithm, a quotient; `backward` where only its gradient breaks."""
+    if (vanished := _vanished(place, dtype)) is not None:
+        return vanished
+    name = name.strip("_") if name.strip("_") in _LOGS | _ROOTS | _SPREADS | {"pow", "norm"} else name
+    calls = [
+        n for n in _header(place) if isinstance(n, ast.Call) and source.called_name(n).rstrip("_") == name
+    ]
+    small = "1e-12" if dtype in ("float32", "float64") and name in _ROOTS else least(dtype)
+    if name in _LOGS | _ROOTS:
+        return _clamped(place, calls, name, small)
+    if name in _SPREADS:
+        return _spread(place, calls, name, backward, small)
+    if name in _DIVIDES:
+        return _divided(place, small)
+    if name in ("norm", "pow", "cdist") and backward:
+        return (
+            f"The slope of {name} at 0 is infinite: keep what it is given away from 0 (add {small}, or clamp it).",
+            [],
+        )
+    return None
+
+
+def _vanished(place: Place, dtype: str) -> Mend | None:
+    """A guard against zero that is itself zero in half precision."""
+    if dtype != "float16":
+        return None
+    for node in _header(place):
+        if isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value < 2.9e-8:
+            old = ast.unparse(node)
+            fix = f"{old} is 0 in float16 and guards against nothing: write 1e-4, or compute this in float32."
+            return fix, [rewrite.in_place_of(place.file, node, "1e-4")]
+    return None
+
+
+def _header(place: Place) -> Iterator[ast.AST]:
+    node = source.statement(place.file, place.line)
+    return source.header(node) if node is not None else iter(())
+
+
+def _clamped(place: Place, calls: list[ast.Call], name: str, small: str) -> Mend:
+    if len(calls) != 1:
+        return f"Keep what {name} is given above 0: .clamp(min={small}).", []
+    call = calls[0]
+    method = isinstance(call.func, ast.Attribute) and not _is_module(call.func.value)
+    given = (
+        call.func.value if method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
+    )
+    if given is None:
+        return f"Keep what {name} is given above 0: .clamp(min={small}).", []
+    code = f"{rewrite.operand(given)}.clamp(min={small})"
+    return f"Keep what {name} is given above 0: {code}.", [rewrite.in_place_of(place.file, given, code)]
+
+
+def _is_module(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("torch", "F", "np", "math")
+
+
+def _spread(place: Place, calls: list[ast.Call], name: str, backward: bool, small: str) -> Mend:
+    if backward:
+        return f"The slope of {name} at 0 is infinite: add {small} to the variance before its root.", []
+    said = "Of one value there is no spread: take the uncorrected one, which is 0 then"
+    if len(calls) != 1:
+        return f"{said} ({name}(..., correction=0)), or see that there are always two.", []
+    old = source.keyword(calls[0], "unbiased") or source.keyword(calls[0], "correction")
+    if old is not None:
+        return f"{said}: unbiased=False, or see that there are always two.", []
+    edits = [rewrite.add_keyword(place.file, calls[0], "correction", "0")]
+    return f"{said} ({name}(..., correction=0)), or see that there are always two.", edits
+
+
+def _divided(place: Place, small: str) -> Mend:
+    quotients = [n for n in _header(place) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    tensors = [n for n in quotients if not isinstance(n.right, ast.Constant)]
+    if len(tensors) != 1:
+        return f"Keep the divisor away from 0: add {small} to it, or clamp it (min={small}).", []
+    right = tensors[0].right
+    code = f"({ast.unparse(right)} + {small})"
+    return f"Keep the divisor away from 0: / {code}.", [rewrite.in_place_of(place.file, right, code)]
+
+
+def of_mask(place: Place, dtype_of: str) -> Mend | None:
+    """The mend for a mask of -inf that hides a whole row: the type's own smallest number leaves softmax a sum."""
+    for node in _header(place):
+        if _is_minus_infinity(node) and isinstance(node, ast.expr):
+            code = f"torch.finfo({dtype_of}).min"
+            return (
+                f"A row in which everything is hidden has no softmax: hide with {code} instead of -inf, or leave such "
+                "rows out.",
+                [rewrite.in_place_of(place.file, node, code)],
+            )
+    return None
+
+
+def _is_minus_infinity(node: ast.AST) -> bool:
+    return isinstance(node, ast.expr) and ast.unparse(node).replace('"', "'") in (
+        "float('-inf')",
+        "-float('inf')",
+        "-torch.inf",
+        "-math.inf",
+        "-np.inf",
+        "-inf",
+    )
+
+
+def of_eps(made: Place, dtype: str) -> Mend:
+    """The mend for an eps that is zero in the weights' own precision."""
+    fix = (
+        f"Give the optimizer an eps that {dtype} can hold (eps=1e-4), or keep the weights in float32 and let "
+        "torch.autocast use half precision."
+    )
+    for call in source.call_on(made.file, made.line):
+        if (old := source.keyword(call, "eps")) is not None:
+            return fix, [rewrite.in_place_of(made.file, old, "1e-4")]
+    node = source.statement(made.file, made.line)
+    value = getattr(node, "value", None)
+    if isinstance(value, ast.Call) and source.called_name(value)[:1].isupper():
+        return fix, [rewrite.add_keyword(made.file, value, "eps", "1e-4")]
+    return fix, []

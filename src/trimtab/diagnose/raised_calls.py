@@ -1,0 +1,205 @@
+"""Calls that a library refuses for what they were given: the keyword's own line, and what to write instead."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from trimtab.diagnose import rewrite, source
+from trimtab.diagnose.raised_common import frames_of, own_frames
+from trimtab.diagnose.rules_common import Verdict
+
+_UNEXPECTED = re.compile(r"(?:([\w.]+)\(\) )?got an unexpected keyword argument '(\w+)'")
+_RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "tokenizer": "processing_class",
+    "max_seq_length": "max_length",
+    "torch_dtype": "dtype",
+    "no_cuda": "use_cpu",
+    "use_mps_device": "",
+}
+"""What transformers and TRL renamed, where the new name is not the likest one; without one: to be left out."""
+
+
+def unexpected_keyword(error: BaseException) -> Verdict | None:
+    """The keyword in the user's call; its new name if what is called has one."""
+    if (said := _UNEXPECTED.search(str(error))) is None or not (own := own_frames(error)):
+        return None
+    called, name = (said[1] or "").split(".")[0], said[2]
+    frame, line = own[0]
+    file = frame.f_code.co_filename
+    found = [
+        (call, given) for call in source.call_on(file, line) for given in call.keywords if given.arg == name
+    ]
+    if not found:
+        return None
+    call, given = found[0]
+    new = _new_name(_callee(call, frame.f_globals | frame.f_locals), name)
+    why = f"{called or source.called_name(call)} of the installed version takes no {name}"
+    cause = source.cause(file, given.lineno, why)
+    if new:
+        value = ast.unparse(given.value)
+        keyword = ast.Name(name)
+        keyword.lineno, keyword.col_offset = given.lineno, given.col_offset
+        keyword.end_lineno, keyword.end_col_offset = given.lineno, given.col_offset + len(name.encode())
+        edits = [rewrite.in_place_of(file, keyword, new)]
+        return Verdict(cause, f"It is called {new} now: {new}={value}.", edits=edits)
+    return Verdict(cause, f"Leave {name} out, or install the version that this was written for.")
+
+
+def _callee(call: ast.Call, names: dict[str, Any]) -> Any:
+    """What a call calls, where it is a plain or dotted name of the frame."""
+    parts = ast.unparse(call.func).split(".")
+    thing = names.get(parts[0])
+    for part in parts[1:]:
+        thing = getattr(thing, part, None)
+    return thing
+
+
+def _new_name(callee: Any, name: str) -> str | None:
+    try:
+        known = set(inspect.signature(callee).parameters)
+    except (TypeError, ValueError):
+        return None
+    if _RENAMED.get(name) in known:
+        return _RENAMED[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return near[0] if near and name not in _RENAMED else None
+
+
+def adapter_targets(error: BaseException) -> Verdict | None:
+    """LoRA's target names that the model does not have: the line that says them, and the names that it has."""
+    for frame, _ in own_frames(error):
+        file = frame.f_code.co_filename
+        for given in (k for call in source.calls(file) for k in call.keywords if k.arg == "target_modules"):
+            names = sorted(_linear_names(error))
+            shown = f" (this model's layers are called {', '.join(names[:8])})" if names else ""
+            return Verdict(
+                source.cause(file, given.lineno, "no layer of this model has one of these names"),
+                f'Name layers that it has{shown}, or all of them: target_modules="all-linear".',
+                edits=[rewrite.in_place_of(file, given.value, '"all-linear"')],
+            )
+    return None
+
+
+def _linear_names(error: BaseException) -> Iterator[str]:
+    seen: set[str] = set()
+    for frame in frames_of(error):
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, nn.Module):
+                for path, module in value.named_modules():
+                    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+                        seen.add(path.rpartition(".")[2])
+                seen -= {"", "lm_head"}
+        if seen:
+            break
+    yield from seen
+
+
+def half_range(error: BaseException) -> Verdict | None:
+    """A number that half precision cannot hold, written into a tensor: most often the mask value of attention."""
+    if not (own := own_frames(error)):
+        return None
+    frame, line = own[0]
+    file = frame.f_code.co_filename
+    for call in source.call_on(file, line):
+        for given in (*call.args, *(k.value for k in call.keywords)):
+            try:
+                number = ast.literal_eval(given)
+            except ValueError:
+                continue
+            if not isinstance(number, float | int) or abs(number) < 65504:
+                continue
+            masked = call.func.value if isinstance(call.func, ast.Attribute) else None
+            if masked is None or ast.unparse(masked) == "torch":
+                masked = call.args[-2] if len(call.args) > 1 else None
+            end = "min" if number < 0 else "max"
+            known = isinstance(masked, ast.Name | ast.Attribute)
+            code = f"torch.finfo({ast.unparse(masked) if known and masked else 'x'}.dtype).{end}"
+            why = f"{ast.unparse(given)} is beyond what float16 can hold (65504)"
+            edits = [rewrite.in_place_of(file, given, code)] if known else []
+            return Verdict(
+                source.cause(file, given.lineno, why), f"Use the type's own limit: {code}.", edits=edits
+            )
+    return None
+
+
+def leaf_in_place(error: BaseException) -> Verdict | None:
+    """A parameter that is overwritten while autograd watches: the statement, with gradients switched off."""
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        node = source.statement(file, line)
+        if not isinstance(node, ast.Expr | ast.Assign | ast.AugAssign):
+            return None
+        indent = " " * node.col_offset
+        code = f"with torch.no_grad():\n{indent}    {rewrite.written(file, node)}"
+        named = "torch" in frame.f_globals and node.lineno == node.end_lineno
+        return Verdict(
+            source.cause(file, line, "a parameter is overwritten in place while autograd watches"),
+            f"Switch gradients off for it: `with torch.no_grad():` around `{ast.unparse(node)}`.",
+            edits=[rewrite.in_place_of(file, node, code)] if named else [],
+        )
+    return None
+
+
+def target_type(error: BaseException) -> Verdict | None:
+    """A loss that wants floating-point targets and was given whole numbers or truth values."""
+    for frame in frames_of(error):
+        scores, target = frame.f_locals.get("input"), frame.f_locals.get("target")
+        if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
+            continue
+        if not scores.is_floating_point() or target.is_floating_point():
+            continue
+        kind = str(target.dtype).removeprefix("torch.")
+        return _cast_argument(
+            error, "target", 1, f"the targets are {kind} here, and this loss wants floating point"
+        )
+    return None
+
+
+def _cast_argument(error: BaseException, name: str, position: int, why: str) -> Verdict | None:
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        for call in source.call_on(file, line):
+            given = source.keyword(call, name) or (call.args[position] if len(call.args) > position else None)
+            # Of the calls on the line, the loss is the one that is given scores and targets.
+            if (
+                given is None
+                or isinstance(given, ast.Starred | ast.Constant)
+                or len(call.args) + len(call.keywords) < 2
+            ):
+                continue
+            code = f"{rewrite.operand(given)}.float()"
+            edits = [rewrite.in_place_of(file, given, code)]
+            return Verdict(source.cause(file, given.lineno, why), f"Cast them: {code}.", edits=edits)
+    return None
+
+
+def hidden_size(error: BaseException) -> Verdict | None:
+    """A recurrent layer's first state that is made for another number of rows than the batch has."""
+    from trimtab.virtual import origin
+
+    said = re.search(r"[Ee]xpected hidden(?:\[\d\])? size \(([\d, ]+)\), got \[([\d, ]+)\]", str(error))
+    if said is None:
+        return None
+    wanted, got = ([int(n) for n in part.split(",") if n.strip()] for part in said.groups())
+    for frame in frames_of(error):
+        for value in list(frame.f_locals.values()):
+            for tensor in value if isinstance(value, tuple | list) else (value,):
+                shape = list(getattr(tensor, "shape", ()) or ())
+                if shape != got or (born := origin.born_of(tensor)) is None:
+                    continue
+                sizes = [(w, g) for w, g in zip(wanted, got, strict=False) if w != g]
+                why = f"this state is for {sizes[0][1]} rows and the batch has {sizes[0][0]}" if sizes else ""
+                return Verdict(
+                    source.cause(born.file, born.line, why),
+                    "Make the state for the batch that comes (x.size(0) rows), or give the loader drop_last=True.",
+                )
+    return None
