@@ -297,3 +297,13 @@ def test_the_line_that_writes_an_unknown_output_field(forward: str, tmp_path: Pa
     assert finding.cause is not None
     assert (finding.kind, finding.cause.line) == ("batch-type", line), finding
     assert "declare it" in finding.fix
+
+
+def test_variables_of_the_machine_are_not_fields_of_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("SOMEBODYS_SECRET", "1")
+    finding, _ = raised('import os\nrank = int(os.environ["LOCAL_RANK"])\n', tmp_path)
+    assert finding.kind == "stale-launcher"
+    assert "fields" not in f"{finding.message} {finding.cause}"

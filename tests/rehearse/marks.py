@@ -13,5 +13,6 @@ def marked_lines(path: Path, word: str) -> set[int]:
 
 
 def named_lines(report: dict[str, Any], key: str) -> set[int]:
-    """The lines that the findings name as where or cause."""
-    return {finding[key]["line"] for finding in report["findings"] if finding[key]}
+    """The lines that the findings, and those under them, name as where or cause."""
+    findings = [one for finding in report["findings"] for one in (finding, *finding["follows"])]
+    return {finding[key]["line"] for finding in findings if finding[key]}

@@ -73,7 +73,9 @@ def check_pair(rehearse: Rehearse, name: str, kind: str, ranks: int | None) -> N
     assert named_lines(faulty, "where") == marked_lines(path, "where"), faulty["text"]
     assert named_lines(faulty, "cause") == marked_lines(path, "cause"), faulty["text"]
     repaired = rehearse(str(path), "fixed", ranks=ranks)
-    assert repaired["verdict"] == "clean", repaired["text"]
+    # Some of them are about ranks or layers alone, and need no GPU.
+    untouched = repaired["verdict"] == "unproven" and "nothing ran on a GPU" in "".join(repaired["notes"])
+    assert repaired["verdict"] == "clean" or untouched, repaired["text"]
     assert repaired["findings"] == [], repaired["text"]
     assert "done" in repaired["stdout"]
 
@@ -132,3 +134,4 @@ def test_a_head_that_the_loss_does_not_use_is_a_warning(rehearse_warm: Rehearse)
     assert report["verdict"] == "clean", report["text"]
     assert [finding["severity"] for finding in report["findings"]] == ["warning"], report["text"]
     assert "extra.weight" in report["findings"][0]["message"]
+    assert "side" not in report["findings"][0]["message"]

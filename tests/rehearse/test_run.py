@@ -31,7 +31,10 @@ def test_the_script_sees_its_own_arguments_and_path(rehearse: Rehearse, script: 
     argv, name, first, file = json.loads(report["stdout"])
     assert argv == [path, "--gpus", "7", "-m"]
     assert (name, first, file) == ("__main__", str(Path(path).parent), path)
-    assert (report["verdict"], report["exit"]) == ("clean", 0)
+    assert (report["verdict"], report["exit"]) == ("unproven", 3)
+    assert any(
+        "nothing ran on a GPU" in note and "torch was not even imported" in note for note in report["notes"]
+    )
 
 
 AS_PYTHON = """
@@ -49,7 +52,7 @@ def test_the_script_is_compiled_and_named_as_python_does(
     rehearse: Rehearse, script: Callable[[str], str]
 ) -> None:
     name = Path(script(AS_PYTHON)).name  # in the working directory of the rehearsal
-    assert rehearse(name)["verdict"] == "clean"
+    assert rehearse(name)["findings"] == []
 
 
 def test_gpus_that_were_asked_for_are_not_made_more(rehearse: Rehearse, script: Callable[[str], str]) -> None:
@@ -70,10 +73,10 @@ def test_an_error_without_torch(rehearse: Rehearse, script: Callable[[str], str]
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ("import sys; sys.exit(0)", "clean"),
+        ("import sys; sys.exit(0)", "unproven"),
         ("import sys; sys.exit(3)", "fault"),
         ("import sys; sys.exit('no data')", "fault"),
-        ("import os; os._exit(0)", "clean"),
+        ("import os; os._exit(0)", "unproven"),
         ("import os; os._exit(4)", "fault"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "unproven"),
         ("def f(:", "fault"),
@@ -81,6 +84,12 @@ def test_an_error_without_torch(rehearse: Rehearse, script: Callable[[str], str]
 )
 def test_ends(rehearse: Rehearse, script: Callable[[str], str], text: str, verdict: str) -> None:
     assert rehearse(script(text))["verdict"] == verdict
+
+
+@pytest.mark.parametrize("end", ["import sys; sys.exit(0)", "import os; os._exit(0)", ""])
+def test_ends_of_what_ran_on_a_gpu(rehearse_warm: Rehearse, script: Callable[[str], str], end: str) -> None:
+    text = "import torch\nx = torch.ones(2, device='cuda')\ndel x\ntorch.cuda.reset_peak_memory_stats()\n"
+    assert rehearse_warm(script(text + end))["verdict"] == "clean"
 
 
 def test_a_time_out_says_where_it_stood(rehearse: Rehearse, script: Callable[[str], str]) -> None:

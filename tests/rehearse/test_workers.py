@@ -50,7 +50,8 @@ def test_the_line_in_the_worker_is_told(way: str, rehearse_warm: Rehearse, tmp_p
 def test_an_error_that_the_program_catches_is_none(rehearse_warm: Rehearse, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     caught = textwrap.indent(WAYS["a loader"], "    ")
-    path.write_text(f"{textwrap.dedent(READER)}try:\n{caught}except KeyError:\n    print('skipped')\n")
+    handled = "except KeyError:\n    print('skipped', torch.ones(1).cuda())\n"
+    path.write_text(f"{textwrap.dedent(READER)}try:\n{caught}{handled}")
     report = rehearse_warm(str(path))
     assert report["verdict"] == "clean", report["text"]
     assert report["findings"] == []

@@ -12,16 +12,15 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch._dynamo  # every optimizer imports it
 
-from trimtab.rehearse import child, process
+from trimtab.rehearse import child, process, shield
 from trimtab.rehearse.checks import all_checks  # noqa: F401
 from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
-from trimtab.rehearse.run import rehearse
+from trimtab.rehearse.run import Rank, rehearse
 from trimtab.rehearse.session import Settings, gather
 from trimtab.virtual import context
 from trimtab.virtual.context import install
@@ -30,16 +29,18 @@ from trimtab.virtual.context import install
 class Forked:
     """A fork of this process that runs a program, waited for as a Popen is."""
 
-    def __init__(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, rank: Rank) -> None:
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
+            if rank.enter is not None:
+                rank.enter()
             os.environ.clear()
-            os.environ.update(environment)
+            os.environ.update(rank.environment)
             process.prepare()
             context.install_from_environment()
-            status = child.main(list(arguments))
+            status = child.main(list(rank.arguments))
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -70,7 +71,8 @@ def check(request: dict) -> None:
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
     module, name = request["check"].split(":")
     here.checks = [getattr(importlib.import_module(module), name)(here)]
-    here.checks[0].install()
+    shield.watch_over(here)
+    shield.install(here.checks[0])
     code = compile(script.read_text(), str(script), "exec")
     try:
         exec(code, {"__name__": "__main__"})
@@ -78,7 +80,11 @@ def check(request: dict) -> None:
         here.failed(error)
     here.finish("done")
     found = gather(folder)
-    out.write_text(json.dumps({"findings": [f.to_dict() for f in found.findings], "steps": found.steps}))
+    out.write_text(
+        json.dumps(
+            {"findings": [f.to_dict() for f in found.findings], "steps": found.steps, "notes": found.notes}
+        )
+    )
 
 
 def answer(request: dict) -> None:
@@ -92,7 +98,13 @@ def answer(request: dict) -> None:
         return
     settings = Settings(**request["settings"])
     result = rehearse(
-        request["words"], settings, ranks=request["ranks"], timeout=request["timeout"], start=Forked
+        request["words"],
+        settings,
+        ranks=request["ranks"],
+        timeout=request["timeout"],
+        start=Forked,
+        keep=Path(request["keep"]) if request.get("keep") else None,
+        in_place=request.get("in_place", False),
     )
     out.write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
 

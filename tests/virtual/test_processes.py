@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,19 @@ def test_a_started_program_keeps_its_own_sitecustomize(
     program = "import sys; print(sys.mark, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["theirs", "False"]
+
+
+@pytest.mark.usefixtures("_gpus")
+def test_a_tensor_that_is_handed_to_another_process_shares_its_memory() -> None:
+    model = torch.nn.Linear(2, 1).to("cuda:1").share_memory()
+    there = ForkingPickler.loads(ForkingPickler.dumps(model))
+    assert isinstance(there.weight, torch.nn.Parameter)
+    assert there.weight.device == torch.device("cuda", 1)
+    with torch.no_grad():
+        there.weight.fill_(3)
+    assert model.weight.tolist() == [[3.0, 3.0]]
+    part = torch.arange(6.0, device="cuda:0")[2:4]
+    ForkingPickler.loads(ForkingPickler.dumps(part)).zero_()
+    assert part.tolist() == [0.0, 0.0]
+    with pytest.raises(RuntimeError, match="Cowardly refusing"):
+        ForkingPickler.dumps(model.weight * 2)

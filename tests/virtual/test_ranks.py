@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trimtab.virtual import virtual_gpus
+from trimtab.virtual import ending, virtual_gpus
 from trimtab.virtual.observer import Observer
+from trimtab.virtual.state import NotSimulated
 
 
 class Listener(Observer):
@@ -87,8 +88,84 @@ def test_ddp_with_device_ids(listener: Listener) -> None:
     assert "all_reduce" in {record["op"] for record in listener.seen}
 
 
+def _futures(x: torch.Tensor) -> dict[str, Any]:
+    like = torch.zeros_like
+    return {
+        "all_reduce": lambda: dist.all_reduce(x, async_op=True),
+        "broadcast": lambda: dist.broadcast(x, 0, async_op=True),
+        "reduce": lambda: dist.reduce(x, 0, async_op=True),
+        "all_gather": lambda: dist.all_gather([like(x)], x, async_op=True),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(like(x), x, async_op=True),
+        "reduce_scatter": lambda: dist.reduce_scatter(like(x), [x], async_op=True),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(like(x), x, async_op=True),
+        "gather": lambda: dist.gather(x, [like(x)], 0, async_op=True),
+        "scatter": lambda: dist.scatter(like(x), [x], 0, async_op=True),
+        "all_to_all": lambda: dist.all_to_all([like(x)], [x], async_op=True),
+        "all_to_all_single": lambda: dist.all_to_all_single(like(x), x, async_op=True),
+    }
+
+
+@pytest.mark.parametrize("name", _futures(torch.ones(1)))
+@pytest.mark.usefixtures("listener")
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_the_future_of_a_collective_holds_tensors_on_the_gpu(name: str) -> None:
+    x = torch.arange(4.0, device="cuda:1")
+    (value,) = _futures(x)[name]().get_future().wait()
+    assert value.device == torch.device("cuda", 1)
+    assert value.tolist() == [0.0, 1.0, 2.0, 3.0]
+    doubled = _futures(x)[name]().get_future().then(lambda future: future.value()[0] * 2)
+    assert torch.equal(doubled.wait(), x * 2)
+
+
+@pytest.mark.usefixtures("listener")
+def test_ddp_hook_with_a_callback() -> None:
+    seen: list[torch.device] = []
+
+    def half(future: Any) -> torch.Tensor:
+        seen.append(future.value()[0].device)
+        scale = torch.full((), 0.5, device=seen[-1])
+        return future.value()[0] * scale  # type: ignore[no-any-return]
+
+    def hook(_, bucket):  # type: ignore[no-untyped-def]  # torch reads the annotations
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(half)
+
+    model = nn.Linear(3, 1).to("cuda:1")
+    wrapped = DistributedDataParallel(model, device_ids=[1])
+    wrapped.register_comm_hook(None, hook)
+    wrapped(torch.ones(2, 3, device="cuda:1")).sum().backward()
+    assert set(seen) == {torch.device("cuda", 1)}
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[1.0, 1.0, 1.0]]
+
+
+@pytest.mark.usefixtures("listener")
+def test_what_gloo_may_still_hold_is_held_until_it_is_done() -> None:
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2, device="cuda:0"), async_op=True).wait()
+        assert len(ending._pending) >= 1
+    held = len(ending._pending)
+    dist.all_reduce(torch.ones(2, device="cuda:0"))
+    assert len(ending._pending) <= held
+
+
+def test_rpc_with_gpu_tensors_says_that_it_is_not_simulated() -> None:
+    from torch.distributed import rpc
+
+    with virtual_gpus(2):
+        options = rpc.TensorPipeRpcBackendOptions(device_maps={"other": {0: 1}})
+        with pytest.raises(NotSimulated, match="cuda:1"):
+            rpc.internal._internal_rpc_pickler.serialize({"x": torch.ones(1, device="cuda:1")})
+        with pytest.raises(NotSimulated, match="device_maps"):
+            rpc.init_rpc("one", rank=0, world_size=1, rpc_backend_options=options)
+        rpc.internal._internal_rpc_pickler.serialize({"x": torch.ones(1)})
+
+
 def test_nothing_is_left_behind() -> None:
-    before = (dist.init_process_group, dist.get_backend, dist.is_nccl_available)
+    def parts() -> tuple[Any, ...]:
+        functions = (dist.init_process_group, dist.get_backend, dist.is_nccl_available)
+        return (*functions, dist.ProcessGroup.allreduce, dist.Work.get_future)
+
+    before = parts()
     with virtual_gpus(1):
-        assert dist.init_process_group is not before[0]
-    assert (dist.init_process_group, dist.get_backend, dist.is_nccl_available) == before
+        assert all(now is not then for now, then in zip(parts(), before, strict=True))
+    assert parts() == before

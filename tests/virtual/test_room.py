@@ -27,6 +27,14 @@ def imported(file: Path) -> set[str]:
     return found
 
 
+def at_the_top(file: Path) -> set[str]:
+    """The modules that are imported with a file."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return {n.module or "" for n in body if isinstance(n, ast.ImportFrom)} | {
+        name.name for n in body if isinstance(n, ast.Import) for name in n.names
+    }
+
+
 def test_no_two_modules_need_each_other() -> None:
     graph = {
         name: {m.rpartition(".")[2] for m in imported(file)} & set(MODULES) for name, file in MODULES.items()
@@ -36,11 +44,15 @@ def test_no_two_modules_need_each_other() -> None:
     assert order.index("state") < order.index("tensor") < order.index("dispatch") < order.index("context")
 
 
+TRITON = {name for name in MODULES if name.startswith("triton_")}
+"""What reads Triton is imported when a program launches a kernel of it, and not before."""
+
+
 def test_it_stands_on_torch_and_the_table_of_gpu_models_alone() -> None:
-    outside = {
-        name for file in MODULES.values() for name in imported(file) if not name.startswith("trimtab.virtual")
-    }
+    files = [file for name, file in MODULES.items() if name not in TRITON]
+    outside = {name for file in files for name in imported(file) if not name.startswith("trimtab.virtual")}
     heavy = {name for name in outside if name.partition(".")[0] not in sys.stdlib_module_names | {"torch"}}
     assert heavy == {"pytest", "trimtab.gpu_models"}
+    assert not any(name.partition(".")[0] == "triton" for name in at_the_top(MODULES["triton_kernels"]))
     table = Path(sys.modules["trimtab.gpu_models"].__file__ or "")
     assert {name.partition(".")[0] for name in imported(table)} <= sys.stdlib_module_names

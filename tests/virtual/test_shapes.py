@@ -118,6 +118,22 @@ def test_a_known_mask_selects_as_many_rows_as_it_does(machine: Machine) -> None:
     assert not machine.asked
 
 
+def test_a_mask_made_like_an_unknown_weight_has_values(machine: Machine) -> None:
+    weight = big().requires_grad_()
+    for like in (weight, big().to("cpu")):
+        mask = like.new_zeros(512, dtype=torch.bool)
+        mask[:200] = True
+        made = like.new_zeros(512, 3)
+        made[mask] = torch.ones(200, 3, device=like.device, requires_grad=True)
+        made.sum().backward()
+        assert int(mask.sum()) == 200
+        assert made.sum().item() == 600
+    assert torch.full_like(weight[0, :4], 2.0).tolist() == [2.0] * 4
+    assert is_unknown(torch.zeros_like(weight))
+    assert is_unknown(weight.new_ones(512, 512))
+    assert not machine.asked
+
+
 def test_an_unknown_mask_is_told_and_selects_all(machine: Machine) -> None:
     x = big()
     assert x[x > 0].shape == (512 * 1024,)

@@ -1,4 +1,4 @@
-"""`trimtab rehearse`: run a script, a module, a config or a torchrun line on virtual GPUs, and report what it meets."""
+"""`trimtab rehearse`: run a script, a config or a launcher's line on virtual GPUs, and report what it meets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def rehearse(
     target: Annotated[
         list[str] | None,
         typer.Argument(
-            help="CONFIG | SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | torchrun [its options] SCRIPT [ARGS…]",
+            help="CONFIG | SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | python, torchrun, accelerate launch, deepspeed, "
+            "srun or mpirun with its options and SCRIPT [ARGS…] | bash run.sh [ARGS…]; NAME=VALUE may stand before.",
             show_default=False,
         ),
     ] = None,
@@ -39,6 +40,19 @@ def rehearse(
             "rank stands for all.",
         ),
     ] = False,
+    try_fixes: Annotated[
+        bool,
+        typer.Option(
+            "--try-fixes",
+            help="Rehearse again with the fixes in place (in memory; no file is touched), and say whether they help.",
+        ),
+    ] = False,
+    write_fixes: Annotated[
+        Path | None,
+        typer.Option(
+            help="Try the fixes, and write those that help as a patch to this new file.", dir_okay=False
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to give it.")] = 600.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", dir_okay=False)
@@ -46,10 +60,31 @@ def rehearse(
     html_file: Annotated[
         Path | None, typer.Option("--html", help="Write the report here as one HTML page.", dir_okay=False)
     ] = None,
+    sarif_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--sarif", help="Write the findings here as SARIF 2.1.0, for code scanning.", dir_okay=False
+        ),
+    ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Also print the findings as annotations of a GitHub workflow.")
+    ] = False,
+    keep_files: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep what the script writes in this new or empty folder. Default: thrown away.",
+            file_okay=False,
+        ),
+    ] = None,
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="Let the script write its files for real, where it wants them."),
+    ] = False,
 ) -> None:
     """Run a training script, unchanged, on GPUs that are not there, and report every fault that it meets.
 
-    Our options stand before the script; everything after its path is the script's own. Exit code: 0 clean, 1 a fault
+    Our options stand before the script; everything after its path is the script's own. The files that it writes go to
+    an overlay, where the system permits one, and nothing of yours is changed. Exit code: 0 clean, 1 a fault
     was found, 2 the request is wrong, 3 unproven (time ran out, or the process was killed).
     """
     from trimtab.errors import RequestError
@@ -58,13 +93,25 @@ def rehearse(
     from trimtab.rehearse.run import rehearse as run
     from trimtab.rehearse.session import Settings
 
-    for option, file in (("--json", json_file), ("--html", html_file)):
+    outputs = (
+        ("--json", json_file),
+        ("--html", html_file),
+        ("--sarif", sarif_file),
+        ("--write-fixes", write_fixes),
+    )
+    for option, file in outputs:
         if file is not None and not file.absolute().parent.is_dir():
             raise RequestError.of(
                 f"{option} {file}: there is no folder {file.parent}",
                 "the report is written when the rehearsal is over, and would be lost",
                 "make the folder, or name another file",
             )
+    if write_fixes is not None and write_fixes.exists():
+        raise RequestError.of(
+            f"--write-fixes {write_fixes}: there is such a file",
+            "a patch that stands there already would be lost",
+            "name a new file",
+        )
     words = list(target or [])
     settings = Settings(max_steps=max_steps, gpus_given=gpus is not None, shapes_only=shapes_only)
     machine = accelerators(gpus or "1")
@@ -76,9 +123,19 @@ def rehearse(
     dim = sys.stdout.isatty()
     print("\x1b[2m" if dim else "", end="", flush=True)
     try:
-        result = run(words, settings, ranks=ranks, timeout=timeout)
+        result = run(words, settings, ranks=ranks, timeout=timeout, keep=keep_files, in_place=in_place)
     finally:
         print("\x1b[0m" if dim else "", end="", flush=True)
+    if try_fixes or write_fixes is not None:
+        from trimtab.rehearse import fixes
+
+        texts = fixes.try_fixes(
+            result,
+            fixes.tried_silently(words, settings, ranks=ranks, timeout=timeout, in_place=in_place),
+            tell=_tell,
+        )
+        if write_fixes is not None and texts:
+            write_fixes.write_text(fixes.patch(texts), encoding="utf-8")
     print(render(result, colour=sys.stdout.isatty()))
     if json_file is not None:
         json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
@@ -86,4 +143,23 @@ def rehearse(
         from trimtab.report.page import rehearsal_page
 
         html_file.write_text(rehearsal_page(result), encoding="utf-8")
+    if write_fixes is not None:
+        print(
+            f"the fixes that help: {write_fixes} (git apply, or patch -p1)"
+            if write_fixes.exists()
+            else "no fix was seen to help: no patch is written"
+        )
+    if github or sarif_file is not None:
+        from trimtab.rehearse.annotations import as_annotations, repository
+        from trimtab.rehearse.sarif import sarif
+
+        root = repository(Path.cwd())
+        if sarif_file is not None:
+            sarif_file.write_text(json.dumps(sarif(result, root), indent=1) + "\n", encoding="utf-8")
+        if github:
+            print("\n".join(as_annotations(result, root)))
     raise typer.Exit(result.exit_code)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -30,6 +30,7 @@ from trimtab.diagnose.finding import KINDS, Finding, Place, TensorNote
 from trimtab.diagnose.raised import diagnose_exception
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_generator import generator
+from trimtab.diagnose.rules_launch import current_device
 from trimtab.diagnose.rules_values import dtype, forked, host_only
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -107,6 +108,8 @@ def _judge(scene: Scene) -> Verdict | None:
         return verdict
     if kind == "generator-device":
         return generator(scene)
+    if kind == "placement-conflict":
+        return current_device(scene)
     if kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
         return host_only(scene)
     if kind == "dtype-mismatch" and (verdict := dtype(scene)):

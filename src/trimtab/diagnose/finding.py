@@ -43,6 +43,12 @@ KINDS: dict[str, str] = {
 }
 
 
+UNKNOWN = "correct this line or what it is given"
+"""The fix where nothing is known of an error's words; a rehearsal adds what it has proven."""
+CARRIED = "_trimtab_finding"
+"""Where an error that a worker raised carries what was found in the worker, as plain data."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A line of a program."""

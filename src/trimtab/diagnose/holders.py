@@ -100,10 +100,13 @@ def _reach(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.T
 def expressions(file: str, line: int, frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a line's statement names, with the code that names them, the longest first."""
     node = source.statement(file, line)
+    inside = list(source.header(node)) if node is not None else []
+    # What is moved in the line itself is not where the line's own tensors come from.
+    moved = {id(part) for call in inside if source.is_move(call) for part in ast.walk(call)}
     named = [
         inner
-        for inner in (source.header(node) if node is not None else ())
-        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
+        for inner in inside
+        if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript) and id(inner) not in moved
     ]
     for inner in sorted(named, key=lambda n: -len(ast.unparse(n))):
         value = value_of(inner, frame)

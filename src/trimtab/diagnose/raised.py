@@ -12,11 +12,8 @@ from collections.abc import Callable, Sequence
 
 from trimtab.diagnose import raised_data, raised_graph, raised_keys, raised_output, raised_shape, source
 from trimtab.diagnose.explain import match_message
-from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
+from trimtab.diagnose.finding import CARRIED, UNKNOWN, Cause, Finding, Place, cause_at
 from trimtab.diagnose.logtext import clean_lines, frames, is_library
-
-CARRIED = "_trimtab_finding"
-"""Where an error that a worker raised carries what was found in the worker, as plain data."""
 
 
 def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding:
@@ -41,9 +38,7 @@ def diagnose_exception(error: BaseException, places: Sequence[Place]) -> Finding
         finding.kind, finding.fix = pattern.kind, pattern.fix.format_map(fields)
         finding.cause = _specific(name, error, own, why) or cause_at(where, why)
     elif where is not None:
-        finding.fix = (
-            "the program itself fails here, whatever the device; correct this line or what it is given"
-        )
+        finding.fix = UNKNOWN
     if isinstance(error, KeyError):
         raised_keys.explain(finding, error, why)
     elif name == "model-output-field":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -127,6 +128,8 @@ def _asked(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
 
 def _fields(value: Any, key: str) -> list[str]:
     """The names that a mapping, or a table with named columns, holds; none where it is neither, or has the key."""
+    if value is os.environ:
+        return []  # no row: its names are the machine's, not the program's
     names = list(value) if isinstance(value, Mapping) else getattr(value, "column_names", None)
     fields = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return fields if key not in fields else []

@@ -142,7 +142,8 @@ def after(file: str, node: ast.stmt, text: str) -> Edit:
 def applied(text: str, edits: Iterable[Edit]) -> str:
     """A file's text with its edits made."""
     lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
+    edits = list(edits)
+    if lines and not lines[-1].endswith("\n") and any(edit.start[0] > len(lines) for edit in edits):
         lines[-1] += "\n"
     lines.append("")
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):

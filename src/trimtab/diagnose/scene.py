@@ -174,10 +174,20 @@ class Scene:
             same = str(given.device) == stray.device and given.dim()
             return [self._suspect(faults.operand(sight.taken_from, given)), stray] if same else [stray]
         frame, found = self.frames[0], []
+        if not self._made_by_line(stray, frame):
+            return [stray]
         for name, tensor in holders.expressions(frame.f_code.co_filename, frame.f_lineno, frame):
             if str(tensor.device) == stray.device and tensor.dim():
                 found.append(self._suspect(faults.operand(name, tensor)))
         return [*found, stray]
+
+    def _made_by_line(self, stray: Suspect, frame: FrameType) -> bool:
+        """Whether the failing statement itself computed it: what another line made has nothing of this one's names."""
+        born, node = stray.born, source.statement(frame.f_code.co_filename, frame.f_lineno)
+        if born is None or node is None:
+            return True
+        here = born.file == frame.f_code.co_filename
+        return here and node.lineno <= born.line <= (node.end_lineno or node.lineno)
 
     def partner(self, stray: Suspect) -> Suspect | None:
         """An operand on the other device: where the stray one should have been."""

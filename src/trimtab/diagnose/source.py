@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from trimtab.diagnose.finding import Cause, Place
+from trimtab.virtual.packages import brought_along
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
@@ -37,7 +38,7 @@ def is_user_file(file: str) -> bool:
     path = os.path.abspath(file)
     if not file or file.startswith("<") or {"site-packages", "dist-packages"} & set(path.split(os.sep)):
         return False
-    return not path.startswith((PACKAGE, *_LIBRARIES))
+    return not path.startswith((PACKAGE, *_LIBRARIES, *brought_along()))
 
 
 def place(file: str, line: int) -> Place:
@@ -188,7 +189,7 @@ def _moves_out_of(node: ast.stmt, name: str) -> bool:
     value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
     if value is None:
         return False
-    if any(_is_move(n) and n is not value and root(n.func) == name for n in ast.walk(value)):
+    if any(is_move(n) and n is not value and root(n.func) == name for n in ast.walk(value)):
         return True
     loops = [g for n in ast.walk(value) for g in getattr(n, "generators", ())]
     return has_move(value) and any(root(g.iter) == name for g in loops)
@@ -219,7 +220,7 @@ def move_in(file: str, function: str) -> int | None:
                 passed = choice.orelse[-1]
                 if isinstance(passed, ast.Assign | ast.Return) and isinstance(passed.value, ast.Name):
                     return passed.lineno
-        return min(n.lineno for n in ast.walk(node) if _is_move(n))
+        return min(n.lineno for n in ast.walk(node) if is_move(n))
     return None
 
 
@@ -398,7 +399,7 @@ def _self_targets(node: ast.AST) -> set[str]:
 
 def has_move(node: ast.AST) -> bool:
     """Whether an expression moves something to a device."""
-    return any(_is_move(inner) for inner in ast.walk(node))
+    return any(is_move(inner) for inner in ast.walk(node))
 
 
 def has_move_of(node: ast.AST, moved: str) -> bool:
@@ -412,14 +413,15 @@ def has_move_of(node: ast.AST, moved: str) -> bool:
     )
 
 
-def _is_move(node: ast.AST) -> TypeGuard[ast.Call]:
+def is_move(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether an expression is a call that moves to a device."""
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TO_DEVICE
     )
 
 
 def _chooses_device(node: ast.AST) -> TypeGuard[ast.Call]:
-    return _is_move(node) or (isinstance(node, ast.Call) and keyword(node, "device") is not None)
+    return is_move(node) or (isinstance(node, ast.Call) and keyword(node, "device") is not None)
 
 
 def root(node: ast.expr) -> str:

@@ -21,8 +21,6 @@ from trimtab.rehearse import places
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
-    import torch
-
     from trimtab.rehearse.process import Process
 
 
@@ -145,53 +143,15 @@ def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tup
     return False, None
 
 
-def weights(
-    process: Process, model: str, step: int, parameters: list[torch.Tensor], place: Place | None
-) -> None:
-    """Write down a checksum of those parameters of a wrapped model that a step was for."""
-    import torch
-
-    if _world is None or process.settings.shapes_only:
-        return
-    total, size = 0.0, 0.0
-    with torch.no_grad():
-        for parameter in parameters:
-            if parameter.requires_grad:
-                values = parameter.detach().double()
-                total += float(values.sum())
-                size += float(values.abs().sum())
-    where = asdict(place) if place else None
-    _write(process, {"model": model, "step": step, "sum": total, "size": size, "place": where})
-
-
-def diverged(folder: Path) -> Finding | None:
-    """Ranks whose weights differ after the same step of the same wrapped model (read by the parent)."""
-    for ranks in _worlds(folder).values():
-        sums: dict[tuple[str, int], dict[int, dict[str, Any]]] = defaultdict(dict)
-        for rank, records in ranks.items():
-            for record in records:
-                if "sum" in record:
-                    sums[record["model"], record["step"]][rank] = record
-        for (_, step), by_rank in sorted(sums.items()):
-            first = min(by_rank)
-            for rank, record in by_rank.items():
-                size = max(record["size"], by_rank[first]["size"], 1e-30)
-                if abs(record["sum"] - by_rank[first]["sum"]) > 1e-7 * size:
-                    return Finding(
-                        kind="ranks-disagree",
-                        message=f"After step {step} the weights of rank {first} and rank {rank} differ: the ranks "
-                        "train different models.",
-                        where=place_from(record["place"]),
-                        fix="Make sure that every backward pass goes through the DDP object, and that nothing "
-                        "changes the weights on one rank alone.",
-                        op="optimizer.step",
-                    )
-    return None
+def note(process: Process, record: dict[str, Any]) -> None:
+    """Write down what the parent is to compare between the ranks; nothing without a group of several."""
+    if _world is not None and not process.settings.shapes_only:
+        _write(process, record)
 
 
 def stuck(folder: Path) -> Finding | None:
     """When time ran out: a rank that stands in a collective which another has not entered (read by the parent)."""
-    for ranks in _worlds(folder).values():
+    for ranks in worlds(folder).values():
         calls = {rank: [record for record in records if "op" in record] for rank, records in ranks.items()}
         counts = {
             rank: max((record["n"] for record in made if record["group"] == "0"), default=0)
@@ -206,7 +166,8 @@ def stuck(folder: Path) -> Finding | None:
     return None
 
 
-def _worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
+def worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """What the ranks of each process group wrote down, by rank (read by the parent)."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(dict)
     for path in sorted(folder.glob("collectives-*.jsonl")):
         _, world, rank = path.stem.split("-")

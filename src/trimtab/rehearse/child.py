@@ -14,16 +14,18 @@ import traceback
 import types
 from pathlib import Path
 
-from trimtab.rehearse import process
+from trimtab.rehearse import command, instead, process
 from trimtab.rehearse.errors import only_aborted
 
 
 def main(arguments: list[str]) -> int:
-    """Run `SCRIPT ARGS…` or `-m MODULE ARGS…`; answers with the exit status."""
+    """Run `SCRIPT ARGS…`, `-m MODULE ARGS…` or `--command WORDS…` (a shell script); answers with the exit status."""
     here = process.prepare()
     how, status = "done", 0
     try:
-        if arguments[0] == "-m":
+        if arguments[0] == "--command":
+            how, status = "exit", command.run(arguments[1:], here)
+        elif arguments[0] == "-m":
             _run_module(arguments[1:])
         else:
             _run_script(arguments)
@@ -51,7 +53,7 @@ def _run_script(arguments: list[str]) -> None:
     sys.path[0] = str(Path(path).resolve().parent)
     sys.argv = list(arguments)
     # Without dont_inherit this module's own `from __future__` would hold for the script.
-    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    code = compile(instead.source_of(path), path, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=os.path.abspath(path), __cached__=None, __loader__=None)
     sys.modules["__main__"] = module

@@ -8,14 +8,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
-from trimtab.diagnose.finding import Finding, Place
-from trimtab.errors import NoRoomError, TrimtabError
-from trimtab.rehearse import places
+from trimtab.diagnose.finding import CARRIED, UNKNOWN, Finding, Place
+from trimtab.errors import NoRoomError, RequestError, TrimtabError
+from trimtab.rehearse import blame, places, shield, unreachable
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
 
+UNPROVEN = "_trimtab_unproven"
+"""Where an error that a worker raised carries why it proves nothing."""
+_NOT_REACHED = "data could not be reached, and what comes after it was not rehearsed"
+_KILLED = re.compile(
+    r"terminated with signal SIGKILL|killed by signal: Killed|terminated abruptly|Exit code -9"
+)
 _ECHOES = {"ProcessRaisedException", "ProcessExitedException", "ChildFailedError"}
 _LOST_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms for|Broken pipe|"
@@ -25,44 +31,89 @@ _LOST_PEER = re.compile(
 
 
 def finding_of(error: BaseException, process: Process) -> Finding | None:
-    """What an error that ended a process means; None when it says nothing new."""
+    """What an error that ended a process means; None when it says nothing new, or nothing about the program."""
     if isinstance(error, KeyboardInterrupt):
         return None
     echo = isinstance(error, SystemExit) or type(error).__name__ in _ECHOES
     if echo and _others_found(process):
         return None
-    if isinstance(error, SystemExit):
-        return _exit_status(error)
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return None
     if only_aborted(error, process):
         return None
     process.recorder.write(t="failed")
-    if _not_simulated(error):
-        process.recorder.write(t="unproven", text=str(error))
+    refused = error.__context__
+    if isinstance(refused, RequestError) and not isinstance(refused, NoRoomError):
+        process.recorder.write(t="refused", text=str(refused))
         return None
-    stack = places.traceback_places(error.__traceback__)
     if _LOST_PEER.search(str(error)):
         from trimtab.rehearse import agreement
 
-        another, finding = agreement.lost_peer(process, error, stack)
+        another, finding = agreement.lost_peer(process, error, places.traceback_places(error.__traceback__))
         if another:
             return finding
-    if "torch" not in sys.modules:
-        return _plain(error, stack)
-    from trimtab.diagnose.causes import diagnose_exception
-
-    finding = diagnose_exception(error, stack)
-    # What C++ calls meta:1 is the program's cuda:1.
-    finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
+    finding, unproven = looked_at(error)
+    if process.made_up and not unproven:
+        said = f"it then stopped with {type(error).__name__}: {error}"
+        finding, unproven = None, f"{said}; whether real values lead there is not known"
+    if unproven:
+        process.recorder.write(t="unproven", text=unproven)
     return finding
 
 
-def _not_simulated(error: BaseException) -> bool:
-    """Whether the script met something that virtual GPUs lack: that is no fault of the script."""
+def looked_at(error: BaseException) -> tuple[Finding | None, str]:
+    """The finding for an error, and why nothing is proven by it (either may be missing)."""
+    if getattr(error, UNPROVEN, ""):
+        return None, str(getattr(error, UNPROVEN))
+    if (carried := getattr(error, CARRIED, None)) is not None and carried["kind"] == "data-unreachable":
+        return Finding.from_dict(carried), _NOT_REACHED
+    links = blame.chain(error)
+    stack = places.traceback_places(error.__traceback__)
+    if any(map(unreachable.is_unreachable, links)):
+        where = next(filter(None, (places.first_own(_places(link)) for link in links[::-1])), None)
+        return unreachable.finding_for(links, stack, where), _NOT_REACHED
+    if _KILLED.search(str(error)):
+        return None, f"a process of the script was killed (SIGKILL): {blame.NO_ROOM}"
+    judged = [(link, blame.judge(link)) for link in links if not isinstance(link, SystemExit)]
+    for link, said in judged:
+        if said.whose == "unproven":
+            return None, _stopped(link, said.why)
+    if isinstance(error, SystemExit):
+        return _exit_status(error), ""
+    # What a library, or the program, has wrapped in an error of its own is told at the line that failed.
+    error, said = next((pair for pair in judged[::-1] if pair[1].whose in ("simulated", "proven")), judged[0])
+    stack = _places(error)
     if "torch" not in sys.modules:
-        return False
-    from trimtab.virtual.state import NotSimulated
+        return _plain(error, stack), ""
+    from trimtab.diagnose.causes import diagnose_exception
+    from trimtab.diagnose.explain import match_message
 
-    return isinstance(error, NotSimulated)
+    if said.whose == "open" and match_message(f"{type(error).__name__}: {error}") is None:
+        return None, _stopped(error, said.why or "it could not be repeated without virtual GPUs")
+    found = shield.call("diagnosis", diagnose_exception, error, stack, otherwise=_plain(error, stack))
+    finding: Finding = found
+    if finding.fix == UNKNOWN:
+        finding.fix = _install(error.name) if isinstance(error, ModuleNotFoundError) else said.fix
+    # What C++ calls meta:1 is the program's cuda:1.
+    finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
+    return finding, ""
+
+
+def _install(name: str | None) -> str:
+    return f"{name} is not there for this Python ({sys.prefix}): install it, or rehearse with the Python that has it"
+
+
+def _places(error: BaseException) -> list[Place]:
+    return places.traceback_places(error.__traceback__)
+
+
+def _stopped(error: BaseException, why: str) -> str:
+    where = places.first_own(_places(error))
+    if type(error).__name__ == "NotSimulated":
+        return f"{error} ({os.path.basename(where.file)}:{where.line})" if where is not None else str(error)
+    said = (str(error).strip().splitlines() or [""])[0]
+    at = f"at {os.path.basename(where.file)}:{where.line} " if where is not None else ""
+    return f"{at}the script stopped with {type(error).__name__}: {said[:300]}; {why}"
 
 
 def only_aborted(error: BaseException, process: Process) -> bool:
@@ -100,13 +151,11 @@ def _plain(error: BaseException, stack: list[Place]) -> Finding:
         message=f"{type(error).__name__}: {error}",
         where=where,
         library=stack[0] if stack and stack[0] != where and not isinstance(error, SyntaxError) else None,
-        fix="The script stops here on any machine: repair this first.",
+        fix="raised by Python code before torch was there: correct this line or what it is given",
     )
 
 
-def _exit_status(error: SystemExit) -> Finding | None:
-    if error.code in (None, 0):
-        return None
+def _exit_status(error: SystemExit) -> Finding:
     if isinstance(error.__context__, TrimtabError):
         return _refused(error.__context__)
     said = f"exit status {error.code}" if isinstance(error.code, int) else str(error.code)

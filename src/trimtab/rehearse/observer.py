@@ -10,11 +10,11 @@ import torch
 
 from trimtab.diagnose import source
 from trimtab.diagnose.causes import diagnose
-from trimtab.rehearse import places
+from trimtab.diagnose.finding import KINDS, Finding
+from trimtab.rehearse import places, shield
 from trimtab.virtual.observer import Asked, Observer
 
 if TYPE_CHECKING:
-    from trimtab.diagnose.finding import Finding
     from trimtab.rehearse.process import Process
     from trimtab.virtual.faults import Fault
 
@@ -29,6 +29,7 @@ class RehearsalObserver(Observer):
         super().__init__()
         self._process = process
         self._asked: set[Asked] = set()
+        self._unproven: set[str] = set()
         self._known: dict[tuple[object, ...], Finding] = {}
 
     def fault(self, fault: Fault) -> None:
@@ -41,11 +42,14 @@ class RehearsalObserver(Observer):
         if finding is None:
             # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
             fault.frames = [frame for frame in fault.frames if not frame.file.startswith(OWN)]
-            finding = self._echoed(diagnose(fault))
+            plain = Finding(
+                fault.kind if fault.kind in KINDS else "other-error", message=fault.message, op=fault.op
+            )
+            plain.where = source.place(fault.frame.file, fault.frame.line) if fault.frame else None
+            finding = self._echoed(shield.call("diagnosis", diagnose, fault, otherwise=plain))
             if self._of_a_worker(finding):
                 return
-            for check in self._process.checks:
-                finding = check.enrich(finding, None)
+            finding = self._process.enriched(finding, None)
             self._known[key] = finding
         self._process.report(finding)
 
@@ -70,6 +74,13 @@ class RehearsalObserver(Observer):
         how = "watch" if own else asked.how
         self._process.recorder.write(t="asked", how=how, op=asked.op, where=where, inside=inside)
 
+    def unproven(self, text: str) -> None:
+        """Write it down once; what is only known of values that were made up is no finding from here on."""
+        if text not in self._unproven:
+            self._unproven.add(text)
+            self._process.made_up = True
+            self._process.recorder.write(t="unproven", text=text)
+
     def _of_a_worker(self, finding: Finding) -> bool:
         """A batch that a forked worker put on the GPU is to be pinned: the worker's fault, which is known already."""
         if finding.kind != "pin-of-gpu-tensor" or finding.cause is not None:
@@ -81,4 +92,10 @@ class RehearsalObserver(Observer):
         """Compare with the other ranks before entering."""
         from trimtab.rehearse import agreement
 
-        agreement.enter(self._process, record, places.here())
+        shield.call("agreement of the ranks", agreement.enter, self._process, record, places.here())
+
+    def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
+        """Remember who exchanges what: the checks that compare ranks ask."""
+        from trimtab.rehearse import exchanges
+
+        shield.call("exchanges of the ranks", exchanges.seen, self._process, op, tensors, whole)

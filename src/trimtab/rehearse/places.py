@@ -13,6 +13,9 @@ from types import FrameType, TracebackType
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Place
 
+OURS = tuple(os.path.join(source.PACKAGE, room, "") for room in ("virtual", "rehearse", "diagnose"))
+"""The rooms that stand between a rehearsed program and torch. The others may be the program itself."""
+
 
 def frames() -> Iterator[FrameType]:
     """The user's frames on this thread's stack, innermost first."""

@@ -14,16 +14,14 @@ import multiprocessing.process
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding
+from trimtab.rehearse import instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
-from trimtab.rehearse.system import sleeps
 
 if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
@@ -43,10 +41,10 @@ class Process:
         self.recorder = Recorder(folder)
         self.checks: list[BaseCheck] = []
         self.finished_in = -1
-        self.in_group = False
-        """Whether this process has been a rank of a process group."""
         self.explained: set[int] = set()
         """Ids of parameters whose missing gradient one check has already explained."""
+        self.made_up = False
+        """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
 
     def report(self, finding: Finding) -> None:
@@ -68,9 +66,13 @@ class Process:
         error._trimtab_recorded = True  # type: ignore[attr-defined]
         finding = finding_of(error, self)
         if finding is not None:
-            for check in self.checks:
-                finding = check.enrich(finding, error)
-            self.report(finding)
+            self.report(self.enriched(finding, error))
+
+    def enriched(self, finding: Finding, error: BaseException | None) -> Finding:
+        """The finding with what the checks know of its cause."""
+        for check in self.checks:
+            finding = shield.call(type(check).__name__, check.enrich, finding, error, otherwise=finding)
+        return finding
 
     def finish(self, how: str, status: int = 0) -> None:
         """Let the checks speak and write the last records; once per process."""
@@ -78,8 +80,10 @@ class Process:
             return
         self.finished_in = os.getpid()
         for check in self.checks:
-            check.finish()
+            shield.call(type(check).__name__, check.finish)
         self.memory()
+        if not status:
+            self._nothing_on_a_gpu()
         self.recorder.flush()
         self.recorder.write(t="end", pid=os.getpid(), how=how, status=status)
 
@@ -105,7 +109,20 @@ class Process:
                     }
                     for device in here.devices
                 },
+                used=any(device.peak or device.used for device in here.devices),
             )
+
+    def _nothing_on_a_gpu(self) -> None:
+        """Say why no tensor of this process was ever on a GPU; whether one of another was, the parent knows."""
+        from trimtab.rehearse import untouched
+
+        if "torch" in sys.modules:
+            from trimtab.virtual.state import machine
+
+            if (here := machine()) is None or any(device.peak or device.used for device in here.devices):
+                return
+        if multiprocessing.parent_process() is None:
+            self.recorder.write(t="untouched", text=shield.call("untouched", untouched.reason, otherwise=""))
 
 
 SETUP = "trimtab.rehearse.process:attach"
@@ -120,6 +137,9 @@ def prepare() -> Process:
     if _process is None:
         _process = Process(Path(os.environ[VARIABLE]))
         _process.recorder.begin()
+        written.watch(_process.recorder, without=_process.settings.apart)
+        renames.across(_process.settings.apart)
+        instead.install_from_environment()
         _catch_ends(_process)
     return _process
 
@@ -139,7 +159,7 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, workers
+    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
     from trimtab.virtual import bootstrap, deeds
 
     machine.observer = observer.RehearsalObserver(process)
@@ -152,10 +172,12 @@ def _attach(process: Process, machine: Machine) -> None:
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
     deeds.listen()
     _catch_spawned(process)
+    shield.watch_over(process)
     workers.install()
+    quiet.silence()
     process.checks = checks.all_checks(process)
     for check in process.checks:
-        check.install()
+        shield.install(check)
 
 
 def _catch_ends(process: Process) -> None:
@@ -177,17 +199,16 @@ def _catch_ends(process: Process) -> None:
             sys.stderr.flush()
             process.hard_exit(0)
         process.failed(error)
-        real_hook(kind, error, traceback)
+        (tracebacks.print_error if real_hook is sys.__excepthook__ else real_hook)(kind, error, traceback)
 
     def end() -> None:
         process.finish("done")
-        if process.in_group:
-            settle()
 
     stands = stands_file(process.folder, os.getpid()).open("w")
     faulthandler.register(signal.SIGUSR2, file=stands, all_threads=False)
     os._exit = exit_now
     sys.excepthook = hook
+    tracebacks.leave_out_our_frames()
     atexit.register(end)
 
     real_bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
@@ -198,17 +219,6 @@ def _catch_ends(process: Process) -> None:
         return real_bootstrap(self, *args, **kwargs)
 
     multiprocessing.process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
-
-
-def settle(most: float = 5.0) -> None:
-    """Before Python takes itself down: wait until every other thread sleeps.
-
-    A thread of gloo that lets go of a tensor after that needs Python's lock, does not get it, and aborts the process.
-    """
-    calm, until = 0, time.monotonic() + most
-    while calm < 3 and time.monotonic() < until:
-        time.sleep(0.01)  # gives them the lock
-        calm = calm + 1 if sleeps(os.getpid(), without=threading.get_native_id()) else 0
 
 
 def guarded(process: Process, run: Callable[..., Any]) -> Callable[..., Any]:

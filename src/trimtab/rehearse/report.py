@@ -13,11 +13,17 @@ from itertools import groupby
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse.run import Result
 from trimtab.rehearse.session import WORDS
+from trimtab.rehearse.written import sentence
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
 _WIDTH = 110
 Paint = Callable[[str, str], str]
 _LABEL = 8
+TRIED = {
+    "gone": "with this change the fault is gone",
+    "another": "with this change the fault is gone, and the program stops at another one: not proven",
+}
+"""What a rehearsal with the fix in place showed."""
 
 
 def render(result: Result, *, colour: bool = False) -> str:
@@ -27,7 +33,17 @@ def render(result: Result, *, colour: bool = False) -> str:
         return f"\x1b[{code}m{text}\x1b[{_OFF}m" if colour else text
 
     blocks = [_block(number, finding, paint) for number, finding in enumerate(result.findings, 1)]
-    return "\n\n".join([*blocks, *_not_proven(result, paint), _verdict(result, paint)])
+    if result.beyond:
+        blocks.append(paint(_BOLD, "with these changes made, the program comes further, and meets:"))
+        first = len(result.findings) + 1
+        blocks += [_block(number, finding, paint) for number, finding in enumerate(result.beyond, first)]
+    return "\n\n".join([*blocks, *_not_proven(result, paint), *_files(result), _verdict(result, paint)])
+
+
+def _files(result: Result) -> list[str]:
+    """What became of the files that the program wrote."""
+    said = sentence(result.files)
+    return ["\n".join(_field("files", said))] if said else []
 
 
 def _not_proven(result: Result, paint: Paint) -> list[str]:
@@ -71,8 +87,15 @@ def _block(number: int, finding: Finding, paint: Paint) -> str:
             lines += _field("", cause.why) if cause.why else []
         else:
             lines += _field("cause", cause.why)
-    if finding.fix:
+    if finding.tried == "remains":
+        lines += _field("tried", f"it does not help, the fault remains: {finding.fix}")
+    elif finding.fix:
         lines += _field("fix", finding.fix)
+        lines += _field("tried", TRIED[finding.tried]) if finding.tried else []
+    for other in finding.follows:
+        place = other.where or other.cause
+        words = f"{other.kind}{f' at {_line_of(place)}' if place else f': {_shortened(other.message)}'}"
+        lines += _field("also", words)
     return "\n".join(lines)
 
 

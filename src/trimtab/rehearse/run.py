@@ -23,17 +23,33 @@ from typing import Any, Literal
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import one_rank
+from trimtab.errors import RequestError
+from trimtab.rehearse import apart, blame, folding, hints, instead, one_rank, rank_variables
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
 from trimtab.rehearse.system import belongs
-from trimtab.rehearse.target import parse_target
+from trimtab.rehearse.target import Target, parse_target
+from trimtab.rehearse.written import Files
 from trimtab.virtual import bootstrap
 
 Child = subprocess.Popen[bytes]
-Start = Callable[[Sequence[str], dict[str, str]], Child]
-"""Begins the process of a rank, given the words for `trimtab.rehearse.child` and an environment."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process that is to be started."""
+
+    arguments: Sequence[str]
+    """The words for `trimtab.rehearse.child`."""
+    environment: dict[str, str]
+    interpreter: Sequence[str] = ()
+    """Options of python itself."""
+    enter: Callable[[], None] | None = None
+    """To be called in the new process before anything else: puts it where its writes change nothing."""
+
+
+Start = Callable[[Rank], Child]
 Verdict = Literal["clean", "fault", "unproven"]
 EXIT_CODES: dict[Verdict, int] = {"clean": 0, "fault": 1, "unproven": 3}
 
@@ -58,6 +74,12 @@ class Result:
     """Whether big tensors had shapes and no values."""
     asked: list[AskedAt] = field(default_factory=list)
     """Where the program asked a shape for a value: what follows from these is not proven."""
+    files: Files = field(default_factory=Files)
+    """What became of the files that the program wrote."""
+    beyond: list[Finding] = field(default_factory=list)
+    """What shows only when the fixes that were tried are in place."""
+    instead: list[str] = field(default_factory=list)
+    """The files that were read with another text, to try a fix."""
 
     @property
     def exit_code(self) -> int:
@@ -69,9 +91,9 @@ class Result:
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
-def _start(arguments: Sequence[str], environment: dict[str, str]) -> Child:
-    command = [sys.executable, "-m", "trimtab.rehearse.child", *arguments]
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+def _start(rank: Rank) -> Child:
+    command = [sys.executable, *rank.interpreter, "-m", "trimtab.rehearse.child", *rank.arguments]
+    return subprocess.Popen(command, env=rank.environment, start_new_session=True, preexec_fn=rank.enter)
 
 
 def rehearse(
@@ -81,35 +103,61 @@ def rehearse(
     ranks: int | None = None,
     timeout: float = 600.0,
     start: Start = _start,
+    keep: Path | None = None,
+    in_place: bool = False,
 ) -> Result:
-    """Rehearse what the words name. The script's output goes where ours goes."""
+    """Rehearse what the words name. The script's output goes where ours goes.
+
+    What the script writes is thrown away, or moved to the folder `keep`; with `in_place` it is written for real.
+    """
     folder = Path(tempfile.mkdtemp(prefix="trimtab-rehearsal-"))
     try:
-        target = parse_target(words, scratch=folder)
-        per_node = ranks or target.ranks or settings.gpus
+        target = parse_target(words, scratch=folder, gpus=settings.gpus if settings.gpus_given else None)
+        visible = target.visible_gpus()
+        if visible is not None and not settings.gpus_given:
+            settings.gpus = max([0, *visible]) + 1
+        per_node = ranks or target.ranks or (settings.gpus if visible is None else len(visible)) or 1
         world = per_node * target.nodes
         settings.launched = world if target.launched or ranks is not None else 0
-        if not settings.gpus_given:
+        if not settings.gpus_given and visible is None:
             settings.gpus = max(settings.gpus, per_node)
-        settings.save(folder)
-        started = time.monotonic()
-        with _reserved_port() as port:
-            launch = _Launch(port, secrets.token_hex(4), per_node, world)
-            children = [
-                start(target.arguments, _environment(folder, settings, rank, launch))
-                for rank in range(1 if settings.shapes_only else world)
-            ]
-            try:
-                timed_out, standstill = _wait(children, started + timeout, folder)
-                # Before the rest is ended: a rank that sees another go would report that.
-                gathered = gather(folder)
-            finally:
-                for child in children:
-                    _end_group(child)
-                _signal_all(folder, signal.SIGKILL)
-        seconds = time.monotonic() - started
-        result = _result(folder, gathered, children, timed_out, timeout, seconds, standstill)
-        result.target, result.shapes_only = target.name, settings.shapes_only
+        with apart.files(words, folder, settings, keep=keep, in_place=in_place) as files:
+            settings.save(folder)
+            started = time.monotonic()
+            with _reserved_port() as port:
+                launch = _Launch(port, secrets.token_hex(4), per_node, world)
+                children = [
+                    start(
+                        Rank(
+                            target.for_rank(rank % per_node),
+                            _environment(folder, settings, rank, launch, target),
+                            target.interpreter,
+                            files.enter,
+                        )
+                    )
+                    for rank in range(1 if settings.shapes_only else world)
+                ]
+                try:
+                    timed_out, standstill = _wait(children, started + timeout, folder)
+                    # Before the rest is ended: a rank that sees another go would report that.
+                    gathered = gather(folder)
+                finally:
+                    for child in children:
+                        _end_group(child)
+                    _signal_all(folder, signal.SIGKILL)
+            seconds = time.monotonic() - started
+            if gathered.refused:
+                raise RequestError(gathered.refused)
+            gathered.notes += target.notes
+            hints.set_aside(gathered, target, files)
+            result = _result(folder, gathered, children, timed_out, timeout, seconds, standstill)
+            result.notes += hints.hints(result.findings, gathered, target)
+            result.target, result.shapes_only, result.files = (
+                target.name,
+                settings.shapes_only,
+                files.gather(),
+            )
+            result.instead = sorted(instead.used(folder))
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,17 +183,24 @@ def _reserved_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def _environment(folder: Path, settings: Settings, rank: int, launch: _Launch) -> dict[str, str]:
-    environment = dict(os.environ)
+def _environment(
+    folder: Path, settings: Settings, rank: int, launch: _Launch, target: Target
+) -> dict[str, str]:
+    # Which GPUs of this machine may be used says nothing about the virtual ones; what the line itself says, does.
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environment.update(target.environment)
+    visible = target.visible_gpus()
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
     environment[VARIABLE] = str(folder)
     environment[bootstrap.VARIABLE] = json.dumps(_machine(settings))
     path = (str(bootstrap.SITE), environment.get("PYTHONPATH"))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    # Which GPUs of this machine may be used says nothing about the virtual ones.
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if settings.instead:
+        environment[bootstrap.START] = instead.START
     if settings.launched:
         given = one_rank.variables(rank, launch.per_node, launch.world, launch.port, launch.run)
-        environment.update(given)
+        environment.update(rank_variables.of(target.launcher, given))
     return environment
 
 
@@ -235,12 +290,12 @@ def _result(
     seconds: float,
     standstill: Finding | None = None,
 ) -> Result:
-    from trimtab.rehearse import agreement
+    from trimtab.rehearse import agreement, apart_ranks, same_rows
 
     findings, notes = gathered.findings, list(gathered.notes)
-    apart = agreement.diverged(folder)
-    if apart is not None and not any(finding.kind == "ddp-bypassed" for finding in findings):
-        findings.append(apart)
+    if not any(finding.kind in ("ddp-bypassed", "ranks-disagree") for finding in findings):
+        findings += apart_ranks.found(folder)
+    findings += same_rows.found(folder)
     if standstill is not None and not any(finding.kind == "ranks-disagree" for finding in findings):
         findings.insert(0, standstill)
     faults = [finding for finding in findings if finding.severity == "fault"]
@@ -265,9 +320,13 @@ def _result(
         elif end["how"] == "interrupt":
             proven = False
             notes.append("the script was interrupted")
-        elif end["status"] and not faults:
+        elif end["status"] and not faults and not gathered.unproven:
             proven = False
             notes.append(f"the script ended with status {end['status']}, and no fault was seen")
+    if proven and not faults and not gathered.used:
+        proven = False
+        why = f" ({gathered.untouched})" if gathered.untouched else ""
+        notes.insert(0, f"nothing ran on a GPU: no tensor was ever put on one{why}")
     if gathered.stands_for > 1:
         _alike(gathered)
         notes.append(
@@ -280,7 +339,9 @@ def _result(
             f"what the program does hangs on values that shapes do not have, at {deciding} of its lines"
         )
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
-    return Result(verdict, findings, gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked)
+    return Result(
+        verdict, folding.fold(findings), gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked
+    )
 
 
 def _alike(gathered: Gathered) -> None:
@@ -299,6 +360,8 @@ def _hard_exit(status: int) -> Finding:
 
 
 def _death(code: int | None) -> str:
+    if code == -signal.SIGKILL:
+        return f"the script's process was killed by SIGKILL before its end, as when {blame.NO_ROOM}"
     if code is not None and code < 0:
         return f"the script's process was killed by {signal.Signals(-code).name} before its end"
     return f"the script's process ended without a word (status {code})"

@@ -35,6 +35,8 @@ class Settings:
     """Whether big tensors have shapes and no values; then one rank stands for all."""
     instead: dict[str, str] = field(default_factory=dict)
     """Source files that are read with another text (a fix that is tried), by absolute path."""
+    apart: dict[str, str] = field(default_factory=dict)
+    """The folders whose writes go to an overlay, and the mount that each really lies on."""
     launched: int = 0
     """How many ranks the rehearsal itself started (0: the script is on its own)."""
 
@@ -164,6 +166,12 @@ class Gathered:
     """How many ranks the one that ran stands for."""
     unproven: bool = False
     """Whether something was met that a rehearsal cannot tell."""
+    used: bool = False
+    """Whether any process put a tensor on a GPU."""
+    untouched: str = ""
+    """Why one did not, as far as it can be seen."""
+    refused: str = ""
+    """What Trimtab itself said of a config that cannot be run."""
 
 
 def gather(folder: Path) -> Gathered:
@@ -180,7 +188,10 @@ def gather(folder: Path) -> Gathered:
                     counts[record["id"]] = 1
                 case "count":
                     counts[record["id"]] = max(counts.get(record["id"], 1), record["n"])
+                case "untouched":
+                    result.untouched = result.untouched or record["text"]
                 case "memory":
+                    result.used |= record["used"]
                     for device, figures in record["devices"].items():
                         known = result.memory.setdefault(device, dict(figures))
                         known["peak_bytes"] = max(known["peak_bytes"], figures["peak_bytes"])
@@ -190,6 +201,8 @@ def gather(folder: Path) -> Gathered:
                     result.unproven |= record["t"] == "unproven"
                     if record["text"] not in result.notes:
                         result.notes.append(record["text"])
+                case "refused":
+                    result.refused = result.refused or record["text"]
                 case "asked":
                     one = AskedAt.from_dict(record)
                     if one not in result.asked:

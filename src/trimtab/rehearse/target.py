@@ -1,13 +1,14 @@
-"""What is to be rehearsed: a script, a module, a Trimtab config or a torchrun line. Parses; starts nothing."""
+"""What is to be rehearsed: a script, a module, a Trimtab config or the line of a launcher. Parses; starts nothing but
+accelerate's own reader of its line."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from trimtab.errors import RequestError
-
-_CONFIG_ENDINGS = {".yaml", ".yml", ".toml", ".json"}
+Launcher = Literal["torchrun", "srun", "mpirun"]
 
 
 @dataclass(frozen=True)
@@ -15,81 +16,64 @@ class Target:
     """The command to run in each rank."""
 
     arguments: tuple[str, ...]
-    """`SCRIPT ARGS…` or `-m MODULE ARGS…`, as `python` takes them."""
+    """`SCRIPT ARGS…`, `-m MODULE ARGS…` as `python` takes them, or `--command WORDS…` for a shell script."""
     name: str
     """What to call it in the report."""
     ranks: int = 1
+    """Ranks of a node; 0: as many as there are GPUs."""
     nodes: int = 1
     launched: bool = False
     """Whether the ranks get a launcher's environment, even if there is only one."""
+    launcher: Launcher = "torchrun"
+    """Whose variables tell a rank which it is."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that the line sets for the script."""
+    interpreter: tuple[str, ...] = ()
+    """Options of python itself."""
+    local_rank_option: bool = False
+    """Whether the launcher tells each rank its number by `--local_rank=N` after the script's path."""
+    needs: str = ""
+    """A package that the line asks for and that is not here."""
+    notes: tuple[str, ...] = ()
+    """What the report has to say about how the line was taken."""
+
+    def for_rank(self, local_rank: int) -> tuple[str, ...]:
+        """The arguments of one rank."""
+        if not self.local_rank_option:
+            return self.arguments
+        script = 2 if self.arguments[0] == "-m" else 1
+        return (*self.arguments[:script], f"--local_rank={local_rank}", *self.arguments[script:])
+
+    @property
+    def own_words(self) -> tuple[str, ...]:
+        """What stands after the script's path."""
+        return self.arguments[2 if self.arguments[0] == "-m" else 1 :]
+
+    def visible_gpus(self) -> list[int] | None:
+        """The GPUs that the line lets the script see; None where it says nothing."""
+        said = self.environment.get("CUDA_VISIBLE_DEVICES")
+        if said is None:
+            return None
+        entries = [entry.strip() for entry in said.split(",") if entry.strip()]
+        if not all(entry.lstrip("-").isdecimal() for entry in entries):
+            return list(range(len(entries)))  # told by their UUIDs
+        return [int(entry) for entry in entries if int(entry) >= 0]
 
 
-def parse_target(words: list[str], *, scratch: Path) -> Target:
-    """Read the words after our own options."""
-    if not words:
-        raise RequestError.of(
-            "nothing to rehearse",
-            "a script, `-m MODULE`, a config or a `torchrun …` line has to follow the options",
-            "write for example: trimtab rehearse --gpus 2 train.py",
-        )
-    first = words[0]
-    if first in {"python", "python3"} and len(words) > 1:
-        return parse_target(words[1:], scratch=scratch)
-    if first == "torchrun":
-        return _torchrun(words[1:])
-    if first == "-m":
-        if len(words) < 2:
-            raise RequestError.of(
-                "-m without a module", "python needs a name to run", "write -m package.module"
-            )
-        if words[1] in {"torch.distributed.run", "torch.distributed.launch"}:
-            return _torchrun(words[2:])
-        return Target(tuple(words), words[1])
-    if first.startswith("-"):
-        raise RequestError.of(
-            f"option {first!r} is not one of rehearse's",
-            "our options stand before the script, the script's own after its path",
-            "see trimtab rehearse --help",
-        )
-    path = Path(first)
-    if not path.is_file():
-        raise RequestError.of(
-            f"{first}: " + ("a folder, not a script" if path.is_dir() else "no such file"),
-            "there is nothing to run",
-            "give the path of a Python script or of a Trimtab config",
-        )
-    if path.suffix.lower() in _CONFIG_ENDINGS:
-        # The rehearsal must leave no run folder behind, and has no weights to export.
-        train = ("-m", "trimtab", "train", first, *words[1:], f"output_dir={scratch / 'run'}", "export=null")
-        return Target(train, first)
-    return Target(tuple(words), first)
+def parse_target(words: list[str], *, scratch: Path, gpus: int | None = None) -> Target:
+    """Read the words after our own options. `gpus`: how many were asked for, which a launcher may look at."""
+    from trimtab.rehearse import launch_lines
+
+    return launch_lines.read(words, scratch=scratch, gpus=gpus)
 
 
-def _torchrun(words: list[str]) -> Target:
-    """Take torchrun's own options as torchrun itself would read them."""
-    from torch.distributed.run import get_args_parser
-
-    parser = get_args_parser()
-    parser.exit_on_error = False
-    try:
-        options = parser.parse_args(words)
-    except SystemExit:
-        raise RequestError.of(
-            "torchrun's options could not be read (its message stands above)",
-            "the line is parsed by torchrun's own parser",
-            "write it as you would for torchrun: torchrun --nproc-per-node 2 train.py",
-        ) from None
-    nodes = int(str(options.nnodes).split(":")[-1])
-    per_node = str(options.nproc_per_node)
-    ranks = int(per_node) if per_node.isdecimal() else 0
-    script = [options.training_script, *options.training_script_args]
-    if options.no_python:
-        raise RequestError.of(
-            "torchrun --no-python", "only Python programs can be rehearsed", "give a script or --module"
-        )
-    if not options.module and not Path(options.training_script).is_file():
-        raise RequestError.of(
-            f"{options.training_script}: no such file", "there is nothing to run", "give the script's path"
-        )
-    arguments = ("-m", *script) if options.module else tuple(script)
-    return Target(arguments, options.training_script, ranks=ranks, nodes=nodes, launched=True)
+def is_shell_script(path: Path) -> bool:
+    """Whether a file is run by a shell: by its ending, or by its first line."""
+    if path.suffix in {".sh", ".bash"}:
+        return True
+    with path.open("rb") as file:
+        first = file.readline(200)
+    program = (
+        os.path.basename(first.removeprefix(b"#!").strip().split(b" ")[-1]) if first[:2] == b"#!" else b""
+    )
+    return program in {b"sh", b"bash", b"zsh", b"dash", b"ksh"}

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from trimtab.diagnose.causes import diagnose_exception
-from trimtab.diagnose.raised import CARRIED
+from trimtab.diagnose.finding import CARRIED
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import around
+from trimtab.rehearse.errors import UNPROVEN, looked_at
+from trimtab.rehearse.shield import around
 
 _POOLS = (
     (multiprocessing.pool, "ExceptionWithTraceback"),
@@ -31,13 +31,22 @@ def install() -> None:
         around(getattr(module, name), "__init__", _pooled)
 
 
-def _looked_at(error: BaseException | None, where: str) -> dict[str, Any] | None:
+def _looked_at(error: BaseException | None, where: str) -> dict[str, Any]:
+    """What the error is to carry to the process that waits."""
     if not isinstance(error, Exception):
-        return None
-    finding = diagnose_exception(error, places.traceback_places(error.__traceback__))
+        return {}
+    finding, unproven = looked_at(error)
+    if finding is None:
+        return {UNPROVEN: f"{unproven} ({where})"} if unproven else {}
     if places.first_own([finding.where] if finding.where is not None else []) is None:
-        return None  # no line of the program's own: the waiting process knows more
-    return {**finding.to_dict(), "message": f"{finding.message} ({where})" if where else finding.message}
+        return {}  # no line of the program's own: the waiting process knows more
+    message = f"{finding.message} ({where})" if where else finding.message
+    return {CARRIED: {**finding.to_dict(), "message": message}}
+
+
+def _hand_over(error: BaseException, found: dict[str, Any]) -> None:
+    for name, value in found.items():
+        setattr(error, name, value)
 
 
 def _wrapped(real: Any, self: Any, exc_info: Any = None, where: str = "in background") -> None:
@@ -50,10 +59,10 @@ def _raised_again(real: Any, self: Any) -> None:
     try:
         real(self)
     except Exception as error:
-        setattr(error, CARRIED, getattr(self, "trimtab", None))
+        _hand_over(error, getattr(self, "trimtab", {}))
         raise
 
 
 def _pooled(real: Any, self: Any, error: BaseException, traceback: Any) -> None:
-    setattr(error, CARRIED, _looked_at(error, "in a worker process"))
+    _hand_over(error, _looked_at(error, "in a worker process"))
     real(self, error, traceback)

@@ -115,6 +115,7 @@ def _of_rehearsal(file: Path) -> Report:
     from trimtab.diagnose.finding import Finding
     from trimtab.rehearse.run import EXIT_CODES, Result
     from trimtab.rehearse.session import AskedAt
+    from trimtab.rehearse.written import Files
     from trimtab.report.page import rehearsal_page
 
     content = _json(file)
@@ -131,6 +132,7 @@ def _of_rehearsal(file: Path) -> Report:
             target=content.get("target") or file.name,
             shapes_only=content.get("shapes_only", False),
             asked=[AskedAt.from_dict(asked) for asked in content.get("asked", [])],
+            files=Files.from_dict(content.get("files", {})),
         )
         page = rehearsal_page(result)
     return Report(page, {"kind": "rehearsal", **content}, file.with_suffix(".html"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.session import WORDS
+from trimtab.rehearse.written import sentence
 from trimtab.report.frame import page, raw_facts, section, table, text
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ def rehearsal_page(result: Result) -> str:
         "unproven": "nothing is proven",
     }[verdict]
     told = [f"{result.steps} optimizer steps, {result.seconds:.1f} s", *result.notes]
+    told += [f"Files: {said}"] if (said := sentence(result.files, most=20)) else []
     return page(
         f"{verdict}: {result.target}",
         [
@@ -33,12 +36,16 @@ def rehearsal_page(result: Result) -> str:
                 kind=verdict,
             ),
             *(_finding(number, finding) for number, finding in enumerate(result.findings, 1)),
+            *(
+                _finding(number, finding, "with the fixes above made: ")
+                for number, finding in enumerate(result.beyond, len(result.findings) + 1)
+            ),
             *([_not_proven(result)] if result.asked else []),
         ],
     )
 
 
-def _finding(number: int, finding: Finding) -> str:
+def _finding(number: int, finding: Finding, when: str = "") -> str:
     times = f", {finding.count} times" if finding.count > 1 else ""
     rows = [("says", text(finding.message)), ("where", _place(finding.where))]
     rows += [("inside", _place(finding.library)), ("module", text(finding.module))]
@@ -47,8 +54,13 @@ def _finding(number: int, finding: Finding) -> str:
         rows.append(("tensor", text(f"{tensor.name}: {tensor.device} {tensor.dtype} [{shape}]")))
     if finding.cause is not None:
         rows.append(("cause", f"{_place(finding.cause)}\n{text(finding.cause.why)}"))
-    rows.append(("fix", text(finding.fix)))
-    title = f"{number}. {finding.kind} ({finding.severity}{times})"
+    rows.append(("fix" if finding.tried != "remains" else "tried, does not help", text(finding.fix)))
+    if finding.tried and finding.tried != "remains":
+        rows.append(("tried", text(TRIED[finding.tried])))
+    rows += [
+        ("also", f"{text(other.kind)} {_place(other.where or other.cause)}") for other in finding.follows
+    ]
+    title = f"{number}. {when}{finding.kind} ({finding.severity}{times})"
     return section(title, [raw_facts(rows)], kind=finding.severity)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from trimtab.virtual.state import Machine
 
 VARIABLE = "TRIMTAB_VIRTUAL"
+START = "TRIMTAB_START"
+"""Names what a child calls ("package.module:function") before it reads its program."""
 SITE = Path(__file__).parent / "site"
 
 

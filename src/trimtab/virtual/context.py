@@ -18,32 +18,39 @@ from typing import Any, ParamSpec
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trimtab.virtual import (
     amp,
     bootstrap,
+    ctypes_libraries,
     cuda,
     deeds,
     dispatch,
     extents,
+    flex,
     functions,
     generators,
     legacy,
     processes,
     ranks,
+    scripted,
     serialization,
+    sharing,
     state,
+    triton_kernels,
     unknown,
 )
+from trimtab.virtual.imports import when_imported
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine, OnFault, Patch
-from trimtab.virtual.tensor import PARAMETERS, materialize
+from trimtab.virtual.tensor import PARAMETERS, VIRTUAL, materialize
 
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (cuda, legacy, generators, processes, ranks, serialization)
+_PATCHING = (cuda, legacy, generators, processes, ranks, scripted, serialization)
 
 
 def install(
@@ -80,11 +87,18 @@ def install(
             for patch in patches(machine):
                 state.replace(undo, *patch)
         undo.callback(processes.enter(machine))
+        undo.callback(sharing.enter())
         undo.callback(extents.enter())
         if len(state._stack) == 1:
             undo.callback(amp.enter())
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
+            settings = {
+                "triton": triton_kernels.set_in_triton,
+                "bitsandbytes.cextension": ctypes_libraries.set_in_bitsandbytes,
+                "bitsandbytes.nn.modules": ctypes_libraries.set_in_its_modules,
+            }
+            when_imported(machine, undo, settings)
         if "torch._dynamo" in sys.modules:
             undo.enter_context(sys.modules["torch._dynamo"].config.patch(disable=True))
         if observer is not None:
@@ -128,6 +142,7 @@ def install_from_environment() -> None:
     if not text:
         return
     wanted = json.loads(text)
+    processes.hide_real_gpus()
     machine = install(
         wanted["count"],
         memory=wanted["memory"],
@@ -151,11 +166,16 @@ def _remember(module: nn.Module, inputs: Any = None) -> None:
 def _own_patches(machine: Machine) -> list[Patch]:
     return [
         # A rehearsal adds to them.
-        (functions, "HANDLERS", functions.HANDLERS | (unknown.handlers() if machine.shapes else {})),
+        (
+            functions,
+            "HANDLERS",
+            functions.HANDLERS | flex.HANDLERS | (unknown.handlers() if machine.shapes else {}),
+        ),
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
         (nn.parameter.UninitializedTensorMixin, "materialize", materialize),  # type: ignore[attr-defined]
+        (FakeTensorMode, "from_tensor", _not_faked(FakeTensorMode.from_tensor)),
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),
         (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
@@ -184,9 +204,24 @@ def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:
 def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         _remember(self)
+        if scripted.is_scripted(self):
+            scripted.apply(self, args[0])
+            return self
         return original(self, *args, **kwargs)  # type: ignore[no-any-return]
 
     return _apply
+
+
+def _not_faked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_tensor(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """A fake tensor of a tensor on the host; one of a GPU needs the CUDA library and would abort the process."""
+        if tensor.__class__ in VIRTUAL:
+            raise state.NotSimulated(
+                "torch.export (or another tracer) makes fake tensors of tensors on a GPU: that is not simulated"
+            )
+        return original(self, tensor, *args, **kwargs)
+
+    return from_tensor
 
 
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:

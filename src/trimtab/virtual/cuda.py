@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trimtab.virtual import memory_stats, streams
+from trimtab.virtual import build_names, memory_stats, sdp_backends, streams
 from trimtab.virtual.processes import in_bad_fork, initialise
 from trimtab.virtual.properties import properties_of
 from trimtab.virtual.state import Machine, NotSimulated, Patch
@@ -93,6 +93,8 @@ class Layer:
     def functions(self) -> dict[str, Any]:
         """Names on `torch._C`: those under torch.cuda, those under torch.accelerator, copies between devices."""
         return {
+            **build_names.names(),
+            **sdp_backends.names(),
             **dict.fromkeys(_NOTHING, lambda *_, **__: None),
             **dict.fromkeys(_EXCHANGING, self.exchange_device),
             "_cuda_init": self.init,

@@ -7,11 +7,15 @@ never decides what is legal: see rules.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual import (
     amp,
@@ -19,6 +23,7 @@ from trimtab.virtual import (
     generators,
     kernels,
     memory,
+    origin,
     processes,
     ranks,
     rules,
@@ -38,11 +43,17 @@ _PLAIN = frozenset(
 # Operations with a result that CUDA leaves on the CPU, and its place among the results.
 _HOST_RESULTS = {"aten::_pack_padded_sequence": 1}
 
+_META = torch.device("meta")
+
 PLANS: dict[Any, Plan] = {}
 
 
 def plan_of(func: Any) -> Plan:
     """The plan of an operation, made on first use."""
+    if isinstance(func, HigherOrderOperator):
+        raise state.NotSimulated(
+            f"torch's operation {func.name()} on functions is not simulated by virtual GPUs."
+        )
     plan = PLANS[func] = Plan(func)
     plan.rule = rules.rule_for(func, plan.name)
     plan.before = kernels.BEFORE.get(plan.name)
@@ -90,6 +101,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         slot = _factory_slot(slot, args, named, machine)
     elif mix and slot is not None:
         slot = plan.rule(plan, args, kwargs, slot)
+        if mix is SHAPE and slot is not None:
+            rules.no_data(plan)
     if plan.seeded and named.get("generator") is not None:
         rules.generator(plan, named, slot)
         named["generator"] = generators.source_of(named["generator"])
@@ -97,6 +110,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         slot = shapes.host_slot(machine, plan, args, kwargs)
     if slot is None:
         out = _on_cpu(plan, func, payloads, named)
+        if mix is SHAPE or (plan.factory and named.get("device") == _META):
+            _mark_shapes(out)
         if observer is not None:
             traces.made(plan, out, args)
         return out
@@ -108,7 +123,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
             out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
         else:
             out = func(*payloads, **named)
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, MemoryError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
     kind = plan.kind
@@ -129,8 +144,9 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-ALIKE, MIXED, FOREIGN = range(3)
-"""How operands mix: all on one device; not so; one is of a class with rules of its own."""
+ALIKE, MIXED, SHAPE, FOREIGN = range(4)
+"""How operands mix: all on one device; not so; one is a meta tensor of the program's; one is of a class with rules of
+its own."""
 
 
 def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
@@ -150,7 +166,10 @@ def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
                 mix = inner_mix
         else:
             if cls not in _PLAIN and isinstance(value, Tensor):
-                mix = FOREIGN if sharded.has_own_rules(cls) else mix or MIXED
+                if sharded.has_own_rules(cls):
+                    mix = FOREIGN
+                elif mix is not FOREIGN:
+                    mix = _shape(value) if value.is_meta else mix or MIXED
             found.append(value)
             continue
         if own is not slot:
@@ -161,6 +180,26 @@ def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
                 if slot.index == state.HOST:
                     slot = own
     return found, slot, mix
+
+
+def _shape(tensor: Tensor) -> int:
+    """A meta tensor that is no virtual one: the program's came through here. C++ makes others where no mode is on.
+
+    (Where shapes only are rehearsed, payloads are such tensors.)
+    """
+    if state._stack and state._stack[-1].shapes:
+        return SHAPE
+    if tensor.__class__ is Tensor and origin.SHAPE not in tensor.__dict__:
+        base = tensor._base
+        if base is None or (base.__class__ is Tensor and origin.SHAPE not in base.__dict__):
+            raise state.InternalError(f"A tensor of {tensor.numel()} elements was made without its values.")
+    return SHAPE
+
+
+def _mark_shapes(made: Any) -> None:
+    for value in tree_leaves(made):
+        if value.__class__ is Tensor and value.is_meta:
+            value.__dict__[origin.SHAPE] = True
 
 
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -300,6 +339,8 @@ def _after_write(tensor: Any) -> None:
 class VirtualMode(TorchDispatchMode):
     """Sees every operation of its thread: factories and plain tensors too, which no tensor class could catch."""
 
+    supports_higher_order_operators = True  # none is carried out: `plan_of` says so
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # Compilation is off while a machine is in force (context.py); torch's own guard costs 3 µs an operation.
@@ -318,4 +359,12 @@ def _unseen(func: Any, args: Args, kwargs: Kwargs) -> Any:
         return work(func, args, kwargs)
 
 
+@contextmanager
+def _modes() -> Iterator[None]:
+    """Both modes, for Python that runs inside an operation."""
+    with torch._C._EnableTorchFunction(), VirtualMode(), functions.INSIDE:
+        yield
+
+
 set_worker(_unseen)
+sharded.set_modes(_modes, VirtualMode)

@@ -17,16 +17,21 @@ import torch.utils._device as default_device
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trimtab.virtual import amp, faults, origin, refused, state
+from trimtab.virtual import faults, origin, refused, state
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
-from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, payload_of, set_data, wrap
+from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, set_data, wrap
 from trimtab.virtual.wording import in_cuda_words
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
 AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
 """Told of every torch function with its result; empty unless a rehearsal listens."""
+
+
+def listener_failed(listener: Any, error: Exception) -> None:
+    """What a listener raises is no error of the program; a rehearsal says whose it is."""
+    raise error
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,6 +60,10 @@ def _default_for(func: Any) -> Any:
 class VirtualFunctions(TorchFunctionMode):
     """Sees every torch function of its thread before C++ does."""
 
+    def __init__(self, told: bool = True) -> None:
+        super().__init__()
+        self.listeners = AFTER if told else []
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -71,8 +80,11 @@ class VirtualFunctions(TorchFunctionMode):
             if not refused.is_about_devices(error, args, kwargs or {}):
                 raise
             result = refused.repaired(error, _again, func, args, kwargs or {})
-        for listener in AFTER:
-            listener(func, args, kwargs or {}, result)
+        for listener in self.listeners:
+            try:
+                listener(func, args, kwargs or {}, result)
+            except Exception as error:
+                listener_failed(listener, error)
         return result
 
 
@@ -81,6 +93,8 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 MODE = VirtualFunctions()
+INSIDE = VirtualFunctions(told=False)
+"""For what torch's own Python does inside an operation: it is no function that the program called."""
 
 
 def switched_on() -> AbstractContextManager[object]:
@@ -245,62 +259,6 @@ def assign_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     func(tensor, grad)
 
 
-def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Scaled dot product attention: C++ would choose its kernel by the meta device; choose as the CPU does."""
-    if not any(value.__class__ in VIRTUAL for value in (*args, *kwargs.values())):
-        return func(*args, **kwargs)
-    if torch.is_autocast_enabled("cuda"):
-        return amp.in_lower_precision(_attention, args, kwargs)
-    return _attention(*args, **kwargs)
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if not (query.device == key.device == value.device):
-        message = (
-            "Expected query, key, and value to have the same device type, but got query.device: "
-            f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
-        )
-        named = [("query", query), ("key", key), ("value", value)]
-        faults.report("device-mismatch", message, "aten.scaled_dot_product_attention", named)
-        key, value = key.to(query.device), value.to(query.device)
-    mask = attn_mask
-    if mask is not None and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    choice = torch._fused_sdp_choice(
-        _for_choice(query),
-        _for_choice(key),
-        _for_choice(value),
-        _for_choice(mask) if mask is not None else None,
-        dropout_p,
-        is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
-    if choice == int(torch.nn.attention.SDPBackend.FLASH_ATTENTION.value):
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
-    math = torch._scaled_dot_product_attention_math
-    return math(query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
-
-
-def _for_choice(tensor: Tensor) -> Tensor:
-    """What the choice of a kernel looks at: shapes and types. Memory that is never touched costs nothing."""
-    payload = payload_of(tensor)
-    if not payload.is_meta:
-        return payload
-    with torch._C._DisableTorchDispatch():
-        return torch.empty_strided(payload.size(), payload.stride(), dtype=payload.dtype, device="cpu")
-
-
 HANDLERS.update(
     {
         torch.Tensor.to: moved,
@@ -318,6 +276,5 @@ HANDLERS.update(
         torch._has_compatible_shallow_copy_type: same_kind,
         torch.Tensor.grad.__set__: assign_grad,  # type: ignore[union-attr]
         torch.Tensor.data.__set__: assign_data,  # type: ignore[attr-defined]
-        nn.functional.scaled_dot_product_attention: attention,
     }
 )

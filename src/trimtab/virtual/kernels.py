@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import batch_norm, faults, state
+from trimtab.virtual import batch_norm, determinism, faults, float8, memory, sdp_attention, sdp_kernels, state
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name, words
 
@@ -36,7 +36,7 @@ def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     left, right = _PRODUCTS[base]
     one, two = payloads[left], payloads[right]
     if one.dtype is two.dtype:
-        if one.dtype in _INTEGERS:
+        if one.dtype in _INTEGERS or one.dtype in float8.TYPES:
             kernel = "baddbmm_cuda" if "bmm" in base else "dot" if base == "dot" else "addmm_cuda"
             message = f"\"{kernel}\" not implemented for '{scalar_name(one.dtype)}'"
             _tell("backend-unsupported", message, plan, args, NotImplementedError)
@@ -87,7 +87,13 @@ BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
     **{f"aten::{name}": host_only for name in _HOST_ONLY},
     "aten::_amp_foreach_non_finite_check_and_unscale_": unscale,
     "aten::_pack_padded_sequence": packing,
+    "aten::_fused_sdp_choice": sdp_attention.refuse_below,
+    **determinism.BEFORE,
+    **float8.BEFORE,
 }
+
+
+_SUBSTITUTES = batch_norm.SUBSTITUTES | sdp_kernels.SUBSTITUTES
 
 
 def _tell(kind: str, message: str, plan: Plan, args: Args, raises: type[Exception]) -> None:
@@ -109,9 +115,14 @@ def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
 def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs, error: Exception) -> Any:
     """A CPU kernel refused. Either CUDA's kernel would not have (compute it in float32), or it says so otherwise."""
     text = str(error)
+    if plan.name == "aten::_fused_sdp_choice":
+        return sdp_attention.choose_below(*payloads, **named)
+    memory.refuse_on_small_host(error)
     base = plan.name.removeprefix("aten::")
     if _UNSUPPORTED.search(text):
         return _in_float32(plan, func, payloads, named)
+    if base == "equal" and "not implemented for 'Float8" in text:
+        return bool(torch.equal(*(value.float() for value in payloads)))
     if base in _PRODUCTS and func._overloadname in ("dtype", "dtype_out"):
         return _wide_product(func, payloads, named)
     if (
@@ -119,8 +130,8 @@ def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs
         and text.startswith("Could not run ")
         and "'CPU' backend" in text
     ):
-        if base in batch_norm.SUBSTITUTES:
-            return batch_norm.SUBSTITUTES[base](*payloads, **named)
+        if base in _SUBSTITUTES:
+            return _SUBSTITUTES[base](*payloads, **named)
         raise state.NotSimulated(f"{plan.name} has no kernel on the CPU: virtual GPUs lack it.") from error
     if base in _ASSERTING and ("out of range" in text or "out of bounds" in text):
         asserted = runtime_error("device-side assert triggered")

@@ -1,6 +1,8 @@
-"""The old tensor types `torch.cuda.FloatTensor` and `torch.set_default_tensor_type` on virtual GPUs.
+"""The old types `torch.cuda.FloatTensor` and `torch.set_default_tensor_type`, and the constructor of a class of tensors
+that a program has, on virtual GPUs.
 
-Old scripts still use them. Each stands for a dtype on the current GPU; they are never classes of tensors.
+Old scripts still use the types. Each stands for a dtype on the current GPU; they are never classes of tensors. A class
+of a program's own stays on the CPU: a virtual tensor has a class already.
 """
 
 from __future__ import annotations
@@ -8,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trimtab.virtual.state import Machine, Patch
-from trimtab.virtual.tensor import VirtualTensor
+from trimtab.virtual.tensor import VirtualTensor, refuse_own_class
 from trimtab.virtual.wording import LEGACY
 
 _DTYPES = {f"torch.cuda.{name}": dtype for dtype, name in LEGACY.items()}
@@ -38,6 +41,27 @@ class _TensorType(type):
 
 def _name(kind: Any) -> str:
     return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+
+
+def _of_own_class(native: Any) -> Any:
+    """torch.Tensor.__new__ for a class of the program's: C++ wants memory for it that Python has not seen yet."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is torch.Tensor:
+            return native(cls, *args, **kwargs)
+        refuse_own_class(cls, *args[:1])
+        with _disable_current_modes():
+            return native(cls, *args, **kwargs)
+
+    return staticmethod(__new__)
+
+
+def _as_own_class(native: Any) -> Any:
+    def _make_subclass(cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_own_class(cls, data)
+        return native(cls, data, *args, **kwargs)
+
+    return staticmethod(_make_subclass)
 
 
 def patches(machine: Machine) -> list[Patch]:
@@ -73,5 +97,7 @@ def patches(machine: Machine) -> list[Patch]:
         ),
         (torch, "set_default_tensor_type", set_default_tensor_type),
         (torch.Tensor, "type", type_),
+        (torch.Tensor, "__new__", _of_own_class(torch.Tensor.__new__)),
+        (torch.Tensor, "_make_subclass", _as_own_class(torch.Tensor._make_subclass)),
         (VirtualTensor, "new", new),
     ]

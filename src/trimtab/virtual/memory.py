@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trimtab.virtual import faults
-from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.state import NotSimulated, VirtualDevice
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -101,6 +101,21 @@ def exhausted(device: VirtualDevice, nbytes: int) -> None:
         "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
     faults.report("out-of-memory", message, "alloc", raises=torch.OutOfMemoryError)
+
+
+_WANTED = re.compile(r"tried to allocate (\d+) bytes")
+
+
+def refuse_on_small_host(error: Exception) -> None:
+    """Where this machine could not hold the values of a tensor, say so: it is no fault of the program."""
+    if not isinstance(error, MemoryError) and "DefaultCPUAllocator" not in str(error):
+        return
+    wanted = _WANTED.search(str(error))
+    size = f" ({human(int(wanted.group(1)))} more were asked for)" if wanted else ""
+    raise NotSimulated(
+        f"This machine has too little memory for the values that the program has on virtual GPUs{size}. Rehearse "
+        "shapes only (--shapes-only, virtual_gpus(shapes=True)), or a smaller model or batch."
+    ) from error
 
 
 def human(nbytes: int) -> str:

@@ -47,6 +47,7 @@ class Statistics:
     def reset_peak(self, index: int) -> None:
         device = self.machine.at(index)
         self._peak_reserved[index] = self.reserved(index)
+        device.used |= device.peak > 0
         self._peak_when_emptied[index] = device.peak = device.allocated
 
     def set_fraction(self, fraction: float, index: int) -> None:

@@ -72,5 +72,11 @@ class Observer:
     def asked(self, asked: Asked) -> None:
         """Told of each value that was asked of a shape (machines with shapes only)."""
 
+    def unproven(self, text: str) -> None:
+        """Told of what could not be computed: from there on values are made up."""
+
     def collective(self, record: dict[str, Any]) -> None:
         """Told of each collective call between ranks."""
+
+    def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
+        """Told of every exchange between ranks, sends and receives too; `whole` when all ranks take part."""

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trimtab.virtual.packages import brought_along
+
 
 class Origin(NamedTuple):
     """A line of code."""
@@ -57,6 +59,8 @@ class Trace:
 ATTRIBUTE = "_trimtab"
 EXTENTS = "_trimtab_extents"
 """What extents.py keeps beside it."""
+SHAPE = "_trimtab_shape"
+"""The mark of a meta tensor that the program made."""
 
 
 def _library_roots() -> tuple[str, ...]:
@@ -65,7 +69,8 @@ def _library_roots() -> tuple[str, ...]:
     roots |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__)}
     # The package itself, also when installed in place; its command line and recipes are no user code either.
     roots.add(os.path.dirname(os.path.dirname(_OWN)))
-    return tuple(os.path.join(path, "") for root in roots for path in (os.path.realpath(root), root))
+    own = tuple(os.path.join(path, "") for root in roots for path in (os.path.realpath(root), root))
+    return own + brought_along()
 
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -83,10 +88,12 @@ def is_plumbing(filename: str) -> bool:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file is the user's own: outside torch, site-packages, the standard library and this package."""
+    """Whether a file is the user's own: outside torch, installed packages, the standard library and this package."""
     if filename.startswith("<"):
         return False
-    return not os.path.abspath(filename).startswith(_ROOTS)
+    path = os.path.abspath(filename)
+    # Packages may also lie in another environment's folder, on PYTHONPATH.
+    return not path.startswith(_ROOTS) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
 
 def _is_user(code: CodeType) -> bool:

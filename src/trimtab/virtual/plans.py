@@ -64,6 +64,8 @@ class Plan:
 
 def _composite(func: Any) -> bool:
     """Whether an operation is made of others, with no kernel of its own (`chunk` has one that keeps its views)."""
+    if func.namespace == "prim":
+        return False  # TorchScript's own, which a tracer passes on: the dispatcher does not know them
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     name = func.name()
     return has(name, "CompositeImplicitAutograd") and not (has(name, "CPU") or has(name, "ADInplaceOrView"))

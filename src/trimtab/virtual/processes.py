@@ -1,13 +1,14 @@
 """Processes and page-locked memory around virtual GPUs, and the first use of a GPU in a process.
 
 A process forked after CUDA was initialised may not use it, as on hardware; one that is spawned starts with the same
-virtual machine (see bootstrap.py). Pinned memory is ordinary memory that says it is pinned. Never shares a GPU tensor
-between processes without a copy.
+virtual machine (see bootstrap.py), and shares the tensors that it is handed (sharing.py). Pinned memory is ordinary
+memory that says it is pinned.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,23 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
 
 def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
     return self.layout is torch.strided and hasattr(self.untyped_storage(), "_virtual_pinned")
+
+
+def hide_real_gpus() -> None:
+    """In a process that has virtual GPUs to its end: torch counts the real ones once, and finds none."""
+    if not torch._C._has_cuda or state.machine() is not None or torch.cuda.is_initialized():
+        return
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a driver that is too old, or none
+            torch._C._cuda_getDeviceCount()
+    finally:
+        if setting is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = setting
 
 
 def patches(in_force: Machine) -> list[Patch]:

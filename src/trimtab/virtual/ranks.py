@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import faults, lone_rank, origin, sharded, state
+from trimtab.virtual import ending, faults, futures, lone_rank, origin, rpc, sharded, state
 from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.tensor import VIRTUAL
 
@@ -55,8 +55,12 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     machine = state.machine()
     if machine is not None:
         _check(name, named)
-        if machine.observer is not None and name not in _POINT_TO_POINT:
-            machine.observer.collective(_record(name, named))
+        if machine.observer is not None:
+            group = _group(named)
+            whole = group.size() == dist.get_world_size() if dist.is_initialized() else True
+            machine.observer.exchange(_NAMES.get(name, name), _tensors(list(named.values())), whole)
+            if name not in _POINT_TO_POINT:
+                machine.observer.collective(_record(name, named))
         if machine.shapes:
             return lone_rank.collective(func, name, named, _group(named))
 
@@ -69,8 +73,12 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     payloads, rest = tree_map(payload, (list(args), kwargs))
     if name in _FLAT:
         payloads = [_flat(value, held) for value in payloads]
+    made = func(*payloads, **rest)
+    work = made[-1] if isinstance(made, tuple) else made
+    if isinstance(work, torch.ScriptObject):
+        ending.watch(dist.Work.unbox(work), payloads)
     # The results of a collective are its own arguments, written in place.
-    return tree_map(lambda value: held.get(id(value), value), func(*payloads, **rest))
+    return tree_map(lambda value: held.get(id(value), value), made)
 
 
 def _flat(value: Any, held: dict[int, torch.Tensor]) -> Any:
@@ -114,8 +122,8 @@ _asked: dict[str, str] = {}
 
 
 def _gpu_only(group: Any) -> bool:
-    """Whether it was asked for with a GPU backend alone."""
-    return ":" not in _asked.get(group.group_name, ":")
+    """Whether it was asked for with a GPU backend alone. A bare backend, as RPC uses, has no name and was not."""
+    return ":" not in _asked.get(getattr(group, "group_name", ""), ":")
 
 
 def _check(name: str, named: dict[str, Any]) -> None:
@@ -147,6 +155,7 @@ def patches(in_force: Machine) -> list[Patch]:
         if asked is not None:
             kwargs.pop("pg_options", None)
         _asked.clear()
+        ending.settle_at_exit()
         if in_force.shapes:
             lone_rank.init_group(native_init, args, kwargs)
         else:
@@ -176,7 +185,7 @@ def patches(in_force: Machine) -> list[Patch]:
 
     def get_backend(group: Any = None) -> Any:
         answer = native_backend(group)
-        asked = _asked.get((group or c10d._get_default_group()).group_name, "")
+        asked = _asked.get(getattr(group or c10d._get_default_group(), "group_name", ""), "")
         return dist.Backend("nccl") if "nccl" in asked else answer
 
     def object_device(group: Any = None) -> str:
@@ -201,4 +210,6 @@ def patches(in_force: Machine) -> list[Patch]:
         ),
         (c10d, "_get_object_coll_device", object_device),
         (sys.modules[__name__], "_asked", dict(_asked)),
+        *futures.patches(),
+        *rpc.patches(),
     ]

@@ -83,7 +83,7 @@ def slot_of(tensor: Tensor) -> Slot:
 
 def is_scalar(tensor: Tensor) -> bool:
     """A 0-dim tensor on the CPU, which CUDA takes beside any device."""
-    return tensor.dim() == 0 and device_of(tensor).type != "cuda"
+    return tensor.dim() == 0 and device_of(tensor).type == "cpu"
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[torch.device]:
@@ -112,6 +112,17 @@ def mismatch(
     """Report an illegal mix; where the operation goes on if the machine repairs."""
     faults.report(kind, message, plan.name.replace("::", "."), found, raises)
     return winner(found, plan)
+
+
+# What reads of a meta tensor its shape alone.
+_SHAPE_READERS = words("is_same_size is_set_to _has_compatible_shallow_copy_type resize_as_")
+
+
+def no_data(plan: Plan) -> None:
+    """A meta tensor of the program's is to be read: computed on payloads, torch would take it for a shape and write
+    nothing."""
+    if plan.name.removeprefix("aten::") not in _SHAPE_READERS:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
 
 
 def crossing(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot:

@@ -15,7 +15,7 @@ from trimtab.virtual import origin, processes, state
 from trimtab.virtual.storage import VirtualStorage, cpu_copy, label_storage
 from trimtab.virtual.tensor import wrap
 
-_OURS = {origin.ATTRIBUTE, origin.EXTENTS}
+_OURS = {origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE}
 
 
 def without_origin(original: Any) -> Any:

@@ -35,6 +35,12 @@ _INDEXED = frozenset(
 )
 
 
+_FILLED = frozenset(
+    f"aten::{name}" for name in words("new_zeros new_ones new_full zeros_like ones_like full_like")
+)
+"""What these make holds one number, whatever the tensor holds that they are made like."""
+
+
 def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> VirtualDevice | None:
     """The host, for a result there that has no values: of unknown operands, or big memory that nobody has written."""
     if plan.name in _UNWRITTEN:
@@ -64,6 +70,8 @@ def carry(
         made = func(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
             made._hint = hint(payloads[0])
+        return made
+    if plan.name in _FILLED and (made := _with_values(plan, func, payloads, named)) is not None:
         return made
     if unknown and (rule := _RULES.get(plan.name)) is not None:
         found = rule(plan, payloads, args)
@@ -123,6 +131,20 @@ def _grows(plan: Plan, payloads: Any, named: Any, args: Args, kwargs: Kwargs) ->
     if plan.pointwise and len(found) > 1:
         most = max(most, math.prod(torch.broadcast_shapes(*(value.shape for value in found))))
     return most > ANY or (most > FLOATS and any(v.is_floating_point() for v in found))
+
+
+def _with_values(plan: Plan, func: Any, payloads: Any, named: Any) -> Tensor | None:
+    """A small tensor that is filled with one number: it has values, also one made like a tensor that has none."""
+    like = payloads[0]
+    fresh = plan.name.startswith("aten::new_")
+    elements = math.prod(payloads[1]) if fresh else like.numel()
+    if elements > (FLOATS if (named.get("dtype") or like.dtype).is_floating_point else ANY):
+        return None
+    if like.is_meta:
+        size, stride = ((0,), (1,)) if fresh else (like.size(), like.stride())
+        like = torch.empty_strided(size, stride, dtype=like.dtype, device="cpu")
+    made: Tensor = func(like, *payloads[1:], **named)
+    return made
 
 
 def _lightened(made: Any) -> Any:

@@ -4,16 +4,24 @@ A DTensor is a wrapper of torch's own around a shard, and C++ takes its device f
 While virtual GPUs are in force it answers what its shard answers. DTensor is imported only by programs that use
 processes, so it is changed when they join a group.
 
+What a class of tensors does inside an operation is Python that makes tensors of its own (a mask, a scalar): it runs
+with both modes on, or C++ would make them on meta, where values are lost. DTensor's way is C++ that calls back into
+Python.
+
 Random numbers of a sharded tensor are those of each rank's own generator: DTensor would count the offsets of CUDA's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from contextlib import AbstractContextManager
+from functools import cache, wraps
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual import state
 from trimtab.virtual.tensor import VIRTUAL
@@ -24,6 +32,16 @@ SHARDED: set[type] = set()
 _ALIKE = frozenset(
     ("aten::_to_copy", "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like")
 )
+
+# dispatch.py, which stands above, puts here what switches its modes on.
+_modes: Callable[[], AbstractContextManager[object]]
+_mode: type
+
+
+def set_modes(modes: Callable[[], AbstractContextManager[object]], mode: type) -> None:
+    """Say how the modes are switched on, and by which class of dispatch mode it is seen that they are."""
+    global _modes, _mode
+    _modes, _mode = modes, mode
 
 
 def answer_for_shards() -> None:
@@ -42,8 +60,44 @@ def answer_for_shards() -> None:
     for module in (_random, _dispatch):
         state.replace(undo, module, "is_rng_supported_mesh", lambda mesh: False)
     state.replace(undo, _op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)
+    for name, value in list(vars(_dispatch.OpDispatcher).items()):
+        if isinstance(value, staticmethod):
+            state.replace(undo, _dispatch.OpDispatcher, name, staticmethod(_seen(value.__func__)))
+        elif isinstance(value, FunctionType) and name != "__init__":
+            state.replace(undo, _dispatch.OpDispatcher, name, _seen(value))
+    dispatcher = DTensor._op_dispatcher
+    before = dispatcher._custom_op_handlers
+    state.replace(undo, dispatcher, "_custom_op_handlers", _Seen(before))
     SHARDED.add(DTensor)
     undo.callback(SHARDED.clear)
+
+
+def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Python that C++ calls where the modes are off: they are on while it runs."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(mode, _mode) for mode in _get_current_dispatch_mode_stack()):
+            return original(*args, **kwargs)
+        with _modes():
+            return original(*args, **kwargs)
+
+    return call
+
+
+class _Seen(dict[Any, Any]):
+    """Handlers of single operations, which C++ reads from this dict; loss_parallel puts others in later."""
+
+    def __init__(self, handlers: dict[Any, Any]) -> None:
+        super().__init__()
+        self.update(handlers)
+
+    def __setitem__(self, operation: Any, handler: Any) -> None:
+        super().__setitem__(operation, _seen(handler))
+
+    def update(self, handlers: Any = (), **_: Any) -> None:  # type: ignore[override]
+        for operation, handler in dict(handlers).items():
+            self[operation] = handler
 
 
 def _of_shard(name: str) -> Callable[[Any], Any]:
@@ -70,15 +124,40 @@ def has_own_rules(kind: type) -> bool:
 
 
 def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operation on such tensors: what it does to those inside comes back to the dispatcher, if they are virtual.
+    """An operation on such tensors: what it does to those inside comes back to the dispatcher.
 
     A shard that is not virtual yet would not: one that is moved to a GPU, or made on one in the shape of another.
     """
     whole: Any = args[0] if args else None
     alike = func._schema.name in _ALIKE and type(whole) in SHARDED
     if not (alike and state.is_virtual_device(kwargs.get("device"))):
-        return func(*args, **kwargs)
+        kinds = _kinds(args, kwargs)
+        if SHARDED & kinds.keys() or _get_current_dispatch_mode_stack():
+            # DTensor's way is C++; a mode below this one (fake tensors: shapes only) comes before any class.
+            return func(*args, **kwargs)
+        return _by_python(func, kinds, args, kwargs)
     shard = work(func, (whole._local_tensor, *args[1:]), kwargs)
     return whole.from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def _kinds(args: Any, kwargs: dict[str, Any]) -> dict[type, None]:
+    """The classes with rules of their own among the operands, in the order in which torch asks them."""
+    found: dict[type, None] = {}
+    for value in tree_leaves((args, kwargs)):
+        if isinstance(value, torch.Tensor) and type(value) not in VIRTUAL and has_own_rules(type(value)):
+            found[type(value)] = None
+    return dict.fromkeys(sorted(found, key=lambda kind: -len(kind.__mro__)))
+
+
+def _by_python(func: Any, kinds: dict[type, None], args: Any, kwargs: dict[str, Any]) -> Any:
+    with _modes():
+        for kind in kinds:
+            made = kind.__torch_dispatch__(func, tuple(kinds), args, kwargs)  # type: ignore[attr-defined]
+            if made is not NotImplemented:
+                return made
+    names = ", ".join(kind.__name__ for kind in kinds)
+    raise TypeError(
+        f"Multiple dispatch failed for '{func}'; all __torch_dispatch__ handlers returned NotImplemented: {names}"
     )

@@ -36,6 +36,7 @@ class VirtualDevice:
         self.capability = capability
         self.allocated = 0
         self.peak = 0
+        self.used = False  # whether it held anything before the program set its peak back
         self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")
         # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.
         self.meta = torch.device("meta", index)
@@ -112,6 +113,13 @@ class Machine:
 
 class NotSimulated(NotImplementedError):
     """Something that a GPU can do and a virtual one cannot: it says nothing about the program."""
+
+
+class InternalError(NotSimulated):
+    """A fault of the virtual GPUs themselves, found before it could change a value of the program."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} This is a fault of Trimtab's virtual GPUs, not of the program.")
 
 
 _stack: list[Machine] = []

@@ -44,7 +44,11 @@ class VirtualStorage(torch.UntypedStorage):
 
     def resize_(self, size: int) -> Any:
         """FSDP frees and makes its gathered weights by this; the memory of the device knows it."""
-        made = super().resize_(size)
+        try:
+            made = super().resize_(size)
+        except RuntimeError as error:
+            memory.refuse_on_small_host(error)
+            raise
         block = getattr(self, "_virtual_block", None)
         if block is not None:
             memory.resize(block, size)

@@ -21,7 +21,7 @@ from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.storage import address, label_storage
 
 _make = torch.Tensor._make_wrapper_subclass
-_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS)
+_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE)
 
 # dispatch.py puts its worker here; the tensor module cannot import it without a circle.
 _worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -118,6 +118,10 @@ class VirtualTensor(torch.Tensor):
         plain = name.replace("torch.cuda.", "torch.")
         target = self.to(torch.empty(0).type(plain).dtype)
         return target if ".cuda." in name else target.cpu()
+
+    def as_subclass(self, cls: Any) -> Any:
+        refuse_own_class(cls, self)
+        return self.view_as(self)
 
     def record_stream(self, stream: Any) -> None:
         """Nothing runs asynchronously here, so there is nothing to keep alive."""
@@ -293,6 +297,14 @@ PARAMETERS = frozenset((VirtualParameter, HostParameter))
 VIRTUAL = frozenset((VirtualTensor, HostTensor)) | PARAMETERS
 
 
+def refuse_own_class(kind: type, data: Any = None) -> None:
+    """A virtual tensor cannot be of a class of the program's: say so."""
+    if data.__class__ in VIRTUAL and kind is not Tensor and kind is not nn.Parameter and kind not in VIRTUAL:
+        raise state.NotSimulated(
+            f"A tensor on a GPU of the program's own class {kind.__name__} is not simulated by virtual GPUs."
+        )
+
+
 def is_host(tensor: VirtualTensor) -> bool:
     """Whether it is one of the tensors on the CPU that have a shape only."""
     return tensor._slot.index == state.HOST
@@ -405,12 +417,18 @@ def sync(tensor: VirtualTensor) -> None:
         return
     size, stride, offset = payload.size(), payload.stride(), payload.storage_offset()
     if tensor.size() != size or tensor.stride() != stride or tensor.storage_offset() != offset:
-        with torch._C._DisableTorchDispatch():
-            # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
-            torch.ops.aten.resize_.default(
-                tensor, [payload.untyped_storage().nbytes() // payload.element_size()]
-            )
-            torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
+        filling = torch._C._get_deterministic_fill_uninitialized_memory()
+        # Under deterministic algorithms torch would fill what it grows: here are no values to fill.
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
+        try:
+            with torch._C._DisableTorchDispatch():
+                # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
+                torch.ops.aten.resize_.default(
+                    tensor, [payload.untyped_storage().nbytes() // payload.element_size()]
+                )
+                torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
+        finally:
+            torch._C._set_deterministic_fill_uninitialized_memory(filling)
 
 
 _HOME = "_virtual_home"

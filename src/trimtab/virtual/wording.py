@@ -77,7 +77,8 @@ def type_name(tensor: Tensor) -> str:
 
 def scalar_name(dtype: torch.dtype) -> str:
     """C++'s name of a dtype: Float, Half, BFloat16, Long."""
-    return _SCALAR.get(dtype, str(dtype).removeprefix("torch."))
+    found = _SCALAR.get(dtype) or str(dtype).removeprefix("torch.")
+    return found.replace("float8", "Float8")
 
 
 AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)

@@ -18,6 +18,7 @@ if "RANK" in os.environ:
     dist.init_process_group("gloo")
     total = torch.ones(1)
     dist.all_reduce(total)
+    total = total.cuda()
     dist.destroy_process_group()
     print("rank", os.environ["RANK"], "of", int(total))
     sys.exit(3 if sys.argv[-1] == "exit" else 0)

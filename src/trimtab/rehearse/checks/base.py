@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import sys
 from collections.abc import Callable
 from functools import cache
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -12,11 +13,24 @@ import torch
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause, Finding, Place, Severity
-from trimtab.rehearse import places
-from trimtab.virtual import origin
+from trimtab.rehearse import places, shield
+from trimtab.rehearse.shield import around
+from trimtab.virtual import functions, origin
 
 if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
+
+__all__ = [
+    "BaseCheck",
+    "around",
+    "backward_hub",
+    "optimizers_made",
+    "place_born",
+    "shown",
+    "trained_by",
+    "watch_function",
+    "world_size",
+]
 
 
 class BaseCheck:
@@ -40,6 +54,8 @@ class BaseCheck:
         once: str = "",
     ) -> None:
         """Record a finding; what is said under the same word of `once`, only the first time."""
+        if kind == "non-finite" and self.process.made_up:
+            return  # it may come from a value that nobody computed, which has been told
         if once not in self._said:
             self._said |= {once} - {""}
             self.process.report(Finding(kind, severity, message, where, cause, fix, op, module))
@@ -55,15 +71,21 @@ class BaseCheck:
         return finding
 
 
-def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Let `call` stand in a function's place, keeping its name and signature; it is given the real one first."""
-    real = getattr(owner, name)
+def watch_function(function: Any, look: Callable[[FrameType, tuple[Any, ...], Any], None]) -> None:
+    """Let a check look at every call of a torch function: the line that asked, the arguments, the result.
 
-    @functools.wraps(real)
-    def instead(*args: Any, **kwargs: Any) -> Any:
-        return call(real, *args, **kwargs)
+    By a handler of the function mode: a wrapper in torch's namespace would hide the function's identity.
+    """
+    known = functions.HANDLERS.get(function, functions.call)
+    whose = shield.owner_of(look)
 
-    setattr(owner, name, instead)
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = known(func, args, kwargs)
+        # One frame up is the function mode, two up the line that asked (or a method of the virtual tensor).
+        shield.call(whose, look, sys._getframe(2), args, result)
+        return result
+
+    functions.HANDLERS[function] = handler
 
 
 class Backward:
@@ -73,7 +95,7 @@ class Backward:
         self.before: list[Callable[[list[torch.Tensor], Place | None], None]] = []
         self.after: list[Callable[[], None]] = []
         self._inside = False
-        around(torch.autograd, "backward", self._call)
+        around(torch.autograd, "backward", self._call, whose="Backward")
 
     def _call(self, real: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         # A re-entrant checkpoint runs a backward inside the backward: only the outer one is the user's.
@@ -84,10 +106,10 @@ class Backward:
         self._inside = True
         try:
             for listener in self.before:
-                listener(roots, place)
+                shield.call(shield.owner_of(listener), listener, roots, place)
             result = real(tensors, *args, **kwargs)
             for listener_after in self.after:
-                listener_after()
+                shield.call(shield.owner_of(listener_after), listener_after)
         finally:
             self._inside = False
         return result
@@ -108,7 +130,7 @@ def optimizers_made() -> WeakKeyDictionary[Any, Place | None]:
         real(optimizer, *args, **kwargs)
         found[optimizer] = places.here()
 
-    around(torch.optim.Optimizer, "__init__", init)
+    around(torch.optim.Optimizer, "__init__", init, whose="the list of optimizers")
     return found
 
 

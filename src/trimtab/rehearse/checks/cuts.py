@@ -5,10 +5,10 @@ Lines are only remembered here; whether one of them is a fault is for the checks
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,7 +18,8 @@ from torch import nn
 from trimtab.diagnose import flow, source
 from trimtab.diagnose.finding import Place
 from trimtab.rehearse import places
-from trimtab.virtual import functions, tensor
+from trimtab.rehearse.checks.base import watch_function
+from trimtab.virtual import tensor
 
 _MARK = "_trimtab_cut"
 _TENSOR = tensor.__file__
@@ -66,8 +67,7 @@ class Cuts:
         self.without_grad: dict[int, Place] = {}
         """Parameters by id whose layer ran, in training mode, with gradients switched off: the line that did so."""
         for function in (*_MEANT, *_NUMBERS):
-            known = functions.HANDLERS.get(function, functions.call)
-            functions.HANDLERS[function] = self._watched(known, function in _MEANT)
+            watch_function(function, partial(self._looked_at, function in _MEANT))
         nn.modules.module.register_module_forward_pre_hook(self._forward)
 
     def in_front_of(self, dead: set[int]) -> Cut | None:
@@ -75,18 +75,11 @@ class Cuts:
         found = [cut for cut in self._found.values() if cut.behind & dead]
         return min(found, key=lambda cut: (not cut.goes_on, not cut.meant), default=None)
 
-    def _watched(self, real: functions.Handler, meant: bool) -> functions.Handler:
-        def cut(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            result = real(func, args, kwargs)
-            # One frame up is the function mode, two up the line that asked (or a property of the virtual tensor).
-            caller: FrameType | None = sys._getframe(2)
-            if caller is not None and caller.f_code.co_filename == _TENSOR:
-                caller = caller.f_back
-            if caller is not None and args and source.is_user_file(caller.f_code.co_filename):
-                self._note(caller, args[0], result, meant)
-            return result
-
-        return cut
+    def _looked_at(self, meant: bool, caller: FrameType | None, args: tuple[Any, ...], result: Any) -> None:
+        if caller is not None and caller.f_code.co_filename == _TENSOR:
+            caller = caller.f_back
+        if caller is not None and args and source.is_user_file(caller.f_code.co_filename):
+            self._note(caller, args[0], result, meant)
 
     def _note(self, caller: FrameType, given: Any, result: Any, meant: bool) -> None:
         if not isinstance(given, torch.Tensor) or given.grad_fn is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trimtab.diagnose import flow
 from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
-from trimtab.rehearse import agreement, places
+from trimtab.rehearse import agreement, apart_ranks, places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
     around,
@@ -54,6 +55,7 @@ class Ddp(BaseCheck):
 
     def install(self) -> None:
         self._wrapped: list[_Wrapped] = []
+        self._pid = -1
         self._inside = 0
         self._in_backward = False
         self._reentrant: Place | None = None
@@ -80,6 +82,7 @@ class Ddp(BaseCheck):
         real(ddp, module, *args, **kwargs)
         entry = _Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules()))
         entry.collectives = agreement.made()
+        self._pid = os.getpid()
         self._wrapped.append(entry)
 
     def _forward(self, real: _Real, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +139,10 @@ class Ddp(BaseCheck):
         self._in_backward = False
         for entry, ddp in self._living():
             mine = _shared(ddp, optimizer)
-            if not mine or world_size() < 2 or agreement.made() != entry.collectives:
+            if not mine or world_size() < 2:
+                continue
+            self._compare(entry, ddp, mine)
+            if agreement.made() != entry.collectives:
                 continue
             if entry.unsynced is not None:
                 self._report_unsynced(entry.unsynced)
@@ -145,16 +151,26 @@ class Ddp(BaseCheck):
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for entry, ddp in self._living():
-            if not (mine := _shared(ddp, optimizer)):
+            if not _shared(ddp, optimizer):
                 continue
             entry.forwards, entry.past_it, entry.collectives = 0, None, agreement.made()
             entry.unsynced = None
             entry.steps += 1
-            which = f"{entry.number}:{_positions(ddp, mine)}"
-            entry.compared[which] += 1
-            step = entry.compared[which]
-            if step < 4 or step & (step - 1) == 0:
-                agreement.weights(self.process, which, step, mine, places.here())
+
+    def _compare(self, entry: _Wrapped, ddp: DistributedDataParallel, mine: list[torch.Tensor]) -> None:
+        """Write down the weights with which a step begins: what averages them after a step has done so by then."""
+        which = f"{entry.number}:{_positions(ddp, mine)}"
+        entry.compared[which] += 1
+        step = entry.compared[which]
+        if step <= 16 or step & (step - 1) <= 1:
+            apart_ranks.weights(self.process, which, step, mine, places.here())
+
+    def finish(self) -> None:
+        for entry, ddp in self._living():
+            # A worker that was forked from this rank ends too, and may not touch the GPU.
+            if entry.steps and os.getpid() == self._pid and world_size() > 1:
+                everything = list(ddp.module.parameters())
+                apart_ranks.weights(self.process, f"{entry.number}:end", entry.steps + 1, everything, None)
 
     def _report_bypass(self, place: Place) -> None:
         self.report(

@@ -238,8 +238,12 @@ class Gradients(BaseCheck):
             if dead and self._passes:
                 explained |= {known.number for known in dead}
                 self._report_checkpoint(place, dead)
+        trained = {p.number for optimizer in self._optimizers.values() for p in optimizer.parameters if p.got}
         for optimizer in self._optimizers.values():
             dead = [p for p in optimizer.parameters if not p.got and p.number not in explained]
+            if len(dead) < len(optimizer.parameters):
+                # Another optimizer trains them: losses that are stepped in turn share layers.
+                dead = [p for p in dead if p.number not in trained]
             if self._told and len(dead) == len(optimizer.parameters):
                 continue
             if dead and optimizer.steps:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trimtab.diagnose.finding import Place, cause_at
-from trimtab.rehearse import agreement, places
+from trimtab.rehearse import agreement, places, shield
 from trimtab.rehearse.checks.base import BaseCheck
 from trimtab.rehearse.session import stands_file
 from trimtab.rehearse.system import processes
@@ -59,8 +59,8 @@ class StaleLauncher(BaseCheck):
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             # Our own look at the variables, and torch's in the rendezvous, are not the program's.
             self._looking = True
-            if self._nobody_comes(args, kwargs):
-                self._report()
+            if shield.call("StaleLauncher", self._nobody_comes, args, kwargs, otherwise=False):
+                shield.call("StaleLauncher", self._report)
                 kwargs = {k: v for k, v in kwargs.items() if k not in {"rank", "world_size", "init_method"}}
                 kwargs.update(rank=0, world_size=1, store=dist.HashStore())
                 args = args[:1]
@@ -68,8 +68,7 @@ class StaleLauncher(BaseCheck):
                 real(*args, **kwargs)
             finally:
                 self._looking = False
-            self.process.in_group = True
-            agreement.joined(self.process)
+            shield.call("agreement of the ranks", agreement.joined, self.process)
 
         init_process_group.__wrapped__ = real  # type: ignore[attr-defined]
         # Device meshes have taken the function by name: they make the group when the program has not.

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trimtab.diagnose.finding import Finding, Place, cause_at
-from trimtab.rehearse import places
+from trimtab.rehearse import places, shield
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, trained_by
 from trimtab.rehearse.checks.cuts import leaves
 
@@ -61,9 +61,13 @@ class Scaler(BaseCheck):
 
     def _clip(self, real: _Real, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if self._scaled and self._carry(given):
-            self._report_clip(real.__name__)
+        # By itself: what was an iterator is used up now.
+        shield.call("Scaler", self._look_at_clip, given, real.__name__)
         return real(given, *args, **kwargs)
+
+    def _look_at_clip(self, given: list[torch.Tensor], name: str) -> None:
+        if self._scaled and self._carry(given):
+            self._report_clip(name)
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._roots = [root for root in roots if _MARK in root.__dict__]

@@ -75,7 +75,7 @@ class Sources:
         if values.device.type == "meta" or is_unknown(result):
             return
         name = getattr(func, "__name__", "")
-        if not _finite(values):
+        if not is_finite(values):
             if not self._births and name not in _ON_PURPOSE:
                 self._born(caller.f_code.co_filename, caller.f_lineno, name, args, kwargs)
         elif name in _STEEP_AT_ZERO and result.requires_grad and len(self._steep) < 8:
@@ -100,7 +100,7 @@ class Sources:
                 fix = "Leave a label in every batch: mask the prompt alone, and drop rows without an answer."
                 self._births.append(Source(place, why, fix))
                 return
-        stray = next((value for value in given if not _finite(payload_of(value))), None)
+        stray = next((value for value in given if not is_finite(payload_of(value))), None)
         if stray is not None and not _is_mask(payload_of(stray)):
             self._births.append(
                 Source(place_born(stray) or source.place(file, line), "this is not finite already here")
@@ -117,17 +117,25 @@ def _asking(frame: FrameType) -> FrameType:
     return frame
 
 
-def _finite(values: torch.Tensor) -> bool:
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether all values are numbers; true of what has none."""
     if not values.is_floating_point() or not values.numel() or values.device.type == "meta":
         return True
     with torch.no_grad():
-        return bool(torch.isfinite(values.detach()).all())
+        return bool(torch.isfinite(wide(values)).all())
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """The values in a type that can be computed with: eight-bit floats can only be converted."""
+    values = values.detach()
+    return values.float() if values.dtype.itemsize == 1 else values
 
 
 def _is_mask(values: torch.Tensor) -> bool:
     """Only finite numbers and -inf: as attention masks have."""
     with torch.no_grad():
-        return not bool((torch.isnan(values.detach()) | (values.detach() == float("inf"))).any())
+        values = wide(values)
+        return not bool((torch.isnan(values) | (values == float("inf"))).any())
 
 
 def _has_one(values: torch.Tensor) -> bool:

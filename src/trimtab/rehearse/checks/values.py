@@ -1,28 +1,35 @@
 """Losses and weights that are not finite, and memory that was used before anything was written to it.
 
-What the user's own code takes from `torch.empty` and its kin, or from `Module.to_empty`, is filled with NaN in a
-rehearsal: on hardware it holds whatever was there. What is never written to then shows.
+What the user's own code takes from `torch.empty` and its kin is filled with NaN in a rehearsal: on hardware it holds
+whatever was there. What is never written to then shows. (`Module.to_empty`: see `unwritten`.)
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown, trained_by
-from trimtab.rehearse.checks.sources import Source, Sources
-from trimtab.virtual import functions, state
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    optimizers_made,
+    shown,
+    trained_by,
+    watch_function,
+)
+from trimtab.rehearse.checks.sources import Source, Sources, is_finite
+from trimtab.rehearse.checks.unwritten import all_nan, fill, tensors_of
+from trimtab.virtual import state
 from trimtab.virtual.unknown import is_unknown
 
 _EVERY_STEP_UNTIL = 8
@@ -36,7 +43,6 @@ class Values(BaseCheck):
     def install(self) -> None:
         self._filled: dict[tuple[int, ...], tuple[str, int]] = {}
         """Shapes that the user's code took from torch.empty and its kin, with the line."""
-        self._emptied: WeakKeyDictionary[nn.Module, Place | None] = WeakKeyDictionary()
         self._steps = 0
         self._scaled = False
         self._reported = False
@@ -46,12 +52,9 @@ class Values(BaseCheck):
         self._numbers = False
         self._made = optimizers_made()
         self._sources = Sources()
-        # As handlers of the function mode: a wrapper in torch's namespace would hide the function's identity.
         for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
-            functions.HANDLERS[function] = self._fresh(functions.HANDLERS.get(function, functions.call))
-        around(nn.Module, "to_empty", self._to_empty)
+            watch_function(function, self._fresh)
         around(torch.amp.GradScaler, "scale", self._scale)
-        nn.modules.module.register_module_forward_pre_hook(self._forward)
         backward_hub().before.append(self._backward)
         register_optimizer_step_post_hook(self._stepped)
 
@@ -59,40 +62,16 @@ class Values(BaseCheck):
         self._scaled |= scaler.is_enabled()
         return real(scaler, outputs)
 
-    def _fresh(self, real: functions.Handler) -> functions.Handler:
-        def make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensor = real(func, args, kwargs)
-            # One frame up is the function mode, two up the line that asked.
-            caller = sys._getframe(2)
-            if source.is_user_file(caller.f_code.co_filename) and _fill(tensor):
-                self._filled[tuple(tensor.shape)] = (caller.f_code.co_filename, caller.f_lineno)
-            return tensor
-
-        return make
-
-    def _to_empty(self, real: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = real(module, *args, **kwargs)
-        place = places.here()
-        if place is not None:
-            for child in module.modules():
-                self._emptied[child] = place
-                for tensor in _tensors(child).values():
-                    _fill(tensor)
-        return result
-
-    def _forward(self, module: nn.Module, args: Any) -> None:
-        if not self._emptied or (place := self._emptied.pop(module, None)) is None:
-            return
-        names = [name for name, tensor in _tensors(module).items() if _all_nan(tensor)]
-        if names:
-            self._report_garbage(names, place, type(module).__name__)
+    def _fresh(self, caller: FrameType, args: tuple[Any, ...], tensor: Any) -> None:
+        if source.is_user_file(caller.f_code.co_filename) and fill(tensor):
+            self._filled[tuple(tensor.shape)] = (caller.f_code.co_filename, caller.f_lineno)
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._sources.turn()
         if self._reported:
             return
         for root in roots:
-            if root.numel() != 1 or not root.is_floating_point() or is_unknown(root):
+            if root.numel() != 1 or not root.is_floating_point() or root.is_meta or is_unknown(root):
                 continue
             value = float(root.detach())
             births = self._sources.births
@@ -136,7 +115,7 @@ class Values(BaseCheck):
         for parameter in trained_by(optimizer):
             if is_unknown(parameter):
                 continue
-            if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
+            if not is_finite(parameter):
                 shape = tuple(parameter.shape)
                 message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
                 cause = self._divergence() or (
@@ -169,9 +148,9 @@ class Values(BaseCheck):
         here = state.machine()
         found = False
         for module in list(here.modules) if here is not None else ():
-            for name, tensor in _tensors(module).items():
+            for name, tensor in tensors_of(module).items():
                 taken = self._filled.get(tuple(tensor.shape))
-                if taken is not None and _all_nan(tensor):
+                if taken is not None and all_nan(tensor):
                     self._report_garbage([name], source.place(*taken), type(module).__name__)
                     found = True
         return found
@@ -187,30 +166,3 @@ class Values(BaseCheck):
             op="empty",
             module=owner,
         )
-
-
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-
-
-def _fill(tensor: Any) -> bool:
-    """Make unwritten memory visible. Whole numbers have no NaN and stay as they are."""
-    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
-        return False
-    if tensor.device.type == "meta" or tensor.layout is not torch.strided or is_unknown(tensor):
-        return False
-    with torch.no_grad():
-        tensor.detach().fill_(float("nan"))
-    return True
-
-
-def _all_nan(tensor: torch.Tensor) -> bool:
-    if (
-        not tensor.is_floating_point()
-        or tensor.device.type == "meta"
-        or not tensor.numel()
-        or is_unknown(tensor)
-    ):
-        return False
-    with torch.no_grad():
-        return bool(torch.isnan(tensor.detach()).all())

@@ -5,6 +5,7 @@ Then the sitecustomize that this file hides has its turn. Never imports torch it
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -49,6 +50,9 @@ def _next_sitecustomize() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+if _start := os.environ.get("TRIMTAB_START"):
+    _module, _, _name = _start.partition(":")
+    getattr(importlib.import_module(_module), _name)()
 if os.environ.get("TRIMTAB_VIRTUAL"):
     sys.meta_path.insert(0, _AfterTorch())
 _next_sitecustomize()

@@ -1,0 +1,122 @@
+"""Ranks that train apart: writes down, step by step, what the parent compares between the ranks (see `apart_ranks`).
+
+Only plain parameters are looked at: shards differ by design, and those of a DDP module are DDP's. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from trimtab.diagnose import source
+from trimtab.diagnose.finding import Place
+from trimtab.rehearse import agreement, exchanges, places
+from trimtab.rehearse.checks.base import BaseCheck, around, optimizers_made, trained_by, world_size
+from trimtab.virtual import origin, state
+from trimtab.virtual.tensor import VIRTUAL, payload_of
+
+_PLAIN = VIRTUAL | {torch.Tensor, nn.Parameter}
+_FIGURES = ("lr", "weight_decay", "momentum", "eps")
+_STEPS = 16
+
+
+class Apart(BaseCheck):
+    """Follows every optimizer of a rank."""
+
+    def install(self) -> None:
+        self._made = optimizers_made()
+        self._numbers: dict[int, int] = {}
+        self._steps: Counter[int] = Counter()
+        self._wrapped: set[int] = set()
+        around(DistributedDataParallel, "__init__", self._wrap)
+        register_optimizer_step_pre_hook(self._step)
+
+    def _wrap(self, real: Any, ddp: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        real(ddp, module, *args, **kwargs)
+        self._wrapped |= {id(parameter) for parameter in module.parameters()}
+
+    def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if world_size() < 2 or self.process.settings.shapes_only:
+            return
+        number = self._numbers.setdefault(id(optimizer), len(self._numbers))
+        self._steps[number] += 1
+        step = self._steps[number]
+        if step > _STEPS and step & (step - 1) > 1:
+            return
+        parameters = trained_by(optimizer)
+        sharded = [p for p in parameters if type(p) not in _PLAIN or getattr(p, "_is_flat_param", False)]
+        mine = [p for p in parameters if p.requires_grad and id(p) not in self._wrapped]
+        mine = [p for p in mine if not any(p is one for one in sharded)]
+        if step == 1:
+            self._begin(optimizer, number, mine, bool(sharded))
+        self._write(number, step, mine)
+
+    def _begin(
+        self, optimizer: torch.optim.Optimizer, number: int, mine: list[torch.Tensor], sharded: bool
+    ) -> None:
+        if any(_is_dtensor(p) and not _is_fsdp(p) for p in trained_by(optimizer)):
+            exchanges.veto(self.process, "tensor parallel")
+        group = optimizer.param_groups[0]
+        made, where = self._made.get(optimizer), places.here()
+        agreement.note(
+            self.process,
+            {
+                "optimizer": number,
+                "names": _names(mine),
+                "shapes": [list(p.shape) for p in mine],
+                "figures": [group[name] for name in _FIGURES if isinstance(group.get(name), float | int)],
+                "made": asdict(made) if made else None,
+                "where": asdict(where) if where else None,
+                "moved": [asdict(place) if (place := _moved(p)) else None for p in mine],
+                "gpu": [p.device.type == "cuda" for p in mine],
+                "wrapped": bool(self._wrapped),
+                "sharded": sharded,
+            },
+        )
+
+    def _write(self, number: int, step: int, mine: list[torch.Tensor]) -> None:
+        figures = [None if p.grad is None else [*_sums(p.grad), *_sums(p)] for p in mine]
+        shared = [n for n, p in enumerate(mine) if id(p) in exchanges.shared]
+        agreement.note(self.process, {"apart": number, "n": step, "sums": figures, "shared": shared})
+
+
+def _sums(tensor: torch.Tensor) -> tuple[float, float]:
+    values = payload_of(tensor.detach())
+    if values.is_meta or values.layout is not torch.strided:
+        return 0.0, 0.0
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        wide = values.double()
+        return float(wide.sum()), float(wide.abs().sum())
+
+
+def _is_dtensor(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "placements")
+
+
+def _is_fsdp(parameter: Any) -> bool:
+    """Sharded over every rank along its first dimension, as FSDP2 does over a plain mesh."""
+    mesh = parameter.device_mesh
+    names = mesh.mesh_dim_names or ()
+    return mesh.ndim == 1 and mesh.size() == world_size() and not {"tp", "cp", "sp", "pp", "ep"} & set(names)
+
+
+def _moved(parameter: torch.Tensor) -> Place | None:
+    trace = origin.trace_of(parameter)
+    at = origin.resolve(trace.moved) if trace is not None else None
+    return source.place(at.file, at.line) if at is not None else None
+
+
+def _names(parameters: list[torch.Tensor]) -> list[str]:
+    here = state.machine()
+    known: dict[int, str] = {}
+    for module in list(here.modules) if here is not None else ():
+        for name, parameter in module.named_parameters():
+            if len(name) > len(known.get(id(parameter), "")):
+                known[id(parameter)] = name
+    return [known.get(id(parameter), f"parameter {n}") for n, parameter in enumerate(parameters)]

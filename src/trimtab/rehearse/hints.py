@@ -1,0 +1,46 @@
+"""What the parent knows about a failure that the script's processes do not: a package that the launch line asks for and
+that is not here, an overlay that could not take a write, an option of ours that stands after the script."""
+
+from __future__ import annotations
+
+import re
+
+from trimtab.diagnose.finding import Finding
+from trimtab.rehearse.apart import Apart
+from trimtab.rehearse.session import Gathered
+from trimtab.rehearse.target import Target
+
+_OPTIONS = re.compile(
+    r"--(gpus|ranks|max-steps|shapes-only|timeout|json|html|github|sarif|keep-files|in-place|try-fixes|write-fixes)"
+)
+"""Options of `trimtab rehearse`, which stand before the script."""
+
+
+def set_aside(gathered: Gathered, target: Target, files: Apart) -> None:
+    """Errors that are not the script's are no findings: nothing is proven because of them."""
+    for finding in list(gathered.findings):
+        why = files.blamed(finding.message)
+        if why is None and target.needs and f"No module named '{target.needs}'" in finding.message:
+            why = f"{target.needs} is not installed here, and the script stands on it: install it to rehearse further"
+        if why is not None:
+            gathered.findings.remove(finding)
+            gathered.unproven = True
+            gathered.notes.append(why)
+
+
+def hints(findings: list[Finding], gathered: Gathered, target: Target) -> list[str]:
+    """Our own options among the script's words, where the script does not know them."""
+    ours = [
+        word for word in (part.partition("=")[0] for part in target.own_words) if _OPTIONS.fullmatch(word)
+    ]
+    if not ours:
+        return []
+    # argparse and click end with status 2 after a message that only the console has seen; others raise it.
+    usage = any(end["how"] == "exit" and end["status"] == 2 for end in gathered.ends.values())
+    refused = [word for word in ours if usage or any(word in finding.message for finding in findings)]
+    if not refused:
+        return []
+    names = " and ".join(dict.fromkeys(refused))
+    return [
+        f"{names} stood after the script, so the script was given it; an option for rehearse stands before the script"
+    ]

@@ -1,0 +1,72 @@
+"""What is set in a library that is imported while virtual GPUs are in force: then, and put back with them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import trimtab
+from trimtab.virtual.state import NotSimulated
+
+LIBRARY = """
+class BNBNativeLibrary:
+    def __getattr__(self, name):
+        return lambda: name
+
+lib = BNBNativeLibrary()
+"""
+MODULES = """
+import torch
+
+class Params(torch.nn.Parameter):
+    def __new__(cls, data=None, requires_grad=True):
+        return torch.Tensor._make_subclass(cls, data, requires_grad)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with the classes through which bitsandbytes reaches a GPU past torch."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    package = tmp_path / "bitsandbytes"
+    (package / "nn").mkdir(parents=True)
+    for name, text in (
+        ("__init__", ""),
+        ("cextension", LIBRARY),
+        ("nn/__init__", ""),
+        ("nn/modules", MODULES),
+    ):
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("library")
+def test_a_library_of_cuda_is_refused_whenever_it_is_imported() -> None:
+    with trimtab.virtual_gpus(1):
+        assert importlib.util.find_spec("bitsandbytes.cextension") is not None
+        lib = importlib.import_module("bitsandbytes.cextension").lib
+        params = importlib.import_module("bitsandbytes.nn.modules").Params
+        with pytest.raises(NotSimulated, match=r"bitsandbytes' function cget_managed_ptr .* paged"):
+            lib.cget_managed_ptr()
+        assert lib.cquantize_cpu() == "cquantize_cpu"
+        assert params(torch.ones(2)).tolist() == [1.0, 1.0]
+        with pytest.raises(NotSimulated, match="rehearse without quantization"):
+            params(torch.ones(2, device="cuda"))
+    assert lib.cget_managed_ptr() == "cget_managed_ptr"
+    with trimtab.virtual_gpus(1), pytest.raises(NotSimulated, match="is not simulated"):
+        lib.cget_managed_ptr()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
+        del sys.modules[name]
+
+
+def test_nothing_waits_for_an_import_afterwards() -> None:
+    before = list(sys.meta_path)
+    with trimtab.virtual_gpus(1), trimtab.virtual_gpus(2):
+        assert len(sys.meta_path) == len(before) + 1
+    assert sys.meta_path == before
