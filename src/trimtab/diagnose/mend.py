@@ -7,6 +7,7 @@ What can be written neither way stays a sentence.
 from __future__ import annotations
 
 import ast
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -69,6 +70,8 @@ def made_there(
     if statement is None or hasattr(statement, "body") or device is None:
         return None
     edits = [_with_device(file, call, device) for call in rewrite.factories(node or statement)]
+    if not edits and _explicit(file, line, stray):
+        edits = [rewrite.in_place_of(file, device_arguments(file, line)[-1], device)]
     if not edits:
         return None
     there = "the GPU" if alone(scene) else "its device"
@@ -118,7 +121,7 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     if isinstance(statement, ast.AugAssign) and spot.running(frame) is None:
         return _brought_to_target(file, statement)
     node = spot.expression(stray.tensor, stray.device, frame)
-    if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+    if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load) or _is_written(frame, node):
         return None
     if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
         return _partner_to_target(scene, stray, statement)
@@ -131,6 +134,15 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     if hasattr(statement, "body"):
         return Mend(f"bring it to its partner {there}{spot.moved(file, node, device)}", edits)
     return Mend(f"bring it to its partner {there}{rewrite.after_edits(file, statement, edits)}", edits)
+
+
+def _is_written(frame: FrameType, node: ast.expr) -> bool:
+    """Whether the running call changes what an expression names (`x.index_put_(…)`): a copy would take the change."""
+    call = spot.running(frame)
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    in_place = call.func.attr.endswith("_") and not call.func.attr.endswith("__")
+    return in_place and any(inner is node for inner in ast.walk(call.func.value))
 
 
 def _partner_to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:

@@ -128,7 +128,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     call = source.node_at(*span) if span is not None else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
-    if call.func.attr not in source.MOVES:
+    if not _goes_to_host(call):
         return None
     why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
     name = next(iter(source.bound(statement)), "")
@@ -142,6 +142,14 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     return Verdict(source.cause(moved.file, call.lineno, why), fix.text, edits=fix.edits)
 
 
+def _goes_to_host(call: ast.Call) -> bool:
+    """Whether a call says by itself that it moves to the host; a variable says nothing."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    named = any(isinstance(n, ast.Constant) and n.value == "cpu" for g in given for n in ast.walk(g))
+    called = source.called_name(call)
+    return called == "cpu" or (called == "to" and named)
+
+
 def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
     """What was made by an expression that goes over the host: `p.detach().cpu().clone()`."""
     if stray.device != "cpu" or stray.is_parameter or stray.held is None or stray.born is None:
@@ -150,8 +158,7 @@ def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
     node: ast.expr | None = source.node_at(*span) if span is not None else None
     statement = source.statement(stray.born.file, stray.born.line)
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
-        to_host = node.func.attr == "to" and any("cpu" in ast.unparse(given) for given in node.args)
-        if node.func.attr == "cpu" or to_host:
+        if _goes_to_host(node):
             kept = rewrite.text_of(span[0], node.func.value)
             edits = [rewrite.in_place_of(span[0], node, kept)]
             why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"

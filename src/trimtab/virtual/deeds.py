@@ -72,9 +72,15 @@ def listen() -> Callable[[], None]:
     @functools.wraps(real)
     def load_state_dict(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         line = origin.here()
+        result = real(self, *args, **kwargs)
         if line is not None:
             _loads[self] = line
-        return real(self, *args, **kwargs)
+            for value in [value for slots in self.state.values() for value in slots.values()]:
+                if isinstance(value, torch.Tensor):
+                    trace = origin.trace_of(value)
+                    born = trace.born if trace is not None else None
+                    value.__dict__[origin.ATTRIBUTE] = origin.Trace(born, line)
+        return result
 
     torch.optim.Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
 
