@@ -45,9 +45,14 @@ class Process:
         """Ids of parameters whose missing gradient one check has already explained."""
         self.made_up = False
         """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
-        self.ran_a_module = self.loaded_rows = False
-        """Whether a module was called here, and whether rows were read: a program that only reads needs no GPU."""
+        self.ran_a_module = self.loaded_rows = self.differentiated = self.trained = False
+        """Whether a module was called here, rows were read, a backward pass ran and an optimizer stepped."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
+
+    @property
+    def reads_rows_alone(self) -> bool:
+        """Whether all that was done with torch was to read rows."""
+        return self.loaded_rows and not self.ran_a_module
 
     def report(self, finding: Finding) -> None:
         """Record a finding."""
@@ -125,7 +130,7 @@ class Process:
                 return
         if multiprocessing.parent_process() is None:
             asked = shield.call("untouched", untouched.wanted, otherwise="")
-            if asked or (self.loaded_rows and not self.ran_a_module):
+            if asked or (not self.trained and (self.differentiated or self.reads_rows_alone)):
                 self.recorder.write(t="on-cpu", text=f", as it asks at {asked}" if asked else "")
             else:
                 reason = shield.call("untouched", untouched.reason, otherwise="")

@@ -41,7 +41,8 @@ def reason() -> str:
 def wanted() -> str:
     """Where the program itself asks for the CPU, whatever the machine has; nothing when it does not.
 
-    A default of its command line does not count: whoever rehearses can give the option.
+    A default of its command line does not count: whoever rehearses can give the option. (A program that takes a gradient
+    or reads rows and trains nothing is told apart by the process that ran it.)
     """
     if "torch" not in sys.modules:
         return ""
@@ -62,6 +63,9 @@ def _asks_for_cpu(node: ast.AST) -> bool:
         value = node.value
         read = isinstance(value, ast.Call) and source.called_name(value) in ("get", "getenv")
         return _is_cpu(value) or (read and any(_is_cpu(argument) for argument in value.args[1:]))  # type: ignore[union-attr]
+    if isinstance(node, ast.Dict):
+        named = zip(node.keys, node.values, strict=True)
+        return any(isinstance(k, ast.Constant) and "device" in str(k.value) and _is_cpu(v) for k, v in named)
     if not isinstance(node, ast.Call):
         return False
     given = {keyword.arg: keyword.value for keyword in node.keywords}

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.rehearse.checks.base import BaseCheck
+from trimtab.rehearse.checks.base import BaseCheck, backward_hub
 from trimtab.rehearse.process import StopRehearsal
 
 
@@ -21,8 +21,13 @@ class Steps(BaseCheck):
         self._most = 0
         self._written_at = 0.0
         register_optimizer_step_post_hook(self._stepped)
+        backward_hub().after.append(self._differentiated)
+
+    def _differentiated(self) -> None:
+        self.process.differentiated = True
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.process.trained = True
         count = self._counts.get(optimizer, 0) + 1
         self._counts[optimizer] = count
         self._most = max(self._most, count)
