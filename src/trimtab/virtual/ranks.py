@@ -209,6 +209,7 @@ def patches(in_force: Machine) -> list[Patch]:
             if vars(owner).get(name) is vars(c10d)[name]
         ),
         (c10d, "_get_object_coll_device", object_device),
+        (c10d, "_get_pg_default_device", lambda group=None: torch.device(object_device(group))),
         (sys.modules[__name__], "_asked", dict(_asked)),
         *futures.patches(),
         *rpc.patches(),
