@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from trimtab.virtual import virtual_gpus
 
@@ -92,6 +93,9 @@ def test_a_sharded_module_made_on_meta_is_filled_from_the_first_rank() -> None:
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
             set_model_state_dict(net, dict(whole), options=options)
             assert {weight.device.type for weight in net.parameters()} == {"cuda"}
-            assert torch.equal(net.get_parameter("0.weight").full_tensor().cpu(), whole["0.weight"])
+            weight, given = net.get_parameter("0.weight"), whole["0.weight"]
+            assert isinstance(weight, DTensor)
+            assert isinstance(given, Tensor)
+            assert torch.equal(weight.full_tensor().cpu(), given)
         finally:
             dist.destroy_process_group()
