@@ -49,7 +49,7 @@ WHOSE = {
     "a GPU that is not there": ("torch.ones(2).to('cuda:7')", "simulated"),
     "devices that C++ compares": (
         "nn.LSTM(4, 4).cuda()(torch.ones(2, 1, 4).cuda(), (torch.ones(1, 1, 4), torch.ones(1, 1, 4)))",
-        "open",
+        "simulated",
     ),
     "a type that the CPU lacks": ("x = torch.ones(2).cuda().to(torch.float8_e4m3fn)\nx + x", "unproven"),
     "a symbol of a CUDA build": ("torch._C._cuda_of_another_build()", "unproven"),
