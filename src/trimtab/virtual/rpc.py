@@ -17,6 +17,7 @@ from trimtab.virtual.state import NotSimulated, Patch
 from trimtab.virtual.tensor import VIRTUAL
 
 _NOT_SENT = re.compile(r"RPC with a tensor on \S+ is not simulated by virtual GPUs\.")
+_PYTHON_ELSEWHERE = re.compile(r"Error on Node \d+: python_error")
 _IN_C = ("_invoke_rpc_builtin", "_invoke_remote_builtin", "_invoke_rpc_torchscript")
 
 
@@ -32,6 +33,7 @@ def patches() -> list[Patch]:
         (pickler, "_dispatch_table", table),
         (rpc, "init_rpc", _without_maps(rpc.init_rpc)),
         (torch._C.Future, "wait", _told(torch._C.Future.wait)),
+        *_patches_of_autograd(),
         *((api, name, _on_the_host(getattr(api, name))) for name in _IN_C),
     ]
 
@@ -54,6 +56,27 @@ def _told(real: Callable[..., Any]) -> Callable[..., Any]:
             raise NotSimulated(met.group()) from error
 
     return wait
+
+
+def _patches_of_autograd() -> list[Patch]:
+    """The part of a backward pass on another worker runs in C++ alone, on a thread where no mode can be switched on."""
+    autograd: Any = sys.modules.get("torch.distributed.autograd")
+    if autograd is None or not autograd.is_available():
+        return []
+    real = autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        try:
+            real(*args, **kwargs)
+        except RuntimeError as error:
+            if not _PYTHON_ELSEWHERE.match(str(error)):
+                raise
+            raise NotSimulated(
+                "Distributed autograd stopped in Python on another worker, which does not say why: its backward pass "
+                "through a GPU of that worker is not simulated by virtual GPUs."
+            ) from error
+
+    return [(autograd, "backward", backward)]
 
 
 def _without_maps(real: Callable[..., None]) -> Callable[..., None]:
