@@ -98,12 +98,13 @@ def test_names_of_a_cuda_build() -> None:
 
 def test_a_host_that_is_too_small_is_no_fault_of_the_program() -> None:
     with virtual_gpus(1, memory="80000TiB"):
+        # More than any address space has: a machine that promises more memory than it has would grant less.
         row = torch.zeros(2, device="cuda")
         for ask in (
-            lambda: torch.empty(1 << 44, device="cuda"),
-            lambda: row.expand(1 << 44, 2).contiguous(),
-            lambda: torch.zeros(2).expand(1 << 44, 2).to("cuda"),
-            lambda: row.untyped_storage().resize_(1 << 46),
+            lambda: torch.empty(1 << 50, device="cuda"),
+            lambda: row.expand(1 << 50, 2).contiguous(),
+            lambda: torch.zeros(2).expand(1 << 50, 2).to("cuda"),
+            lambda: row.untyped_storage().resize_(1 << 52),
         ):
             with pytest.raises(NotSimulated, match="--shapes-only"):
                 ask()

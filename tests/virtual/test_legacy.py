@@ -60,3 +60,20 @@ def test_profiling_the_gpu_records_the_host_only() -> None:
     with torch.profiler.profile(activities=activities) as profile:
         torch.ones(4, device="cuda").sum()
     assert any("sum" in event.key for event in profile.key_averages())
+
+
+def test_numbers_on_the_gpu_are_read_into_old_types_on_the_host() -> None:
+    with virtual_gpus(1):
+        one = torch.tensor(2.0, device="cuda")
+        assert torch.FloatTensor([one, 3]).tolist() == [2.0, 3.0]
+        assert torch.Tensor([[one], [one.long()]]).tolist() == [[2.0], [2.0]]
+        assert torch.LongTensor([one.long()]).tolist() == [2]
+        assert torch.BoolTensor([one > 1, one > 2]).tolist() == [True, False]
+        assert torch.ones(1).new([one]).tolist() == [2.0]
+        seen = []
+        weight = torch.ones(2, device="cuda", requires_grad=True)
+        weight.register_hook(lambda gradient: seen.append(torch.FloatTensor([gradient.norm()])))
+        (weight * one).sum().backward()
+        assert seen[0].tolist() == pytest.approx([8**0.5])
+        with pytest.raises(TypeError, match="only integer tensors of a single element"):
+            torch.LongTensor([one])

@@ -120,6 +120,12 @@ def test_eight_bit_products() -> None:
         assert torch.allclose(
             payload_of(out).float(), expected * payload_of(rows * columns), rtol=1e-2, atol=1e-1
         )
+        out = torch._scaled_mm(
+            one, two, rows, columns, bias=torch.ones(16).cuda().bfloat16(), out_dtype=torch.bfloat16
+        )
+        assert torch.allclose(
+            payload_of(out).float(), expected * payload_of(rows * columns) + 1, rtol=1e-2, atol=1e-1
+        )
         assert torch.equal(one, one.clone())
         assert one.to(torch.float32).tolist() == a.float().tolist()
     with virtual_gpus(1, name="NVIDIA A100-SXM4-80GB", capability=(8, 0)):

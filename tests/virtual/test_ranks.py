@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +160,40 @@ def test_rpc_with_gpu_tensors_says_that_it_is_not_simulated() -> None:
         with pytest.raises(NotSimulated, match="device_maps"):
             rpc.init_rpc("one", rank=0, world_size=1, rpc_backend_options=options)
         rpc.internal._internal_rpc_pickler.serialize({"x": torch.ones(1)})
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    moved = x.cuda(1)
+    assert moved.device == torch.device("cuda", 1)
+    return (moved * 2).cpu()
+
+
+def _slowly(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.1)  # the callback is added before the answer comes
+    return _doubled(x)
+
+
+def _on_gpu(x: torch.Tensor) -> torch.Tensor:
+    return x.to("cuda")
+
+
+@pytest.mark.filterwarnings("ignore:.*Backend.*ProcessGroup:FutureWarning")
+def test_a_function_called_by_rpc_sees_the_gpus(tmp_path: Path) -> None:
+    from torch.distributed import rpc
+
+    with virtual_gpus(2):
+        options = rpc.TensorPipeRpcBackendOptions(init_method=(tmp_path / "store").as_uri())
+        rpc.init_rpc("one", rank=0, world_size=1, rpc_backend_options=options)
+        try:
+            x = torch.ones(2)
+            assert rpc.rpc_sync("one", _doubled, args=(x,)).tolist() == [2.0, 2.0]
+            then = rpc.rpc_async("one", _slowly, args=(x,)).then(lambda done: _doubled(done.value()))
+            assert then.wait().tolist() == [4.0, 4.0]
+            assert rpc.remote("one", _doubled, args=(x,)).to_here().tolist() == [2.0, 2.0]
+            with pytest.raises(NotSimulated, match="RPC with a tensor on cuda:0"):
+                rpc.rpc_sync("one", _on_gpu, args=(x,))
+        finally:
+            rpc.shutdown(graceful=False)
 
 
 def test_nothing_is_left_behind() -> None:

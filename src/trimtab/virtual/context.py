@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
@@ -38,6 +37,7 @@ from trimtab.virtual import (
     serialization,
     sharing,
     state,
+    threads,
     triton_kernels,
     unknown,
 )
@@ -50,7 +50,7 @@ from trimtab.virtual.tensor import PARAMETERS, VIRTUAL, materialize
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (cuda, legacy, generators, processes, ranks, scripted, serialization)
+_PATCHING = (cuda, legacy, generators, processes, ranks, scripted, serialization, threads)
 
 
 def install(
@@ -177,7 +177,6 @@ def _own_patches(machine: Machine) -> list[Patch]:
         (nn.parameter.UninitializedTensorMixin, "materialize", materialize),  # type: ignore[attr-defined]
         (FakeTensorMode, "from_tensor", _not_faked(FakeTensorMode.from_tensor)),
         (torch.autograd, "_engine_run_backward", _with_functions(torch.autograd._engine_run_backward)),
-        (threading.Thread, "_bootstrap_inner", _in_thread(threading.Thread._bootstrap_inner)),  # type: ignore[attr-defined]
     ]
 
 
@@ -231,14 +230,3 @@ def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return _engine_run_backward
-
-
-def _in_thread(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    def _bootstrap_inner(self: threading.Thread) -> None:
-        """Modes belong to a thread; one that the program starts sees the virtual GPUs through this."""
-        if state.machine() is None:
-            return original(self)
-        with dispatch.VirtualMode(), functions.MODE:
-            return original(self)
-
-    return _bootstrap_inner

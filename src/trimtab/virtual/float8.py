@@ -72,6 +72,28 @@ def scaled_product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     return payloads
 
 
+def widened(
+    one: Tensor,
+    two: Tensor,
+    scale_one: Tensor,
+    scale_two: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """_scaled_mm in float32, where the CPU's kernel takes fewer scales or types than CUDA's."""
+    made = (one.float() @ two.float()) * scale_one * scale_two
+    if bias is not None:
+        made = made + bias.float()
+    kind = out_dtype or (one.dtype if out is None else out.dtype)
+    if kind in TYPES:
+        bound = torch.finfo(kind).max
+        made = (made if scale_result is None else made * scale_result).clamp(-bound, bound)
+    return made.to(kind) if out is None else out.copy_(made.to(kind))
+
+
 def _refuse(plan: Plan, args: Args, message: str, raises: type[Exception]) -> None:
     named = [(n, v) for n, v in zip(plan.names, args, strict=False) if isinstance(v, Tensor)]
     faults.report("backend-unsupported", message, plan.name.replace("::", "."), named, raises)

@@ -119,7 +119,7 @@ def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     virtual_data = data.__class__ in VIRTUAL
     target = virtual_device(asked)
     if target is None and not virtual_data:
-        return _born(_build(func, data, args, kwargs))
+        return _born(origin.as_shape(_build(func, data, args, kwargs)))
     if virtual_data and asked is None and func is not torch.tensor:
         return data.to(kwargs["dtype"]) if kwargs.get("dtype") is not None else data  # type: ignore[no-any-return]
     rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}

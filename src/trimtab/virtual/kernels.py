@@ -123,6 +123,8 @@ def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs
         return _in_float32(plan, func, payloads, named)
     if base == "equal" and "not implemented for 'Float8" in text:
         return bool(torch.equal(*(value.float() for value in payloads)))
+    if base == "_scaled_mm":
+        return float8.widened(*payloads, **named)
     if base in _PRODUCTS and func._overloadname in ("dtype", "dtype_out"):
         return _wide_product(func, payloads, named)
     if (

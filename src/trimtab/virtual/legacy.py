@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trimtab.virtual import origin
 from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.tensor import VirtualTensor, refuse_own_class
 from trimtab.virtual.wording import LEGACY
@@ -59,7 +60,8 @@ def _of_own_class(native: Any) -> Any:
 def _as_own_class(native: Any) -> Any:
     def _make_subclass(cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_own_class(cls, data)
-        return native(cls, data, *args, **kwargs)
+        made = native(cls, data, *args, **kwargs)
+        return origin.as_shape(made) if data.is_meta else made
 
     return staticmethod(_make_subclass)
 

@@ -194,6 +194,13 @@ def moved_when(tensor: torch.Tensor) -> int:
     return trace.moved_at if trace is not None else 0
 
 
+def as_shape(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that the program made past the dispatcher; a meta one is marked as its own."""
+    if tensor.__class__ is torch.Tensor and tensor.is_meta:
+        tensor.__dict__[SHAPE] = True
+    return tensor
+
+
 def note_move(source: torch.Tensor, result: torch.Tensor) -> None:
     """A copy of `source` on another device was made."""
     handle = here(1)

@@ -73,12 +73,27 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     payloads, rest = tree_map(payload, (list(args), kwargs))
     if name in _FLAT:
         payloads = [_flat(value, held) for value in payloads]
-    made = func(*payloads, **rest)
+    made = _exchanged(*payloads[:3]) if name == "alltoall_" else func(*payloads, **rest)
     work = made[-1] if isinstance(made, tuple) else made
     if isinstance(work, torch.ScriptObject):
         ending.watch(dist.Work.unbox(work), payloads)
     # The results of a collective are its own arguments, written in place.
     return tree_map(lambda value: held.get(id(value), value), made)
+
+
+def _exchanged(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any) -> tuple[Any, Any]:
+    """all_to_all as one exchange of flat tensors, done when this returns.
+
+    NCCL takes tensors of unequal sizes; gloo takes them in this form only, and has no other before torch 2.12.
+    """
+    given = torch.cat([tensor.reshape(-1) for tensor in inputs])
+    sizes, parts = ([tensor.numel() for tensor in tensors] for tensors in (outputs, inputs))
+    flat = given.new_empty(sum(sizes))
+    work = torch.ops.c10d.alltoall_base_(flat, given, group, sizes, parts)
+    dist.Work.unbox(work).wait()
+    for output, part in zip(outputs, flat.split(sizes), strict=True):
+        output.copy_(part.view_as(output))
+    return outputs, work
 
 
 def _flat(value: Any, held: dict[int, torch.Tensor]) -> Any:
@@ -209,6 +224,7 @@ def patches(in_force: Machine) -> list[Patch]:
             if vars(owner).get(name) is vars(c10d)[name]
         ),
         (c10d, "_get_object_coll_device", object_device),
+        (c10d, "_get_pg_default_device", lambda group=None: torch.device(object_device(group))),
         (sys.modules[__name__], "_asked", dict(_asked)),
         *futures.patches(),
         *rpc.patches(),

@@ -6,6 +6,7 @@ The payload never requires a gradient and is never handed out: autograd runs on 
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,22 @@ def set_worker(worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) ->
     """Tell the tensor class which function carries out an operation on virtual operands."""
     global _worker
     _worker = worker
+
+
+def _number(native: Callable[[Tensor], Any]) -> Callable[[Any], Any]:
+    """A tensor as a Python number, also for C++ that builds a tensor of a list, past the dispatcher."""
+
+    @functools.wraps(native)
+    def number(self: VirtualTensor) -> Any:
+        try:
+            return native(self)
+        except RuntimeError as error:
+            if "meta tensors" not in str(error) or self.payload.is_meta:
+                raise
+        with torch._C.DisableTorchFunction():
+            return native(self.payload)
+
+    return number
 
 
 class VirtualTensor(torch.Tensor):
@@ -173,6 +190,12 @@ class VirtualTensor(torch.Tensor):
         )
         faults.report("device-mismatch", message, "Tensor.numpy", [("self", self)], TypeError)
         return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
+
+    __float__ = _number(torch.Tensor.__float__)
+    __int__ = _number(torch.Tensor.__int__)
+    __index__ = _number(torch.Tensor.__index__)
+    __bool__ = _number(torch.Tensor.__bool__)
+    __complex__ = _number(torch.Tensor.__complex__)
 
     def __dlpack__(self, **_: Any) -> Any:
         raise state.NotSimulated(
