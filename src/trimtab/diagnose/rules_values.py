@@ -156,6 +156,9 @@ def _kept_on_gpu() -> Place | None:
     return None
 
 
+_ROWS_ON_CPU = "Keep the rows on the CPU and move the batch in the training loop (or num_workers=0)."
+
+
 def _in_worker(file: str, line: int) -> Verdict:
     """A loader's worker touches the GPU: the line that does, else the one of its data set that put the rows there."""
     from torch.utils.data import get_worker_info
@@ -169,9 +172,22 @@ def _in_worker(file: str, line: int) -> Verdict:
     loops = isinstance(source.statement(file, line), ast.For) or function is None
     if method is not None and loops and (moved := source.move_of_rows(method.file)) is not None:
         why = "the rows are put on the GPU here, and a loader's forked worker may not touch it"
-        fix = "Keep the rows on the CPU and move the batch in the training loop (or num_workers=0)."
-        return Verdict(source.cause(method.file, moved, why), fix, edits=_without_move(method.file, moved))
-    return Verdict(source.cause(file, line, "a loader's worker may not touch the GPU"))
+        return Verdict(
+            source.cause(method.file, moved, why), _ROWS_ON_CPU, edits=_without_move(method.file, moved)
+        )
+    return Verdict(source.cause(file, line, "a loader's worker may not touch the GPU"), _ROWS_ON_CPU)
+
+
+def _made_before_the_fork(scene: Scene) -> Verdict | None:
+    """A worker uses a tensor that its parent put on the GPU: the line that did."""
+    for frame in scene.frames[:1]:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        for name, tensor in holders.expressions(file, line, frame):
+            deed = origin.moved_of(tensor) or origin.born_of(tensor)
+            if tensor.device.type == "cuda" and deed is not None and (deed.file, deed.line) != (file, line):
+                why = f"{name} is put on the GPU here, and a loader's forked worker may not touch it"
+                return Verdict(source.cause(deed.file, deed.line, why), _ROWS_ON_CPU)
+    return None
 
 
 def _without_move(file: str, line: int) -> list[Edit]:
@@ -197,7 +213,7 @@ def forked(scene: Scene) -> Verdict | None:
     if here is None:
         return None
     if get_worker_info() is not None:
-        return _in_worker(here.file, here.line)
+        return _made_before_the_fork(scene) or _in_worker(here.file, here.line)
     starts: list[tuple[int, int]] = []
     for call in source.calls(here.file):
         name = source.called_name(call)
