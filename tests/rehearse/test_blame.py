@@ -49,7 +49,7 @@ WHOSE = {
     "a GPU that is not there": ("torch.ones(2).to('cuda:7')", "simulated"),
     "devices that C++ compares": (
         "nn.LSTM(4, 4).cuda()(torch.ones(2, 1, 4).cuda(), (torch.ones(1, 1, 4), torch.ones(1, 1, 4)))",
-        "open",
+        "simulated",
     ),
     "a type that the CPU lacks": ("x = torch.ones(2).cuda().to(torch.float8_e4m3fn)\nx + x", "unproven"),
     "a symbol of a CUDA build": ("torch._C._cuda_of_another_build()", "unproven"),
@@ -241,3 +241,42 @@ def test_a_wrong_config_is_a_wrong_request(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("did you mean training.learning_rate?") == 1
+
+
+def test_a_package_that_this_machine_lacks_is_no_fault_and_a_misspelt_module_is(tmp_path: Path) -> None:
+    (tmp_path / "layers_of_mine.py").write_text("")
+    (tmp_path / "runs").mkdir()  # a folder without Python in it is no package
+    lacking = {
+        "import runs_of_nobody": "runs_of_nobody",
+        "import hydra_of_nobody.core": "hydra_of_nobody",
+        "try:\n    import nobody\nexcept ImportError as error:\n    raise SystemExit(1) from error": "nobody",
+        "raise ImportError('Using this needs nobody: pip install -U nobody-there')": "nobody_there",
+    }
+    for program, name in lacking.items():
+        finding, unproven = looked_at(_ended(program, tmp_path))
+        assert finding is not None, program
+        assert (finding.kind, finding.severity) == ("other-error", "warning")
+        assert f"no package {name}, which program" in finding.message
+        assert "pip install" in finding.fix
+        assert name in unproven
+    faults = {
+        "import layers_of_mien": "import layers_of_mine",
+        "import torch.no_such_part": "torch is there",
+        "from torch import no_such_name": "",
+        "try:\n    import nobody\nexcept ImportError:\n    pass\nnot_defined": "",
+        "raise ImportError('pip install torch')": "",
+    }
+    for program, fix in faults.items():
+        finding, unproven = looked_at(_ended(program, tmp_path))
+        assert finding is not None, program
+        assert finding.severity == "fault", program
+        assert not unproven
+        assert fix in finding.fix, finding.fix
+
+
+def _ended(program: str, folder: Path) -> BaseException:
+    path = folder / f"program{len(list(folder.iterdir()))}.py"
+    path.write_text(program)
+    with virtual_gpus(1), pytest.raises((Exception, SystemExit)) as caught:
+        exec(compile(program, str(path), "exec"), {"__name__": "__main__"})
+    return caught.value

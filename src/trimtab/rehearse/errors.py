@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import CARRIED, UNKNOWN, Finding, Place
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
-from trimtab.rehearse import blame, places, shield, unreachable
+from trimtab.rehearse import blame, packages, places, shield, unreachable
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
@@ -67,13 +67,17 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     """The finding for an error, and why nothing is proven by it (either may be missing)."""
     if getattr(error, UNPROVEN, ""):
         return None, str(getattr(error, UNPROVEN))
-    if (carried := getattr(error, CARRIED, None)) is not None and carried["kind"] == "data-unreachable":
-        return Finding.from_dict(carried), _NOT_REACHED
+    if (carried := getattr(error, CARRIED, None)) is not None and carried["severity"] == "warning":
+        reason = _NOT_REACHED if carried["kind"] == "data-unreachable" else carried["message"]
+        return Finding.from_dict(carried), reason
     links = blame.chain(error)
     stack = places.traceback_places(error.__traceback__)
     if any(map(unreachable.is_unreachable, links)):
         where = next(filter(None, (places.first_own(_places(link)) for link in links[::-1])), None)
         return unreachable.finding_for(links, stack, where), _NOT_REACHED
+    if (lacks := packages.missing(links)) is not None:
+        finding = packages.finding_for(*lacks, _places(lacks[1]))
+        return finding, f"{finding.message}: what comes after it was not rehearsed"
     if _KILLED.search(str(error)):
         return None, f"a process of the script was killed (SIGKILL): {blame.NO_ROOM}"
     judged = [(link, blame.judge(link)) for link in links if not isinstance(link, SystemExit)]
@@ -95,14 +99,10 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     found = shield.call("diagnosis", diagnose_exception, error, stack, otherwise=_plain(error, stack))
     finding: Finding = found
     if finding.fix == UNKNOWN:
-        finding.fix = _install(error.name) if isinstance(error, ModuleNotFoundError) else said.fix
+        finding.fix = packages.own_module(error) or said.fix
     # What C++ calls meta:1 is the program's cuda:1.
     finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
     return finding, ""
-
-
-def _install(name: str | None) -> str:
-    return f"{name} is not there for this Python ({sys.prefix}): install it, or rehearse with the Python that has it"
 
 
 def _places(error: BaseException) -> list[Place]:
@@ -153,7 +153,8 @@ def _plain(error: BaseException, stack: list[Place]) -> Finding:
         message=f"{type(error).__name__}: {error}",
         where=where,
         library=stack[0] if stack and stack[0] != where and not isinstance(error, SyntaxError) else None,
-        fix="raised by Python code before torch was there: correct this line or what it is given",
+        fix=packages.own_module(error)
+        or "raised by Python code before torch was there: correct this line or what it is given",
     )
 
 
