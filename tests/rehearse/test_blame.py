@@ -280,3 +280,36 @@ def _ended(program: str, folder: Path) -> BaseException:
     with virtual_gpus(1), pytest.raises((Exception, SystemExit)) as caught:
         exec(compile(program, str(path), "exec"), {"__name__": "__main__"})
     return caught.value
+
+
+REFUSED = {
+    "wrapped by a library": "as error:\n    raise RuntimeError('stage 0') from error",
+    "met by another way": ":\n    other_way()",
+    "one of a group": "as error:\n    raise ExceptionGroup('tasks', [ValueError(1), error])",
+    "hidden": ":\n    raise RuntimeError('no') from None",
+}
+
+
+@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
+def test_an_error_that_comes_of_what_is_not_simulated_proves_nothing(program: str, tmp_path: Path) -> None:
+    head = "def refuse():\n    torch.cuda.CUDAGraph()\ndef other_way():\n    [][1]\n"
+    handled = f"try:\n    refuse()\nexcept NotImplementedError {program}"
+    finding, unproven = looked_at(error_of(head + handled, tmp_path))
+    assert finding is None
+    assert "CUDAGraph is not simulated" in unproven
+
+
+def test_what_was_refused_and_caught_is_told_and_leaves_nothing_clean(
+    rehearse_warm: Rehearse, tmp_path: Path
+) -> None:
+    caught = "try:\n    torch.cuda.CUDAGraph()\nexcept NotImplementedError:\n    graph = None\n"
+    path = tmp_path / "train.py"
+    for last, verdict in {
+        "": "unproven",
+        "graph.replay()": "unproven",
+        "torch.ones(2).cuda() + torch.ones(2)": "fault",
+    }.items():
+        path.write_text(f"{HEAD}x = torch.ones(2, device='cuda')\n{caught}{last}\n")
+        report = rehearse_warm(str(path))
+        assert report["verdict"] == verdict, report["text"]
+        assert any("CUDAGraph" in note and "train.py:6" in note for note in report["notes"])

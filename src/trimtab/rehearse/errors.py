@@ -55,12 +55,22 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         if another:
             return finding
     finding, unproven = looked_at(error)
-    if process.made_up and not unproven:
-        said = f"it then stopped with {type(error).__name__}: {error}"
-        finding, unproven = None, f"{said}; whether real values lead there is not known"
+    doubt = _doubt(process, finding) if not unproven else ""
+    if doubt:
+        finding, unproven = None, f"it then stopped with {type(error).__name__}: {error}; {doubt}"
     if unproven:
         process.recorder.write(t="unproven", text=unproven)
     return finding
+
+
+def _doubt(process: Process, finding: Finding | None) -> str:
+    """Why a program that stops here might not on a GPU."""
+    if process.made_up:
+        return "whether real values lead there is not known"
+    # What CUDA would say stays true; an error of Python may come of the way that the program took instead.
+    if process.not_simulated and finding is not None and finding.kind == "other-error":
+        return "whether it comes there on a GPU is not known"
+    return ""
 
 
 def looked_at(error: BaseException) -> tuple[Finding | None, str]:
@@ -84,6 +94,9 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     for link, said in judged:
         if said.whose == "unproven":
             return None, _stopped(link, said.why)
+    for link in blame.everything_before(error):
+        if link not in links and (why := blame.not_ours_to_tell(link)):
+            return None, _stopped(link, why)
     if isinstance(error, SystemExit):
         return _exit_status(error), ""
     # What a library, or the program, has wrapped in an error of its own is told at the line that failed.
@@ -111,7 +124,7 @@ def _places(error: BaseException) -> list[Place]:
 
 def _stopped(error: BaseException, why: str) -> str:
     where = places.first_own(_places(error))
-    if type(error).__name__ == "NotSimulated":
+    if type(error).__name__ in ("NotSimulated", "InternalError"):
         return f"{error} ({os.path.basename(where.file)}:{where.line})" if where is not None else str(error)
     said = (str(error).strip().splitlines() or [""])[0]
     at = f"at {os.path.basename(where.file)}:{where.line} " if where is not None else ""
