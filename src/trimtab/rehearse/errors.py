@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
@@ -55,7 +56,7 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         if another:
             return finding
     finding, unproven = looked_at(error)
-    doubt = _doubt(process, finding) if not unproven else ""
+    doubt = _doubt(process, error, finding) if not unproven and finding is not None else ""
     if doubt:
         finding, unproven = None, f"it then stopped with {type(error).__name__}: {error}; {doubt}"
     if unproven:
@@ -63,13 +64,36 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     return finding
 
 
-def _doubt(process: Process, finding: Finding | None) -> str:
+def _doubt(process: Process, error: BaseException, finding: Finding) -> str:
     """Why a program that stops here might not on a GPU."""
     if process.made_up:
         return "whether real values lead there is not known"
     # What CUDA would say stays true; an error of Python may come of the way that the program took instead.
-    if process.not_simulated and finding is not None and finding.kind == "other-error":
+    if process.not_simulated and finding.kind == "other-error":
         return "whether it comes there on a GPU is not known"
+    place = unknown_way(error, finding.kind) if process.settings.shapes_only else ""
+    if place:
+        return f"that hangs on values, which shapes do not have ({place})"
+    return ""
+
+
+def unknown_way(error: BaseException, kind: str) -> str:
+    """Where shapes alone were rehearsed: the line at which a size, or the way to this error, hung on unknown values."""
+    from trimtab.virtual.state import machine
+
+    here = machine()
+    entered = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for asked in here.asked if here is not None else ():
+        at = asked.frame or asked.library
+        # Every size that comes after may follow from an unknown one; a branch leads on from where it is.
+        led = (
+            asked.how == "decision"
+            and kind == "other-error"
+            and at is not None
+            and any(code.co_filename == at.file and code.co_name == at.function for code in entered)
+        )
+        if asked.how == "shape" or led:
+            return f"{os.path.basename(at.file)}:{at.line}" if at is not None else asked.op
     return ""
 
 
