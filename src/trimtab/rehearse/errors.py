@@ -110,8 +110,8 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
         where = next(filter(None, (places.first_own(_places(link)) for link in links[::-1])), None)
         return unreachable.finding_for(links, stack, where), _NOT_REACHED
     if (lacks := packages.missing(links)) is not None:
-        finding = packages.finding_for(*lacks, _places(lacks[1]))
-        return finding, f"{finding.message}: what comes after it was not rehearsed"
+        told = packages.finding_for(*lacks, _places(lacks[1]))
+        return told, f"{told.message}: what comes after it was not rehearsed"
     if _KILLED.search(str(error)):
         return None, f"a process of the script was killed (SIGKILL): {blame.NO_ROOM}"
     judged = [(link, blame.judge(link)) for link in links if not isinstance(link, SystemExit)]

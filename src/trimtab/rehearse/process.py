@@ -45,6 +45,8 @@ class Process:
         """Ids of parameters whose missing gradient one check has already explained."""
         self.made_up = False
         """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
+        self.cut_off = False
+        """Whether the program was ended after the steps that were asked for."""
         self.not_simulated: dict[str, Place | None] = {}
         """What virtual GPUs refused to do here, and the program's line that asked for it."""
         self.ran_a_module = self.loaded_rows = self.differentiated = self.trained = False
@@ -99,6 +101,9 @@ class Process:
 
     def _refusals(self) -> None:
         """Say what was refused and caught: on a GPU the program would have gone another way."""
+        if not self.not_simulated:
+            return
+        self.recorder.begin()
         told = [r["text"] for r in read_lines(self.recorder.write_path()) if r["t"] == "unproven"]
         for text, place in self.not_simulated.items():
             if not any(text in one for one in told):
