@@ -1,4 +1,4 @@
-"""The rehearsal's report for the console: a block per finding, notes, then the verdict in one line. Plain text, no markup.
+"""The rehearsal's report for the console: findings, notes, then the verdict in one line. Plain text, no markup.
 
 Colours are used only when the output is a terminal.
 """
