@@ -57,6 +57,9 @@ class _Wrapped:
     alone: Counter[tuple[Callable[[Place], None], Place]] = field(default_factory=Counter)
     """Steps that were made without a word to the other ranks, and how each is told."""
     averagings: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
+    """The trained parameters, by id: at the end of a script the module itself may be gone."""
+    own_hook: bool = False
 
 
 class Ddp(BaseCheck):
@@ -178,6 +181,8 @@ class Ddp(BaseCheck):
         which = f"{entry.number}:{_positions(ddp, mine)}"
         entry.compared[which] += 1
         step = entry.compared[which]
+        entry.sizes |= {id(parameter): parameter.numel() for parameter in mine if parameter.requires_grad}
+        entry.own_hook = _own_hook(ddp)
         averaged = exchanges.averagings != entry.averagings
         entry.averagings = exchanges.averagings
         if step <= 16 or step & (step - 1) <= 1 or averaged:
@@ -190,13 +195,14 @@ class Ddp(BaseCheck):
             if entry.steps and os.getpid() == self._pid and world_size() > 1:
                 everything = list(ddp.module.parameters())
                 apart_ranks.weights(self.process, f"{entry.number}:end", entry.steps + 1, everything, None)
-                self._alone(entry, ddp)
+        for entry in self._wrapped if os.getpid() == self._pid else ():
+            self._alone(entry)
 
-    def _alone(self, entry: _Wrapped, ddp: DistributedDataParallel) -> None:
+    def _alone(self, entry: _Wrapped) -> None:
         """Tell steps that were made alone, unless the program brings the weights together in a way of its own."""
-        averages = exchanges.averages([p for p in ddp.module.parameters() if p.requires_grad])
+        averages = exchanges.averages(entry.sizes)
         later = self.process.cut_off and not averages and _averages_later()
-        if averages or later or (self.process.cut_off and _own_hook(ddp)):
+        if averages or later or (self.process.cut_off and entry.own_hook):
             why = "cut off" if self.process.cut_off else "averages"
             agreement.note(self.process, {"own_way": str(entry.number), "why": why})
         if averages or later:
