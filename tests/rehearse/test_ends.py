@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from trimtab.rehearse import run, system
-from trimtab.rehearse.process import settle
 from trimtab.rehearse.session import VARIABLE, Recorder
 from trimtab.rehearse.standstill import Standstill
+from trimtab.virtual.ending import settle
 
 PROGRAMS = Path(__file__).parent / "programs"
 Rehearse = Callable[..., dict[str, Any]]

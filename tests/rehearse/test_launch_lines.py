@@ -204,3 +204,22 @@ def test_a_wrong_config_is_refused_before_anything_starts(read: Read) -> None:
     Path("c.yaml").write_text("model: builtin:causal-lm\n")
     with pytest.raises(RequestError, match="no_such"):
         read("c.yaml training.no_such=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("torchrun --nproc_per_node 4 train.py", 4),
+        ("NGPU=3\ntorchrun --nproc-per-node=$NGPU train.py", 3),
+        ("export N='2'\naccelerate launch --num_processes ${N} train.py", 2),
+        ("CUDA_VISIBLE_DEVICES=0,5 python train.py", 6),
+        ("python train.py", 1),
+        ("torchrun --nproc_per_node $1 train.py", 1),
+    ],
+)
+def test_a_shell_script_has_the_gpus_that_its_launchers_count_on(
+    read: Read, tmp_path: Path, text: str, gpus: int
+) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text(text)
+    assert read(f"bash {script}").gpus == gpus

@@ -28,6 +28,7 @@ from trimtab.rehearse.target import Launcher, Target, is_shell_script
 _CONFIG_ENDINGS = {".yaml", ".yml", ".toml", ".json"}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?$")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
+_PROCESSES = r"(?:--nproc[-_]per[-_]node|--num[-_]processes|--num[-_]gpus|--ntasks-per-node|--gpus-per-node)"
 _SHELLS = {"sh", "bash", "zsh", "dash", "ksh"}
 _RUNNERS = {"uv", "poetry", "pipenv", "pdm", "rye", "pixi", "hatch"}
 _TRANSPARENT = {"env", "exec", "nohup", "time", "command"}
@@ -185,7 +186,20 @@ def _shell(words: list[str]) -> Target:
         if not Path(script).is_file():
             _no_file(script)
         name = script
-    return Target(("--command", *words), name)
+    return Target(("--command", *words), name, gpus=_gpus_of(Path(name)))
+
+
+def _gpus_of(script: Path) -> int:
+    """How many GPUs a shell script's launchers count on: the most processes of a node, or GPUs, that it names."""
+    text = script.read_text(encoding="utf-8", errors="replace")
+    variables = dict(re.findall(r"^\s*(?:export\s+)?(\w+)=[\"']?(\d+)[\"']?\s*$", text, re.MULTILINE))
+    asked = re.findall(_PROCESSES + r"[=\s]+[\"']?\$?\{?(\w+)", text)
+    visible = re.findall(r"CUDA_VISIBLE_DEVICES=[\"']?([\d,]+)", text)
+    counts = [int(variables.get(word, word)) for word in asked if variables.get(word, word).isdecimal()]
+    counts += [
+        max(map(int, filter(None, numbers.split(",")))) + 1 for numbers in visible if numbers.strip(",")
+    ]
+    return max([1, *counts])
 
 
 def _torchrun(words: list[str], reading: _Reading) -> Target:

@@ -120,7 +120,7 @@ def rehearse(
         world = per_node * target.nodes
         settings.launched = world if target.launched or ranks is not None else 0
         if not settings.gpus_given and visible is None:
-            settings.gpus = max(settings.gpus, per_node)
+            settings.gpus = max(settings.gpus, per_node, target.gpus)
         with apart.files(words, folder, settings, keep=keep, in_place=in_place) as files:
             settings.save(folder)
             started = time.monotonic()

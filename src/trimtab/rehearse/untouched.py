@@ -41,8 +41,7 @@ def reason() -> str:
 def wanted() -> str:
     """Where the program itself asks for the CPU, whatever the machine has; nothing when it does not.
 
-    A default of its command line does not count: whoever rehearses can give the option. (A program that takes a gradient
-    or reads rows and trains nothing is told apart by the process that ran it.)
+    A default of its command line does not count: whoever rehearses can give the option.
     """
     if "torch" not in sys.modules:
         return ""
