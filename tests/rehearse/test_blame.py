@@ -125,6 +125,7 @@ UNREACHABLE = {
     "torch.load('/no/such/model.pt')": "/no/such/model.pt",
     "import urllib.request as u\nu.urlopen('http://127.0.0.1:9/rows.txt')": "http://127.0.0.1:9/rows.txt",
     "from huggingface_hub import hf_hub_download\nhf_hub_download('no/such', 'x', local_files_only=True)": "no/such",
+    "from huggingface_hub import hf_hub_download\nhf_hub_download('/no/such/folder', 'x')": "/no/such/folder",
     "raise RuntimeError('Dataset not found or corrupted. You can use download=True to download it')": "",
 }
 
