@@ -125,6 +125,7 @@ UNREACHABLE = {
     "torch.load('/no/such/model.pt')": "/no/such/model.pt",
     "import urllib.request as u\nu.urlopen('http://127.0.0.1:9/rows.txt')": "http://127.0.0.1:9/rows.txt",
     "from huggingface_hub import hf_hub_download\nhf_hub_download('no/such', 'x', local_files_only=True)": "no/such",
+    "from huggingface_hub import hf_hub_download\nhf_hub_download('/no/such/folder', 'x')": "/no/such/folder",
     "raise RuntimeError('Dataset not found or corrupted. You can use download=True to download it')": "",
 }
 
@@ -241,3 +242,75 @@ def test_a_wrong_config_is_a_wrong_request(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("did you mean training.learning_rate?") == 1
+
+
+def test_a_package_that_this_machine_lacks_is_no_fault_and_a_misspelt_module_is(tmp_path: Path) -> None:
+    (tmp_path / "layers_of_mine.py").write_text("")
+    (tmp_path / "runs").mkdir()  # a folder without Python in it is no package
+    lacking = {
+        "import runs_of_nobody": "runs_of_nobody",
+        "import hydra_of_nobody.core": "hydra_of_nobody",
+        "try:\n    import nobody\nexcept ImportError as error:\n    raise SystemExit(1) from error": "nobody",
+        "raise ImportError('Using this needs nobody: pip install -U nobody-there')": "nobody_there",
+    }
+    for program, name in lacking.items():
+        finding, unproven = looked_at(_ended(program, tmp_path))
+        assert finding is not None, program
+        assert (finding.kind, finding.severity) == ("other-error", "warning")
+        assert f"no package {name}, which program" in finding.message
+        assert "pip install" in finding.fix
+        assert name in unproven
+    faults = {
+        "import layers_of_mien": "import layers_of_mine",
+        "import torch.no_such_part": "torch is there",
+        "from torch import no_such_name": "",
+        "try:\n    import nobody\nexcept ImportError:\n    pass\nnot_defined": "",
+        "raise ImportError('pip install torch')": "",
+    }
+    for program, fix in faults.items():
+        finding, unproven = looked_at(_ended(program, tmp_path))
+        assert finding is not None, program
+        assert finding.severity == "fault", program
+        assert not unproven
+        assert fix in finding.fix, finding.fix
+
+
+def _ended(program: str, folder: Path) -> BaseException:
+    path = folder / f"program{len(list(folder.iterdir()))}.py"
+    path.write_text(program)
+    with virtual_gpus(1), pytest.raises((Exception, SystemExit)) as caught:
+        exec(compile(program, str(path), "exec"), {"__name__": "__main__"})
+    return caught.value
+
+
+REFUSED = {
+    "wrapped by a library": "as error:\n    raise RuntimeError('stage 0') from error",
+    "met by another way": ":\n    other_way()",
+    "one of a group": "as error:\n    raise ExceptionGroup('tasks', [ValueError(1), error])",
+    "hidden": ":\n    raise RuntimeError('no') from None",
+}
+
+
+@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
+def test_an_error_that_comes_of_what_is_not_simulated_proves_nothing(program: str, tmp_path: Path) -> None:
+    head = "def refuse():\n    torch.cuda.CUDAGraph()\ndef other_way():\n    [][1]\n"
+    handled = f"try:\n    refuse()\nexcept NotImplementedError {program}"
+    finding, unproven = looked_at(error_of(head + handled, tmp_path))
+    assert finding is None
+    assert "CUDAGraph is not simulated" in unproven
+
+
+def test_what_was_refused_and_caught_is_told_and_leaves_nothing_clean(
+    rehearse_warm: Rehearse, tmp_path: Path
+) -> None:
+    caught = "try:\n    torch.cuda.CUDAGraph()\nexcept NotImplementedError:\n    graph = None\n"
+    path = tmp_path / "train.py"
+    for last, verdict in {
+        "": "unproven",
+        "graph.replay()": "unproven",
+        "torch.ones(2).cuda() + torch.ones(2)": "fault",
+    }.items():
+        path.write_text(f"{HEAD}x = torch.ones(2, device='cuda')\n{caught}{last}\n")
+        report = rehearse_warm(str(path))
+        assert report["verdict"] == verdict, report["text"]
+        assert any("CUDAGraph" in note and "train.py:6" in note for note in report["notes"])

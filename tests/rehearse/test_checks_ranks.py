@@ -277,3 +277,40 @@ def test_what_an_optimizer_steps() -> None:
     optimizer = torch.optim.SGD([{"params": [one]}, {"params": [two], "lr": 0.1}], lr=1.0)
     assert trained_by(optimizer) == [one, two]
     assert trained_by(object()) == []
+
+
+LOCAL_SGD = """
+model = DDP(nn.Linear(8, 8).cuda(local_rank), device_ids=[local_rank])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(local_rank)
+for step in range(6):
+    x = torch.randn(4, 8).cuda()
+    with model.no_sync():
+        (model(x) - x).pow(2).mean().backward()
+    opt.step()
+    opt.zero_grad()
+    if step % 3 == 2:
+        for parameter in model.parameters():
+            mean = parameter.detach().clone()
+            dist.all_reduce(mean)
+            {keep}
+"""
+KEPT = "parameter.data = mean / dist.get_world_size()"
+
+
+@pytest.mark.parametrize(
+    ("keep", "steps", "kinds"),
+    [(KEPT, None, []), (KEPT, 2, []), ("del mean", None, ["ranks-disagree"])],
+    ids=["averaged", "cut off before", "averaged and thrown away"],
+)
+def test_weights_that_are_averaged_every_few_steps_may_differ_in_between(
+    rehearse_warm: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    keep: str,
+    steps: int | None,
+    kinds: list[str],
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(RANKS + LOCAL_SGD.format(keep=keep))
+    report = rehearse_warm(str(path), ranks=2, max_steps=steps)
+    assert [finding["kind"] for finding in report["findings"]] == kinds, report["text"]

@@ -179,3 +179,24 @@ def test_the_example_of_eight_gpus_is_rehearsed_with_nothing_fetched(
         assert weights < figures["peak_bytes"] < figures["capacity_bytes"]
     assert "2 × 8 × 32 = 512" in report["stdout"]
     assert yaml.safe_load(example.read_text())["training"]["gradient_accumulation_steps"] == 32
+
+
+@pytest.mark.parametrize(
+    ("before", "error", "verdict"),
+    [
+        ("kept = rows[rows.sum(1) > 0]", "kept.view(3, -1)", "unproven"),
+        ("kept = rows[:4]", "kept.view(3, -1)", "fault"),
+        ("some = bool((rows > 0).any())", "if some in (True, False): raise ValueError(some)", "unproven"),
+    ],
+    ids=["a size that hangs on values", "a size that does not", "a way that hangs on values"],
+)
+def test_an_error_after_what_hangs_on_values_is_not_proven(
+    rehearse_warm: Rehearse, tmp_path: Path, before: str, error: str, verdict: str
+) -> None:
+    code = f"import torch\nrows = torch.randn(4000, 1000, device='cuda')\n{before}\n{error}\n"
+    report = rehearse_warm(str(written(tmp_path, code)), shapes_only=True)
+    assert report["verdict"] == verdict, report["text"]
+    assert (verdict == "fault") == bool(report["findings"])
+    if verdict == "unproven":
+        kind = error.partition("raise ")[2].partition("(")[0] or "RuntimeError"
+        assert any(f"stopped with {kind}" in note and "program.py:3" in note for note in report["notes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from trimtab.diagnose.finding import Cause, Finding, Place
+from trimtab.rehearse.report import render
 from trimtab.rehearse.run import Result
 from trimtab.rehearse.session import AskedAt
 from trimtab.report.page import rehearsal_page
@@ -60,3 +61,15 @@ def test_what_shapes_do_not_prove_is_on_the_page() -> None:
     assert "unproven in shapes" in text
     assert "train.py:7" in text
     assert "if loss &lt; limit:" in text
+
+
+def test_notes_of_a_clean_rehearsal_are_told_everywhere() -> None:
+    notes = ["rank 0 of 8 stands for all", "it was called as torchrun calls it"]
+    result = Result("clean", [], {}, 3, 1.5, notes, "train.py")
+    lines = render(result).splitlines()
+    assert [line.split(maxsplit=1) for line in lines if line.strip()][:-1] == [
+        ["note", note] for note in notes
+    ]
+    assert lines[-1].startswith("clean: train.py ran without a fault")
+    assert result.to_dict()["notes"] == notes
+    assert all(f"<p>{note}</p>" in rehearsal_page(result) for note in notes)

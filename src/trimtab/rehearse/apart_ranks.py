@@ -51,9 +51,10 @@ def weights(
     parameters: list[torch.Tensor],
     place: Place | None,
     late: Place | None = None,
+    averaged: bool = False,
 ) -> None:
     """Write down a checksum of those parameters of a wrapped model that a step is for; `late` is where one was made
-    that came into the model after it was wrapped."""
+    that came into the model after it was wrapped; `averaged`, that weights were exchanged since the last step."""
     import torch
 
     total, size = 0.0, 0.0
@@ -65,7 +66,7 @@ def weights(
                 size += float(values.abs().sum())
     where, after = (asdict(at) if at else None for at in (place, late))
     record = {"model": model, "step": step, "sum": total, "size": size, "place": where, "late": after}
-    agreement.note(process, record)
+    agreement.note(process, {**record, "averaged": averaged})
 
 
 def found(folder: Path) -> list[Finding]:
@@ -116,6 +117,7 @@ def _same_rows(ranks: Records) -> bool:
 
 def _diverged(ranks: Records) -> Finding | None:
     """Ranks whose weights of one wrapped model go apart and stay so."""
+    own_way = {r["own_way"]: r["why"] for records in ranks.values() for r in records if "own_way" in r}
     sums: dict[str, dict[int, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for rank, records in ranks.items():
         for record in records:
@@ -126,13 +128,21 @@ def _diverged(ranks: Records) -> Finding | None:
             continue
         end = sums.get(model.partition(":")[0] + ":end", {})
         common = [(n, steps[n]) for n in sorted(steps) if len(steps[n]) == len(ranks)]
+        why = own_way.get(model.partition(":")[0])
+        if why == "cut off":
+            continue
+        if why == "averages":
+            # Between two averagings ranks are apart by design: only right after one they have to agree.
+            common = [(n, sides) for n, sides in common if all(side["averaged"] for side in sides.values())]
+            if not common:
+                continue
         last = [by_rank for by_rank in end.values() if len(by_rank) == len(ranks)]
         apart = [n for n, by_rank in common if (step := _differ(by_rank.values())) is not None and step]
         if not apart or not _differ(common[-1][1].values()) or (last and not _differ(last[-1].values())):
             continue
         again = [n for n, by_rank in common if n > apart[0] and not _differ(by_rank.values())]
         where = place_from(common[-1][1][min(ranks)]["place"])
-        if again or (where is not None and _averages_elsewhere(where.file, _ran(ranks))):
+        if again or (where is not None and averages_elsewhere(where.file, _ran(ranks))):
             continue
         first, other = _sides(common[-1][1])
         late = place_from(common[-1][1][min(ranks)].get("late"))
@@ -182,7 +192,7 @@ def _never_shared(ranks: Records) -> Finding | None:
             continue
         apart = _apart(ranks, number, len(head["shapes"]))
         files = {place["file"] for place in (head["made"], head["where"]) if place}
-        if apart and not any(_averages_elsewhere(file, _ran(ranks)) for file in files):
+        if apart and not any(averages_elsewhere(file, _ran(ranks)) for file in files):
             return _finding(ranks, head, apart)
     return None
 
@@ -233,7 +243,7 @@ def _ran(ranks: Records) -> set[tuple[str, int]]:
     return {(r["file"], r["ran"]) for records in ranks.values() for r in records if "ran" in r}
 
 
-def _averages_elsewhere(file: str, ran: set[tuple[str, int]]) -> bool:
+def averages_elsewhere(file: str, ran: set[tuple[str, int]]) -> bool:
     """Whether a file holds an exchange of weights or gradients to which this run has not come."""
     for call in source.calls(file):
         name = source.called_name(call)

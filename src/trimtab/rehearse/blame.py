@@ -105,17 +105,48 @@ def chain(error: BaseException) -> list[BaseException]:
     """An error and those that it was raised from, the outermost first.
 
     An error that was merely being handled counts if the new one was raised by the very function that handled it: what
-    fails in a call made while handling (a second way) is an error of its own.
+    fails in a call made while handling (a second way) is an error of its own. A group stands for its members.
     """
-    found = [error]
-    while True:
-        last = found[-1]
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        last = waiting.pop(0)
+        if any(last is one for one in found):
+            continue
+        found.append(last)
+        if isinstance(last, BaseExceptionGroup):
+            waiting += last.exceptions
         before = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if before is None or before in found:
-            return found
-        if last.__cause__ is None and not _raised_by_handler(last, before):
-            return found
-        found.append(before)
+        if before is not None and (last.__cause__ is not None or _raised_by_handler(last, before)):
+            waiting.append(before)
+    return found
+
+
+def everything_before(error: BaseException) -> list[BaseException]:
+    """An error and all that it was raised from, or while handling, hidden ones too."""
+    found = [error]
+    for last in found:
+        members = last.exceptions if isinstance(last, BaseExceptionGroup) else ()
+        for before in (last.__cause__, last.__context__, *members):
+            if before is not None and not any(before is one for one in found):
+                found.append(before)
+    return found
+
+
+def not_ours_to_tell(error: BaseException) -> str:
+    """Why an error that was handled makes all that came of it unproven: virtual GPUs refused there, or erred."""
+    if "torch" not in sys.modules or getattr(error, "fault", None) is not None:
+        return ""
+    from trimtab.rehearse import repeat
+    from trimtab.virtual.state import NotSimulated
+
+    if isinstance(error, NotSimulated):
+        return "virtual GPUs do not simulate this"
+    inner = repeat.inner_end(error)
+    if inner is None or not inner.in_our_frame or _on_purpose(inner):
+        return ""
+    said = judge(error)
+    return said.why if said.whose == "unproven" else ""
 
 
 def _raised_by_handler(error: BaseException, handled: BaseException) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import CARRIED, UNKNOWN, Finding, Place
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
-from trimtab.rehearse import blame, places, shield, unreachable
+from trimtab.rehearse import blame, packages, places, shield, unreachable
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
@@ -55,31 +56,71 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
         if another:
             return finding
     finding, unproven = looked_at(error)
-    if process.made_up and not unproven:
-        said = f"it then stopped with {type(error).__name__}: {error}"
-        finding, unproven = None, f"{said}; whether real values lead there is not known"
+    doubt = _doubt(process, error, finding) if not unproven and finding is not None else ""
+    if doubt:
+        finding, unproven = None, f"it then stopped with {type(error).__name__}: {error}; {doubt}"
     if unproven:
         process.recorder.write(t="unproven", text=unproven)
     return finding
+
+
+def _doubt(process: Process, error: BaseException, finding: Finding) -> str:
+    """Why a program that stops here might not on a GPU."""
+    if process.made_up:
+        return "whether real values lead there is not known"
+    # What CUDA would say stays true; an error of Python may come of the way that the program took instead.
+    if process.not_simulated and finding.kind == "other-error":
+        return "whether it comes there on a GPU is not known"
+    place = unknown_way(error, finding.kind) if process.settings.shapes_only else ""
+    if place:
+        return f"that hangs on values, which shapes do not have ({place})"
+    return ""
+
+
+def unknown_way(error: BaseException, kind: str) -> str:
+    """Where shapes alone were rehearsed: the line at which a size, or the way to this error, hung on unknown values."""
+    from trimtab.virtual.state import machine
+
+    here = machine()
+    entered = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for asked in here.asked if here is not None else ():
+        at = asked.frame or asked.library
+        # Every size that comes after may follow from an unknown one; a branch leads on from where it is.
+        led = (
+            asked.how == "decision"
+            and kind == "other-error"
+            and at is not None
+            and any(code.co_filename == at.file and code.co_name == at.function for code in entered)
+        )
+        if asked.how == "shape" or led:
+            return f"{os.path.basename(at.file)}:{at.line}" if at is not None else asked.op
+    return ""
 
 
 def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     """The finding for an error, and why nothing is proven by it (either may be missing)."""
     if getattr(error, UNPROVEN, ""):
         return None, str(getattr(error, UNPROVEN))
-    if (carried := getattr(error, CARRIED, None)) is not None and carried["kind"] == "data-unreachable":
-        return Finding.from_dict(carried), _NOT_REACHED
+    if (carried := getattr(error, CARRIED, None)) is not None and carried["severity"] == "warning":
+        reason = _NOT_REACHED if carried["kind"] == "data-unreachable" else carried["message"]
+        return Finding.from_dict(carried), reason
     links = blame.chain(error)
     stack = places.traceback_places(error.__traceback__)
     if any(map(unreachable.is_unreachable, links)):
         where = next(filter(None, (places.first_own(_places(link)) for link in links[::-1])), None)
         return unreachable.finding_for(links, stack, where), _NOT_REACHED
+    if (lacks := packages.missing(links)) is not None:
+        told = packages.finding_for(*lacks, _places(lacks[1]))
+        return told, f"{told.message}: what comes after it was not rehearsed"
     if _KILLED.search(str(error)):
         return None, f"a process of the script was killed (SIGKILL): {blame.NO_ROOM}"
     judged = [(link, blame.judge(link)) for link in links if not isinstance(link, SystemExit)]
     for link, said in judged:
         if said.whose == "unproven":
             return None, _stopped(link, said.why)
+    for link in blame.everything_before(error):
+        if link not in links and (why := blame.not_ours_to_tell(link)):
+            return None, _stopped(link, why)
     if isinstance(error, SystemExit):
         return _exit_status(error), ""
     # What a library, or the program, has wrapped in an error of its own is told at the line that failed.
@@ -95,14 +136,10 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     found = shield.call("diagnosis", diagnose_exception, error, stack, otherwise=_plain(error, stack))
     finding: Finding = found
     if finding.fix == UNKNOWN:
-        finding.fix = _install(error.name) if isinstance(error, ModuleNotFoundError) else said.fix
+        finding.fix = packages.own_module(error) or said.fix
     # What C++ calls meta:1 is the program's cuda:1.
     finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
     return finding, ""
-
-
-def _install(name: str | None) -> str:
-    return f"{name} is not there for this Python ({sys.prefix}): install it, or rehearse with the Python that has it"
 
 
 def _places(error: BaseException) -> list[Place]:
@@ -111,7 +148,7 @@ def _places(error: BaseException) -> list[Place]:
 
 def _stopped(error: BaseException, why: str) -> str:
     where = places.first_own(_places(error))
-    if type(error).__name__ == "NotSimulated":
+    if type(error).__name__ in ("NotSimulated", "InternalError"):
         return f"{error} ({os.path.basename(where.file)}:{where.line})" if where is not None else str(error)
     said = (str(error).strip().splitlines() or [""])[0]
     at = f"at {os.path.basename(where.file)}:{where.line} " if where is not None else ""
@@ -153,7 +190,8 @@ def _plain(error: BaseException, stack: list[Place]) -> Finding:
         message=f"{type(error).__name__}: {error}",
         where=where,
         library=stack[0] if stack and stack[0] != where and not isinstance(error, SyntaxError) else None,
-        fix="raised by Python code before torch was there: correct this line or what it is given",
+        fix=packages.own_module(error)
+        or "raised by Python code before torch was there: correct this line or what it is given",
     )
 
 

@@ -35,6 +35,13 @@ _training = False
 """Whether a backward pass has begun: what is exchanged before is no part of a step."""
 shared: set[int] = set()
 """Ids of trained parameters of which the program itself has exchanged the gradient or the weight."""
+averaged: set[int] = set()
+"""Ids of trained parameters of which something of that very shape was exchanged between backward passes: a copy, or all
+of them in one row, as those do who average weights every few steps."""
+averagings = 0
+"""How many such exchanges there were."""
+ran: set[tuple[str, int]] = set()
+"""The lines of the program that have exchanged something."""
 
 
 def seen(process: Process, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
@@ -47,12 +54,17 @@ def seen(process: Process, op: str, tensors: list[torch.Tensor], whole: bool) ->
         veto(process, op)
     if _training and not whole:
         veto(process, "a part of the ranks")
-    if not _by_the_program() or op == "barrier":
+    if op == "barrier":
+        return
+    if _training:
+        _look_for_averaging(tensors)
+    if not _by_the_program():
         return
     big = [t for t in tensors if t.is_floating_point() and t.numel() > (1 if t.dim() > 1 else _SMALL)]
     known = _known(tensors)
     place = places.here()
     if place is not None:
+        ran.add((place.file, place.line))
         _once(process, f"ran {place.file}:{place.line}", {"ran": place.line, "file": place.file})
     if not _training:
         return  # weights that all ranks begin with
@@ -62,6 +74,12 @@ def seen(process: Process, op: str, tensors: list[torch.Tensor], whole: bool) ->
             _once(process, f"at {place.file}:{place.line}", {"shares": asdict(place)})
     elif big:
         veto(process, op)
+
+
+def averages(parameters: dict[int, int]) -> bool:
+    """Whether most of these parameters (sizes by id) were seen in exchanges between backward passes."""
+    total = sum(parameters.values())
+    return 2 * sum(size for one, size in parameters.items() if one in averaged) >= total > 0
 
 
 def begin(roots: Any = None, place: Any = None) -> None:
@@ -97,6 +115,42 @@ def _by_the_program() -> bool:
             elif f"{os.sep}autograd{os.sep}" in file or f"{os.sep}nn{os.sep}parallel" in file:
                 return False
         elif not file.startswith(_OWN):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _look_for_averaging(tensors: list[torch.Tensor]) -> None:
+    """Weights that are averaged may be copies: they are known by their shapes, or as one row of all of them."""
+    global averagings
+    given = [t for t in tensors if t.is_floating_point() and t.numel() > 1]
+    if not given or _of_a_wrapper():
+        return
+    shapes = {tuple(tensor.shape) for tensor in given}
+    rows = {tensor.numel() for tensor in given if tensor.dim() == 1}
+    found: set[int] = set()
+    for optimizer in list(optimizers_made()):
+        mine = trained_by(optimizer)
+        held = [parameter for parameter in mine if parameter.grad is not None]
+        for together in (mine, held):
+            if sum(parameter.numel() for parameter in together) in rows:
+                found |= {id(parameter) for parameter in together}
+                shared.update(found)
+        found |= {id(parameter) for parameter in mine if tuple(parameter.shape) in shapes}
+    averaged.update(found)
+    averagings += bool(found)
+
+
+def _of_a_wrapper() -> bool:
+    """Whether a backward pass, DDP or FSDP makes this exchange."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        if file.startswith(_TORCH) and (
+            f"{os.sep}nn{os.sep}parallel" in file or f"{os.sep}fsdp{os.sep}" in file
+        ):
             return True
         frame = frame.f_back
     return False

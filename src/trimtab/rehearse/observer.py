@@ -81,6 +81,11 @@ class RehearsalObserver(Observer):
             self._process.made_up = True
             self._process.recorder.write(t="unproven", text=text)
 
+    def not_simulated(self, text: str) -> None:
+        """Remember it with its line: what the program catches would leave no trace."""
+        if not shield.is_paused():
+            self._process.not_simulated.setdefault(text, places.here())
+
     def _of_a_worker(self, finding: Finding) -> bool:
         """A batch that a forked worker put on the GPU is to be pinned: the worker's fault, which is known already."""
         if finding.kind != "pin-of-gpu-tensor" or finding.cause is not None:

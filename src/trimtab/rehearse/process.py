@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trimtab.diagnose.finding import Finding
+from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 
@@ -45,6 +45,10 @@ class Process:
         """Ids of parameters whose missing gradient one check has already explained."""
         self.made_up = False
         """Whether the program goes on with values that nobody computed (a kernel that could not be run)."""
+        self.cut_off = False
+        """Whether the program was ended after the steps that were asked for."""
+        self.not_simulated: dict[str, Place | None] = {}
+        """What virtual GPUs refused to do here, and the program's line that asked for it."""
         self.ran_a_module = self.loaded_rows = self.differentiated = self.trained = False
         """Whether a module was called here, rows were read, a backward pass ran and an optimizer stepped."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
@@ -88,11 +92,24 @@ class Process:
         self.finished_in = os.getpid()
         for check in self.checks:
             shield.call(type(check).__name__, check.finish)
+        self._refusals()
         self.memory()
         if not status:
             self._nothing_on_a_gpu()
         self.recorder.flush()
         self.recorder.write(t="end", pid=os.getpid(), how=how, status=status)
+
+    def _refusals(self) -> None:
+        """Say what was refused and caught: on a GPU the program would have gone another way."""
+        if not self.not_simulated:
+            return
+        self.recorder.begin()
+        told = [r["text"] for r in read_lines(self.recorder.write_path()) if r["t"] == "unproven"]
+        for text, place in self.not_simulated.items():
+            if not any(text in one for one in told):
+                at = f" ({os.path.basename(place.file)}:{place.line})" if place is not None else ""
+                said = f"{text}{at}; this was caught, and on a GPU the program goes another way from there"
+                self.recorder.write(t="unproven", text=said)
 
     def give_up(self) -> NoReturn:
         """End at once, without an end record: nothing is proven."""

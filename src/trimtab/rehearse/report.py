@@ -1,4 +1,4 @@
-"""The rehearsal's report for the console: one block per finding, then the verdict in one line. Plain text, no markup.
+"""The rehearsal's report for the console: findings, notes, then the verdict in one line. Plain text, no markup.
 
 Colours are used only when the output is a terminal.
 """
@@ -37,7 +37,14 @@ def render(result: Result, *, colour: bool = False) -> str:
         blocks.append(paint(_BOLD, "with these changes made, the program comes further, and meets:"))
         first = len(result.findings) + 1
         blocks += [_block(number, finding, paint) for number, finding in enumerate(result.beyond, first)]
-    return "\n\n".join([*blocks, *_not_proven(result, paint), *_files(result), _verdict(result, paint)])
+    ends = [*_not_proven(result, paint), *_files(result), *_notes(result), _verdict(result, paint)]
+    return "\n\n".join([*blocks, *ends])
+
+
+def _notes(result: Result) -> list[str]:
+    """What limits the verdict, a line each; why nothing is proven stands in the verdict itself."""
+    said = result.notes if result.verdict != "unproven" else []
+    return ["\n".join(f"   {'note':<{_LABEL}}{' '.join(note.split())}" for note in said)] if said else []
 
 
 def _files(result: Result) -> list[str]:
@@ -142,13 +149,13 @@ def _verdict(result: Result, paint: Paint) -> str:
     seen = f"{result.steps} optimizer step{'s' * (result.steps != 1)}, {result.seconds:.1f} s"
     facts = "; ".join([seen, *_peaks(result.memory)])
     also = f", {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
-    why = ": " + "; ".join(result.notes) if result.notes else ""
     match result.verdict:
         case "clean":
             clean = "clean in shapes" if result.shapes_only else "clean"
-            return paint(_GREEN, f"{clean}: {name} ran without a fault{also}") + f" ({facts})" + why
+            return paint(_GREEN, f"{clean}: {name} ran without a fault{also}") + f" ({facts})"
         case "fault":
-            return paint(_RED, f"fault: {faults} in {name}{also}") + f" ({facts})" + why
+            return paint(_RED, f"fault: {faults} in {name}{also}") + f" ({facts})"
+    why = ": " + "; ".join(result.notes) if result.notes else ""
     return paint(_YELLOW, f"unproven: {name}{also}") + why + f" ({facts})"
 
 

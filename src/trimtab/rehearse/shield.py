@@ -44,6 +44,11 @@ def paused() -> Iterator[None]:
         _paused = before
 
 
+def is_paused() -> bool:
+    """Whether what is called now is no doing of the program."""
+    return _paused
+
+
 def failed(name: str, error: Exception) -> None:
     """Switch a check off and say so, once."""
     if os.environ.get(DEBUG):

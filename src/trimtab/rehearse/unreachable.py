@@ -37,6 +37,7 @@ _SAID = re.compile(
     r"doesn't exist on the Hub|Dataset not found|not found or corrupted|Max retries exceeded|Failed to resolve|"
     r"Name or service not known|Temporary failure in name resolution|Network is unreachable|No route to host|"
     r"Unable to locate credentials|\[E050\]|Please use the NLTK Downloader|api_key not configured|"
+    r"Repo id must [^\n]*'[./~][^']*'|"
     r"wandb login|Cannot find the requested files in the (?:cached path|disk cache)|Invalid credentials|gated repo",
     re.I,
 )
@@ -84,14 +85,16 @@ def _asked_and_fix(errors: Sequence[BaseException]) -> tuple[str, str]:
     missing = next((str(e.filename) for e in errors if isinstance(e, OSError) and e.filename), "")
     if missing and any(isinstance(error, FileNotFoundError | NotADirectoryError) for error in errors):
         return missing, _for_a_file(missing)
+    if named := re.search(r"Repo id must [^\n]*'([./~][^']*)'", said):
+        return named[1], f"there is no folder {named[1]} here: put it there, or give the path of one that is"
     if "wandb" in said:
         return "", "no account is needed to rehearse: set WANDB_MODE=offline (or disabled) for the rehearsal"
     if _HUB.search(said):
         name = _held(
             errors, ("repo_id", "pretrained_model_name_or_path", "path_or_repo_id"), r"[\w.-]+(/[\w.-]+)?"
         )
-        named = re.search(r"'([\w.-]+/[\w.-]+)'", said)
-        name = name or (named[1] if named else "")
+        quoted = re.search(r"'([\w.-]+/[\w.-]+)'", said)
+        name = name or (quoted[1] if quoted else "")
         offline = " (HF_HUB_OFFLINE is set here)" if os.environ.get("HF_HUB_OFFLINE") else ""
         return name, (
             f"download it where there is a network (hf download {name or 'NAME'}) and point HF_HOME at that cache, or "

@@ -75,6 +75,9 @@ class Observer:
     def unproven(self, text: str) -> None:
         """Told of what could not be computed: from there on values are made up."""
 
+    def not_simulated(self, text: str) -> None:
+        """Told of each refusal of what virtual GPUs do not do, as it is raised; the program may catch it."""
+
     def collective(self, record: dict[str, Any]) -> None:
         """Told of each collective call between ranks."""
 

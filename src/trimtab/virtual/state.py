@@ -114,6 +114,13 @@ class Machine:
 class NotSimulated(NotImplementedError):
     """Something that a GPU can do and a virtual one cannot: it says nothing about the program."""
 
+    def __init__(self, *said: object) -> None:
+        super().__init__(*said)
+        # Whoever catches it goes another way than on a GPU: the listener is to know even so.
+        here = machine()
+        if here is not None and here.observer is not None:
+            here.observer.not_simulated(str(self))
+
 
 class InternalError(NotSimulated):
     """A fault of the virtual GPUs themselves, found before it could change a value of the program."""

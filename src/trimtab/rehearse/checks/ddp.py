@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow, mends_ranks
+from trimtab.diagnose import flow, mends_ranks, source
 from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
-from trimtab.rehearse import agreement, apart_ranks, places
+from trimtab.rehearse import agreement, apart_ranks, exchanges, places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
     around,
@@ -53,6 +54,12 @@ class _Wrapped:
     """The parameters that it had then, by id: no other is averaged."""
     ran: WeakSet[nn.Module] = field(default_factory=WeakSet)
     opaque: tuple[str, Place | None] | None = None
+    alone: Counter[tuple[Callable[[Place], None], Place]] = field(default_factory=Counter)
+    """Steps that were made without a word to the other ranks, and how each is told."""
+    averagings: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
+    """The trained parameters, by id: at the end of a script the module itself may be gone."""
+    own_hook: bool = False
 
 
 class Ddp(BaseCheck):
@@ -155,10 +162,11 @@ class Ddp(BaseCheck):
             self._compare(entry, ddp, mine)
             if agreement.made() != entry.collectives:
                 continue
+            # Told at the end: who averages the weights every few steps means it so.
             if entry.unsynced is not None:
-                self._report_unsynced(entry.unsynced)
+                entry.alone[self._report_unsynced, entry.unsynced] += 1
             elif not entry.forwards and entry.past_it is not None and any(p.grad is not None for p in mine):
-                self._report_bypass(entry.past_it)
+                entry.alone[self._report_bypass, entry.past_it] += 1
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for entry, ddp in self._living():
@@ -173,9 +181,13 @@ class Ddp(BaseCheck):
         which = f"{entry.number}:{_positions(ddp, mine)}"
         entry.compared[which] += 1
         step = entry.compared[which]
-        if step <= 16 or step & (step - 1) <= 1:
+        entry.sizes |= {id(parameter): parameter.numel() for parameter in mine if parameter.requires_grad}
+        entry.own_hook = _own_hook(ddp)
+        averaged = exchanges.averagings != entry.averagings
+        entry.averagings = exchanges.averagings
+        if step <= 16 or step & (step - 1) <= 1 or averaged:
             late = [p for p in mine if id(p) not in entry.known and p.requires_grad]
-            apart_ranks.weights(self.process, which, step, mine, places.here(), _born_late(late))
+            apart_ranks.weights(self.process, which, step, mine, places.here(), _born_late(late), averaged)
 
     def finish(self) -> None:
         for entry, ddp in self._living():
@@ -183,6 +195,21 @@ class Ddp(BaseCheck):
             if entry.steps and os.getpid() == self._pid and world_size() > 1:
                 everything = list(ddp.module.parameters())
                 apart_ranks.weights(self.process, f"{entry.number}:end", entry.steps + 1, everything, None)
+        for entry in self._wrapped if os.getpid() == self._pid else ():
+            self._alone(entry)
+
+    def _alone(self, entry: _Wrapped) -> None:
+        """Tell steps that were made alone, unless the program brings the weights together in a way of its own."""
+        averages = exchanges.averages(entry.sizes)
+        later = self.process.cut_off and not averages and _averages_later()
+        if averages or later or (self.process.cut_off and entry.own_hook):
+            why = "cut off" if self.process.cut_off else "averages"
+            agreement.note(self.process, {"own_way": str(entry.number), "why": why})
+        if averages or later:
+            return
+        for (report, place), times in entry.alone.items():
+            for _ in range(times):
+                report(place)
 
     def _report_bypass(self, place: Place) -> None:
         self.report(
@@ -275,6 +302,21 @@ class Ddp(BaseCheck):
         code = getattr(type(owner).forward, "__code__", None)
         line = flow.choice_of(code.co_filename, code.co_firstlineno, attribute) if code else None
         return cause_at(line, f"whether self.{attribute} is used depends on this")
+
+
+def _own_hook(ddp: DistributedDataParallel) -> bool:
+    """Whether gradients are brought together by more than a plain all-reduce."""
+    hooks = [hook for hook, _ in getattr(ddp, "_comm_hooks", [])]
+    return any(
+        not str(getattr(hook, "__module__", "")).endswith("ddp_comm_hooks.default_hooks") for hook in hooks
+    )
+
+
+def _averages_later() -> bool:
+    """Whether the program has a line that exchanges weights, to which it has not come."""
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    own = sorted(file for file in files if file.endswith(".py") and source.is_user_file(file))
+    return any(apart_ranks.averages_elsewhere(file, exchanges.ran) for file in own)
 
 
 def _born_late(parameters: list[torch.Tensor]) -> Place | None:

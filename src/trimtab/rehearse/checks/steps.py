@@ -38,6 +38,7 @@ class Steps(BaseCheck):
             self.process.memory()
         limit = self.process.settings.max_steps
         if limit is not None and self._most >= limit:
+            self.process.cut_off = True
             raise StopRehearsal(f"{limit} optimizer steps made")
 
     def finish(self) -> None:
