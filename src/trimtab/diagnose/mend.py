@@ -11,7 +11,6 @@ from types import FrameType
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from trimtab.diagnose import rewrite, scope, source, spot
 from trimtab.diagnose.finding import Edit
@@ -225,8 +224,3 @@ def _first_place_with_device(
             if device := device_at(scene, stray, file, following):
                 return statement, device
     return None
-
-
-def is_movable(value: object) -> bool:
-    """Whether a value can be moved by one call."""
-    return isinstance(value, torch.Tensor | nn.Module) or callable(getattr(value, "to", None))

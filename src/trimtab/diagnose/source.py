@@ -195,15 +195,6 @@ def _moves_out_of(node: ast.stmt, name: str) -> bool:
     return has_move(value) and any(root(g.iter) == name for g in loops)
 
 
-def dropped_move(file: str, line: int) -> str | None:
-    """The expression that a line moves without keeping the result (`x.to(device)` alone), as written."""
-    node = statement(file, line)
-    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
-        return None
-    called = node.value.func
-    return ast.unparse(called.value) if isinstance(called, ast.Attribute) and called.attr in MOVES else None
-
-
 def move_in(file: str, function: str) -> int | None:
     """The first line of a function of this file that moves something; the condition, if only some things are moved."""
     for node in walk(file):

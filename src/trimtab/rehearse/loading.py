@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from trimtab.virtual import imports
 from trimtab.virtual.wording import words
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import Machine
 
 _MODULE = "transformers.modeling_utils"
 # What says where weights come from and how they are read; the rest is for the config or for the model's class.
@@ -31,39 +32,15 @@ _OF_LOADING = words(
 _OF_FINDING = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Waits for a module to be imported, calls `then` with it, and steps aside."""
-
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self._name, self._then = name, then
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            run(module)
-            self._then(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def build_from_configs() -> None:
+def build_from_configs(machine: Machine) -> None:
     """From now on models are built from their configs alone."""
-    for name, change in ((_MODULE, _replace), ("safetensors.torch", _refuse_to_write)):
-        if name in sys.modules:
-            change(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, _AfterImport(name, change))
+    changes = {_MODULE: _replace, "safetensors.torch": _refuse_to_write}
+    settings = {name: _changing(name, change) for name, change in changes.items()}
+    imports.when_imported(machine, machine.undo, settings)
+
+
+def _changing(name: str, change: Callable[[Any], None]) -> imports.Setting:
+    return lambda _: change(sys.modules[name])
 
 
 def _refuse_to_write(module: Any) -> None:

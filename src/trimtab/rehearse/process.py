@@ -194,7 +194,7 @@ def _attach(process: Process, machine: Machine) -> None:
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
     if machine.shapes:
-        loading.build_from_configs()
+        loading.build_from_configs(machine)
         one_rank.start_only_the_first()
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
