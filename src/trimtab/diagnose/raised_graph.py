@@ -6,13 +6,10 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-import torch
-
-from trimtab.diagnose import flow, holders, rewrite, source
+from trimtab.diagnose import flow, rewrite, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
-from trimtab.virtual import origin
 
 _HALF = ("float16", "fp16", "half")
 
@@ -92,73 +89,6 @@ def carried_state(file: str, own: Sequence[Place], error: BaseException) -> int 
                 again = source.bound(inner) & source.names_in(inner.value)
                 if again and "detach" not in ast.unparse(inner.value) and not source.has_move(inner.value):
                     return inner.lineno
-    return None
-
-
-def no_leaf(error: BaseException) -> Verdict | None:
-    """What an optimizer is to train was moved or computed after it had become a leaf: the line that did so."""
-    given = [t for t in values_named(error, "param") if isinstance(t, torch.Tensor) and not t.is_leaf]
-    born = origin.born_of(given[0]) if given else None
-    if born is None or not source.is_user_file(born.file):
-        return None
-    why = "this computes a new tensor from the one that was to be trained: it is no leaf, and no optimizer takes it"
-    cause = source.cause(born.file, born.line, why)
-    for call in source.call_on(born.file, born.line):
-        inner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if not isinstance(inner, ast.Call) or source.called_name(call) not in ("to", "cuda", "float", "half"):
-            continue
-        there = f".{source.called_name(call)}({', '.join(map(ast.unparse, [*call.args, *call.keywords]))})"
-        if source.called_name(inner) == "Parameter" and len(inner.args) == 1:
-            code = f"{ast.unparse(inner.func)}({rewrite.operand(inner.args[0])}{there})"
-        elif (flag := source.keyword(inner, "requires_grad")) is not None and source.is_constant(flag, True):
-            plain = ast.Call(inner.func, inner.args, [k for k in inner.keywords if k.arg != "requires_grad"])
-            code = f"{ast.unparse(plain)}{there}.requires_grad_()"
-        else:
-            continue
-        return Verdict(
-            cause,
-            f"Move first, then make it a leaf: {code}.",
-            edits=[rewrite.in_place_of(born.file, call, code)],
-        )
-    return Verdict(cause, "Compute it first, and make the result the leaf: value.detach().requires_grad_().")
-
-
-def kept_state(error: BaseException) -> Verdict | None:
-    """An object of the program that keeps a tensor with its graph from one step to the next, and reads it there."""
-    frames = [frame for frame, _ in own_frames(error)]
-    for kept in holders.kept_in(
-        lambda v: isinstance(v, torch.Tensor) and v.dim() > 0 and v.grad_fn is not None, frames
-    ):
-        named = holders.source_of(kept.owner)
-        if named is None or kept.container or not source.is_user_file(named[0]):
-            continue
-        file, attribute = named[0], kept.name
-        owner = next(
-            (n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == named[1]), None
-        )
-        sets = [
-            (node, value)
-            for method in (owner.body if owner is not None else ())
-            if isinstance(method, source.Function) and method.name not in ("__init__", "reset")
-            for node in ast.walk(method)
-            if isinstance(node, ast.Assign)
-            for target, value in source.pairs(node)
-            if ast.unparse(target) == f"self.{attribute}" and value.lineno
-        ]
-        uses = [n for n in source.walk(file) if isinstance(n, ast.Attribute) and n.attr == attribute]
-        if len(sets) != 1 or not any(isinstance(n.ctx, ast.Load) for n in uses):
-            continue
-        node, value = sets[0]
-        if "detach" in ast.unparse(value) or isinstance(node.targets[0], ast.Tuple):
-            continue
-        code = f"{rewrite.operand(value)}.detach()"
-        why = f"self.{attribute} keeps the graph of the step that made it, and the next step goes on from it"
-        edits = [rewrite.in_place_of(file, value, code)]
-        return Verdict(
-            source.cause(file, value.lineno, why),
-            f"Cut it from the last step: self.{attribute} = {code}.",
-            edits=edits,
-        )
     return None
 
 
