@@ -1,4 +1,4 @@
-"""Programs in which a late deed puts a tensor in the wrong place: that line is named, and the edits of its fix mend it.
+"""Programs in which an earlier deed makes a tensor wrong: that line is named, and the edits of its fix mend it.
 
 The line that fails is marked `# where`, the line to change `# cause`. The repaired twin is the program with its edits.
 """
@@ -28,6 +28,10 @@ DEEDS = [
     ("resumed_before_move", "put model.to(device) before line 17"),
     ("world_by_default", "world = World(8, device=device)"),
     ("spectral_window", 'self.register_buffer("window", torch.hann_window(size), persistent=False)'),
+    ("labels_as_floats", "torch.from_numpy(rows[:, -1]).long()"),
+    ("state_in_object", "self.hidden = hidden.detach()"),
+    ("prompt_no_leaf", "nn.Parameter(torch.randn(length, 4).to(device))"),
+    ("moved_not_cast", "batch['x'] = batch['x'].to(next(self.model.parameters()).dtype)"),
     ("noise_generator", "generator = torch.Generator(device=device).manual_seed(7)"),
 ]
 

@@ -31,7 +31,8 @@ from trimtab.diagnose.raised import diagnose_exception
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_generator import generator
 from trimtab.diagnose.rules_launch import current_device
-from trimtab.diagnose.rules_values import dtype, forked, host_only
+from trimtab.diagnose.rules_precision import dtype
+from trimtab.diagnose.rules_values import forked, host_only
 from trimtab.diagnose.scene import Scene, Suspect
 
 if TYPE_CHECKING:

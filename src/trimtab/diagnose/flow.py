@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import ast
 
-from trimtab.diagnose import source
+from trimtab.diagnose import source, trace
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.source import place
 
 _SWITCHES = {"no_grad", "inference_mode"}
+_OF_A_MODEL = frozenset(
+    (
+        "parameters",
+        "named_parameters",
+        "buffers",
+        "named_buffers",
+        "modules",
+        "named_modules",
+        "children",
+        "state_dict",
+    )
+)
 _WRITERS = {"masked_fill", "fill", "where", "full", "full_like", "new_full", "index_fill", "pad"}
 
 
@@ -20,6 +32,13 @@ def loop_at(at: Place) -> ast.For | ast.While | None:
     loops = [n for n in source.walk(at.file) if isinstance(n, ast.For | ast.While)]
     around = [n for n in loops if n.body[0].lineno <= at.line <= (n.end_lineno or 0)]
     return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def is_same_everywhere(loop: ast.For | ast.While) -> bool:
+    """Whether a loop makes as many rounds on every rank, by what it runs over: a model's parameters or layers."""
+    header = loop.iter if isinstance(loop, ast.For) else None
+    calls = [source.called_name(n) for n in ast.walk(header) if isinstance(n, ast.Call)] if header else []
+    return bool(_OF_A_MODEL.intersection(calls))
 
 
 def round_start(at: Place) -> Place | None:
@@ -37,6 +56,12 @@ def way_out(at: Place) -> Place | None:
     if "rank" in ast.unparse(header):
         return place(at.file, loop.lineno)
     names = source.names_in(header)
+    for node in ast.walk(header):
+        # What the caller gives: `fit(DataLoader(shard(rows, rank)))`.
+        if isinstance(node, ast.Name | ast.Attribute):
+            decided, value = trace.decided(at.file, loop.lineno, node)
+            if value is not node and "rank" in ast.unparse(value):
+                return decided
     counts = [n for n in source.walk(at.file) if isinstance(n, ast.Assign) and names & source.bound(n)]
     for count in counts:
         if count.lineno <= loop.lineno and "rank" in ast.unparse(count.value):

@@ -16,6 +16,9 @@ from trimtab.diagnose import (
     raised_graph,
     raised_index,
     raised_keys,
+    raised_labels,
+    raised_layers,
+    raised_leaves,
     raised_loader,
     raised_output,
     raised_shape,
@@ -135,6 +138,12 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "target-modules": (raised_calls.adapter_targets,),
     "half-overflow": (raised_calls.half_range,),
     "result-type": (raised_calls.target_type,),
+    "non-leaf-optimizer": (raised_leaves.no_leaf,),
+    "shapes": (raised_layers.layer_width,),
+    "pickle-local": (raised_layers.not_sent,),
+    "expected-long": (raised_labels.not_whole,),
+    "backward-twice": (raised_leaves.kept_state,),
+    "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
 }
 """For an error by its text's name: rules that look at the values, before those that only read the source."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import rewrite, rows, source, trace
+from trimtab.diagnose import holders, rewrite, rows, source, trace
 from trimtab.diagnose.finding import Place, cause_at
 from trimtab.diagnose.raised_common import called_by, frames_of, known_here, own_frames
 from trimtab.diagnose.rules_common import Verdict
@@ -21,6 +21,8 @@ from trimtab.virtual import origin
 from trimtab.virtual.tensor import payload_of
 
 _CLASSES = frozenset(("num_labels", "num_classes", "n_classes", "n_labels", "num_class", "classes"))
+_LENGTHS = ("position", "length", "ctx", "context", "seq")
+_KINDS = ("vocab", "type", "token", "num_embeddings")
 
 
 def out_of_range(error: BaseException) -> Verdict | None:
@@ -68,7 +70,7 @@ def _skipped(value: int, ignored: int, error: BaseException) -> Verdict | None:
     """Positions to skip are marked by a number that the loss does not skip."""
     why = f"positions to skip are marked {value} here, and the loss skips {ignored} alone"
     for file in dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)):
-        nodes = list(_written(file, value))
+        nodes = list(dict.fromkeys(_written(file, value)))
         if len(nodes) == 1:
             fix = f"Mark them with {ignored}, or tell the loss: ignore_index={value}."
             edits = [rewrite.in_place_of(file, nodes[0], str(ignored))]
@@ -102,8 +104,10 @@ def _written(file: str, value: int) -> Iterator[ast.expr]:
         elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) for t in node.targets):
             given = [node.value]
         for inner in given:
-            if isinstance(inner, ast.UnaryOp) and ast.unparse(inner) == str(value):
-                yield inner
+            # A constant of the program's own: `PAD = -1`, given by its name.
+            decided = trace.decided(file, inner.lineno, inner)[1] if isinstance(inner, ast.Name) else inner
+            if isinstance(decided, ast.UnaryOp) and ast.unparse(decided) == str(value):
+                yield decided
 
 
 def _loss_made(error: BaseException) -> Place | None:
@@ -113,6 +117,12 @@ def _loss_made(error: BaseException) -> Place | None:
         file = frame.f_code.co_filename
         if (made := source.last_assignment(file, frame.f_lineno, name)) is not None:
             return source.place(file, made.lineno)
+    frames = [frame for frame, _ in own_frames(error)]
+    for kept in holders.kept_in(lambda value: value is module and module is not None, frames):
+        named = holders.source_of(kept.owner)
+        line = source.attribute_assignment(*named, kept.name) if named is not None else None
+        if named is not None and line is not None:
+            return source.place(named[0], line)
     return next((source.place(f.f_code.co_filename, line) for f, line in own_frames(error)), None)
 
 
@@ -152,7 +162,7 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     counts = values.flatten()[:last].tolist() == list(
         range(int(values.flatten()[0]), int(values.flatten()[0]) + last)
     )
-    made = _table_made(error)
+    made = _table_made(error, _LENGTHS if counts and last > 1 else _KINDS)
     if counts and last > 1:
         why = f"the table has {size} positions, and the rows are {high + 1} long"
         return Verdict(
@@ -200,18 +210,30 @@ def _assigned(file: str, frame: FrameType, name: str) -> Place | None:
     return source.place(file, made.lineno) if made is not None else None
 
 
-def _table_made(error: BaseException) -> Place | None:
+def _table_made(error: BaseException, words: tuple[str, ...]) -> Place | None:
     """Where the number of rows of the table that was asked was decided: by its constructor's argument."""
     table = next((m for m in _selves(error) if isinstance(m, nn.Embedding)), None)
     born = origin.born_of(table.weight) if table is not None else None
-    if born is None or not source.is_user_file(born.file):
+    if table is None or born is None or not source.is_user_file(born.file):
         return None
     for call in source.call_on(born.file, born.line):
         if source.called_name(call) == "Embedding":
             given = source.keyword(call, "num_embeddings") or next(iter(call.args), None)
             if given is not None:
                 return trace.decided(born.file, born.line, given)[0]
-    return source.place(born.file, born.line)
+    return _size_setting(born.file, int(table.num_embeddings), words) or source.place(born.file, born.line)
+
+
+def _size_setting(file: str, size: int, words: tuple[str, ...]) -> Place | None:
+    """Of a table that a library makes: the one keyword of a config, by such a name, that gives this number."""
+    found = set()
+    for call in source.calls(file):
+        named = [k for k in call.keywords if any(word in (k.arg or "") for word in words)]
+        for given in named if source.called_name(call).endswith("Config") else ():
+            place, value = trace.decided(file, given.value.lineno, given.value)
+            if isinstance(value, ast.Constant) and value.value == size:
+                found.add(place)
+    return found.pop() if len(found) == 1 else None
 
 
 def _born(tensor: torch.Tensor) -> Place | None:

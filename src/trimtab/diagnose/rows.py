@@ -46,18 +46,21 @@ def _own_code(data: Any) -> Any:
 
 def label_line(error: BaseException) -> Place | None:
     """The line at which the user's data set puts the label into a row."""
-    for data in data_sets(error):
-        if (method := method_of_rows(data)) is None:
-            continue
-        function = source.function_at(method.file, method.line)
-        for node in ast.walk(function) if function is not None else ():
-            if isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and key.value in LABELS:
-                        return source.place(method.file, value.lineno)
-        returns = [n for n in ast.walk(function) if isinstance(n, ast.Return)] if function else []
-        if returns and isinstance(returns[-1].value, ast.Tuple):
-            return source.place(method.file, returns[-1].value.elts[-1].lineno)
+    methods = (method for data in data_sets(error) if (method := method_of_rows(data)) is not None)
+    return next((line for method in methods if (line := label_line_of(method)) is not None), None)
+
+
+def label_line_of(method: Place) -> Place | None:
+    """The line at which a method that gives rows puts the label into one."""
+    function = source.function_at(method.file, method.line)
+    for node in ast.walk(function) if function is not None else ():
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value in LABELS:
+                    return source.place(method.file, value.lineno)
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return)] if function else []
+    if returns and isinstance(returns[-1].value, ast.Tuple):
+        return source.place(method.file, returns[-1].value.elts[-1].lineno)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The rules for faults that are not about two devices: precision, generators, tensors that must be on the host."""
+"""The rules for faults that are not about two devices: tensors that must be on the host."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import FrameType
 
 import torch
 
-from trimtab.diagnose import holders, rewrite, source, trace
-from trimtab.diagnose.finding import Cause, Edit, Place
+from trimtab.diagnose import rewrite, source
+from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
@@ -17,102 +17,6 @@ from trimtab.virtual import origin
 
 _FORKING = {"Process": 1, "Pool": 1, "ProcessPoolExecutor": 1, "fork": 2}
 """What starts a process, the likelier first."""
-
-
-def dtype(scene: Scene) -> Verdict | None:
-    """Two precisions in one operation: the weight's origin if it is the wider one, else the input's."""
-    parameter = next((s for s in scene.operands if s.is_parameter), None)
-    if parameter is None:
-        return None
-    others = [s for s in scene.operands if not s.is_parameter]
-    inputs = [s for s in others if s.operand.dtype != parameter.operand.dtype]
-    if not inputs:
-        return None
-    name = scene.expression_of(inputs[0]) or "x"
-    weight = scene.expression_of(parameter) or "layer.weight"
-    fix = f"cast the input: {name} = {name}.to({weight}.dtype), or run it under torch.autocast"
-    if (opened := _wrong_autocast(scene)) is not None:
-        return opened
-    # A weight is the odd one when the rest of the model has the input's precision (an adapter on a half base).
-    weights = [p for module in scene.modules for p in module._parameters.values() if p is not None]
-    common = {str(p.dtype).removeprefix("torch.") for p in weights}
-    blamed = parameter if inputs[0].operand.dtype in common else inputs[0]
-    place = blamed.moved or blamed.born
-    if blamed is inputs[0] and blamed.operand.dtype == "float64" and (doubled := _doubles(scene)) is not None:
-        return doubled
-    if blamed is inputs[0] and (found := assignment(scene, blamed)) and found.cause is not None:
-        cause = found.cause
-        why = f"this is {blamed.operand.dtype}, the weight is {parameter.operand.dtype}"
-        return Verdict(Cause(cause.file, cause.line, cause.code, why), fix)
-    if place is None:
-        return Verdict(None, fix)
-    why = f"made here in {blamed.operand.dtype}, while its partner is {inputs[0].operand.dtype}"
-    return Verdict(source.cause(place.file, place.line, why), fix)
-
-
-def _doubles(scene: Scene) -> Verdict | None:
-    """Numbers that came from numpy as float64: the one line of the program that takes them over."""
-    files = dict.fromkeys(frame.file for frame in scene.fault.frames if source.is_user_file(frame.file))
-    calls = [(file, call) for file in files for call in source.calls(file, "from_numpy", "as_tensor")]
-    if len(calls) != 1:
-        return None
-    file, call = calls[0]
-    code = f"{ast.unparse(call)}.float()"
-    why = "numpy's floating-point numbers are float64, and the weights are float32"
-    edits = [rewrite.in_place_of(file, call, code)]
-    return Verdict(
-        source.cause(file, call.lineno, why), f"Cast them where they are taken over: {code}.", edits=edits
-    )
-
-
-def _wrong_autocast(scene: Scene) -> Verdict | None:
-    """An autocast around the failing line that was opened for another device type."""
-    if (here := scene.fault.frame) is None:
-        return None
-    device = scene.operands[0].device.split(":")[0]
-    for call in source.contexts_around(here.file, here.line):
-        if not isinstance(call, ast.Call) or source.called_name(call) != "autocast" or not call.args:
-            continue
-        opened = getattr(call.args[0], "value", None)
-        if isinstance(opened, str) and opened != device:
-            why = f'autocast is opened for "{opened}" and the tensors are on {device}: it does nothing here'
-            fix = f'torch.autocast("{device}", ...), or torch.autocast(x.device.type, ...)'
-            return Verdict(source.cause(here.file, call.lineno, why), fix, "autocast-device")
-    return _autocast_elsewhere(scene, device)
-
-
-def _autocast_elsewhere(scene: Scene, device: str) -> Verdict | None:
-    """An autocast that stands around one of the program's lines under a name, and is for another device type."""
-    for at in (frame for frame in scene.fault.frames if source.is_user_file(frame.file)):
-        live = holders.frame_at(at.file, at.line)
-        for opened in source.contexts_around(at.file, at.line) if live is not None else ():
-            context = (
-                live.f_locals.get(root := source.root(opened), live.f_globals.get(root)) if live else None
-            )
-            if isinstance(opened, ast.Attribute):
-                context = getattr(context, opened.attr, None)
-            if not isinstance(context, torch.autocast) or context.device == device:
-                continue
-            calls = source.calls(at.file, "autocast")
-            if len(calls) == 1:
-                return _opened_for(at.file, calls[0], str(context.device), device)
-    return None
-
-
-def _opened_for(file: str, call: ast.Call, opened: str, device: str) -> Verdict | None:
-    given = source.keyword(call, "device_type") or next(iter(call.args), None)
-    if given is None:
-        return None
-    place, value = trace.decided(file, call.lineno, given)
-    why = f'autocast is open for "{opened}" and the tensors are on {device}: it does nothing here'
-    said = isinstance(value, ast.Constant) and value.value == opened
-    edits = [rewrite.in_place_of(file, value, f'"{device}"')] if said else []
-    fix = f'Open it for the tensors\' device: torch.autocast("{device}", ...)'
-    if said and place.line != call.lineno:
-        fix += f' (line {place.line}: "{device}" instead of "{opened}")'
-    return Verdict(
-        source.cause(file, place.line if said else call.lineno, why), f"{fix}.", "autocast-device", edits
-    )
 
 
 def host_only(scene: Scene) -> Verdict | None:

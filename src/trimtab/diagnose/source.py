@@ -285,8 +285,10 @@ def contexts_around(file: str, line: int) -> list[ast.expr]:
 
 
 def attribute_assignment(file: str, class_name: str, attribute: str, preferred: int = 0) -> int | None:
-    """The line of a class that sets `self.attribute`: `preferred` if it does, else in __init__ if it stands there."""
-    lines: list[tuple[bool, bool, int]] = []
+    """The line of a class that sets `self.attribute`: `preferred` if it does, else in __init__ if it stands there.
+
+    What was made at another line, `preferred`, is not what a line sets that makes a tensor itself."""
+    lines: list[tuple[bool, bool, bool, int]] = []
     classes = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
     for method in (m for owner in classes for m in owner.body if isinstance(m, Function)):
         for inner in ast.walk(method):
@@ -295,8 +297,14 @@ def attribute_assignment(file: str, class_name: str, attribute: str, preferred: 
                 and attribute in _self_targets(inner)
                 and not _sets_none(inner, attribute)
             ):
-                lines.append((inner.lineno != preferred, method.name != "__init__", inner.lineno))
-    return min(lines)[2] if lines else None
+                anew = bool(preferred) and _makes_anew(inner)
+                lines.append((inner.lineno != preferred, anew, method.name != "__init__", inner.lineno))
+    return min(lines)[3] if lines else None
+
+
+def _makes_anew(node: ast.stmt) -> bool:
+    made = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
+    return any(last_name(f) in ("clone", "deepcopy") or root(f) == "torch" for f in made)
 
 
 def calls(file: str, *names: str) -> list[ast.Call]:

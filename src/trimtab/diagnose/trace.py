@@ -101,10 +101,8 @@ def _field(file: str, attribute: str) -> tuple[int, ast.expr] | None:
     for node in source.walk(file):
         if isinstance(node, ast.ClassDef):
             for inner in node.body:
-                if not isinstance(inner, ast.AnnAssign) or not isinstance(inner.target, ast.Name):
-                    continue
-                if inner.target.id == attribute and inner.value is not None:
-                    found.append(inner.value)
+                if isinstance(inner, ast.AnnAssign | ast.Assign) and attribute in source.bound(inner):
+                    found += [value] if (value := source.value_for(inner, attribute)) is not None else []
         elif isinstance(node, ast.Call) and source.called_name(node) == "add_argument" and node.args:
             option = getattr(node.args[0], "value", None)
             if isinstance(option, str) and option.lstrip("-").replace("-", "_") == attribute:
@@ -115,6 +113,9 @@ def _field(file: str, attribute: str) -> tuple[int, ast.expr] | None:
 def _entry(file: str, line: int, holder: str, key: object) -> tuple[int, ast.expr] | None:
     made = source.last_assignment(file, line, holder)
     value = source.value_for(made, holder) if made is not None else None
+    if made is None and (passed := _argument(file, line, holder)) is not None:
+        # What the caller gives by a name of its own, as far back as it goes.
+        _, value = decided(file, *passed)
     if isinstance(value, ast.Call) and source.called_name(value) == "dict":
         given = source.keyword(value, str(key))
         return (given.lineno, given) if given is not None else None

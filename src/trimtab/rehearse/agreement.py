@@ -266,12 +266,23 @@ def _left_loop(one: Place | None, other: Place | None) -> Place | None:
     return flow.way_out(inner) if headers[one] != headers[other] else None
 
 
+def _uneven_loop(where: Place | None, record: dict[str, Any]) -> Place | None:
+    """Why the loop around a collective may end earlier on one rank: the innermost one of the way to it that can."""
+    way = [source.place(file, line) for file, line in _way(record)]
+    for at in (where, *way):
+        if at is None or (loop := flow.loop_at(at)) is None:
+            continue
+        if not flow.is_same_everywhere(loop):
+            return flow.way_out(at)
+    return flow.way_out(where) if where is not None else None
+
+
 def _missing(
     rank: int, mine: dict[str, Any], other: int, last: dict[str, Any] | None, where: Place | None, error: str
 ) -> Finding:
     where = place_from(mine["place"]) or where
     seen = f"its last one was {_said(last)}" if last else "it has made none"
-    loop = flow.way_out(where) if where else None
+    loop = _uneven_loop(where, mine)
     idle = flow.idle_context(where) if where else None
     way = _way(mine)
     said = (

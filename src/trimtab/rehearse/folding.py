@@ -34,12 +34,23 @@ def fold(findings: list[Finding]) -> list[Finding]:
     for finding in findings:
         root = next((one for one in roots if one is not finding and _brought(finding, one, findings)), None)
         same = next((one for one in stands if _same_line(finding, one)), None)
-        above = same or root
+        above = same or _repaired(finding, stands) or root
         if above is None:
             stands.append(finding)
         else:
             above.follows.append(finding)
     return stands
+
+
+def _repaired(finding: Finding, stands: list[Finding]) -> Finding | None:
+    """The fault of precision whose repaired result, in the wrong precision still, is what this one meets."""
+    if finding.kind != "dtype-mismatch" or (cause := finding.cause) is None:
+        return None
+    for one in stands:
+        met = one.where if one.kind == "dtype-mismatch" else None
+        if met is not None and (met.file, met.line) == (cause.file, cause.line):
+            return one
+    return None
 
 
 def _roots(findings: list[Finding]) -> list[Finding]:

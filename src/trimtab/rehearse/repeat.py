@@ -89,7 +89,9 @@ def inner_end(error: BaseException) -> Inner | None:
         code = frame.f_code
         if not code.co_filename.startswith(OURS) and not origin.is_plumbing(code.co_filename):
             break
-        traced |= _TRACING.search(code.co_filename) is not None
+        # What dynamo is told to leave alone (an optimizer's constructor) passes through it, and is not traced.
+        left_alone = code.co_qualname.startswith("DisableContext.")
+        traced |= _TRACING.search(code.co_filename) is not None and not left_alone
         if code.co_name == "_engine_run_backward":
             in_backward = True
         elif not in_backward and (call := _call_at(frame)) is not None:
