@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import holders, rewrite, source
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_likely import assignment, birth
