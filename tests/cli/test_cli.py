@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -234,7 +235,9 @@ def test_what_train_is_told_reaches_the_processes_that_it_started(tmp_path: Path
         "from trimtab.recipes.launch import wait_for\n"
         "sys.exit(wait_for([sys.executable, 'launcher.py'], dict(os.environ)))\n"
     )
-    started = subprocess.Popen([sys.executable, "start.py"], cwd=tmp_path)
+    # In a background job SIGINT is ignored from the start, and what is ignored stays so.
+    heard = functools.partial(signal.signal, number, signal.SIG_DFL)
+    started = subprocess.Popen([sys.executable, "start.py"], cwd=tmp_path, preexec_fn=heard)
     try:
         # Set after ours for SIGINT, for which Python has a handler of its own from the start.
         while not ((tmp_path / "ready").exists() and hears(started.pid, signal.SIGTERM)):
