@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 from tiny_models import skeleton
 from trimtab.errors import RequestError
 from trimtab.models.outputs import loss_in_step, loss_of
+from trimtab.virtual.ending import settle
 
 LOSS = torch.tensor(2.5)
 LOGITS = torch.zeros(2, 3, 7)
@@ -159,6 +160,9 @@ def test_under_ddp(make: Callable[[torch.Tensor, torch.Tensor], Any], tmp_path: 
         model = DistributedDataParallel(Wrapped(make), find_unused_parameters=False)
         loss_of(model(torch.ones(2, 4))).backward()
         assert model.module.layer.weight.grad is not None
+        # A thread of gloo that holds a tensor waits for the lock that the end of the group holds.
+        settle()
+        del model
     finally:
         torch.distributed.destroy_process_group()
 
