@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse.apart import Apart
+from trimtab.rehearse.files_aside import Apart
 from trimtab.rehearse.session import Gathered
 from trimtab.rehearse.target import Target
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
 from trimtab.errors import RequestError
-from trimtab.rehearse import apart, blame, folding, hints, instead, one_rank, rank_variables
+from trimtab.rehearse import blame, files_aside, folding, hints, instead, one_rank, rank_variables
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
@@ -121,7 +121,7 @@ def rehearse(
         settings.launched = world if target.launched or ranks is not None else 0
         if not settings.gpus_given and visible is None:
             settings.gpus = max(settings.gpus, per_node, target.gpus)
-        with apart.files(words, folder, settings, keep=keep, in_place=in_place) as files:
+        with files_aside.files(words, folder, settings, keep=keep, in_place=in_place) as files:
             settings.save(folder)
             started = time.monotonic()
             with _reserved_port() as port:
