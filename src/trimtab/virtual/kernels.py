@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import batch_norm, determinism, faults, float8, memory, sdp_attention, sdp_kernels, state
+from trimtab.virtual import (
+    batch_norm,
+    determinism,
+    faults,
+    float8,
+    half_kernels,
+    memory,
+    sdp_attention,
+    sdp_kernels,
+    state,
+)
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name, words
 
@@ -27,7 +37,9 @@ _ASSERTING = words(
     index_select nll_loss_forward nll_loss2d_forward index_add_
     """
 )
-_UNSUPPORTED = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
+_UNSUPPORTED = re.compile(
+    r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)|support tensors of type: Half"
+)
 
 
 def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
@@ -47,8 +59,9 @@ def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
         names = f"{scalar_name(one.dtype)} and {scalar_name(two.dtype)}"
         message = f"mat1 and mat2 must have the same dtype, but got {names}"
     _tell("dtype-mismatch", message, plan, args, RuntimeError)
-    # Repaired: the weight follows the activation, so that the rest of the network sees the type it expects.
-    return [p.to(one.dtype) if isinstance(p, Tensor) else p for p in payloads]
+    # Repaired: the narrower type is what the rest of the network most likely has, its layers or its activations.
+    wanted = two.dtype if two.dtype in half_kernels.HALF and one.dtype not in half_kernels.HALF else one.dtype
+    return [p.to(wanted) if isinstance(p, Tensor) else p for p in payloads]
 
 
 def unscale(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
@@ -90,6 +103,7 @@ BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
     "aten::_fused_sdp_choice": sdp_attention.refuse_below,
     **determinism.BEFORE,
     **float8.BEFORE,
+    **half_kernels.BEFORE,
 }
 
 
@@ -147,17 +161,19 @@ def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs
 
 def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
     half = (torch.float16, torch.bfloat16)
+    wide = {half[0]: torch.float32, half[1]: torch.float32, torch.complex32: torch.complex64}
     dtype = next(
         (p.dtype for p in tree_leaves((payloads, named)) if getattr(p, "dtype", None) in half), half[0]
     )
 
     def up(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.float() if value.dtype in half else value
+            return value.to(wide[value.dtype]) if value.dtype in wide else value
         return torch.float32 if value in half else value
 
     def down(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+        narrow = {torch.float32: dtype, torch.complex64: torch.complex32}
+        return value.to(narrow[value.dtype]) if isinstance(value, Tensor) and value.dtype in narrow else value
 
     raised, raised_named = tree_map(up, (payloads, named))
     out = func(*raised, **raised_named)
