@@ -36,7 +36,7 @@ def expression(tensor: torch.Tensor, device: str, frame: FrameType) -> ast.expr 
             value = holders.value_of(inner, frame)
             if isinstance(value, torch.Tensor) and holders.same(value, tensor):
                 return _outer(node, inner)
-    left = [part for part in _operands(node) if not _is_elsewhere(part, device, frame)]
+    left = [part for part in operands(node) if not _is_elsewhere(part, device, frame)]
     return left[0] if len(left) == 1 else None
 
 
@@ -75,7 +75,7 @@ def _outer(top: ast.expr, inner: ast.expr) -> ast.expr:
     return grown
 
 
-def _operands(node: ast.expr) -> list[ast.expr]:
+def operands(node: ast.expr) -> list[ast.expr]:
     """What the running expression computes with."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
