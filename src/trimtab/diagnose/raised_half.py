@@ -64,6 +64,29 @@ def _without_sigmoid(call: ast.Call) -> str:
     return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ast.unparse(call)
 
 
+def cast_ids(error: BaseException) -> Verdict | None:
+    """Whole numbers that were cast with the rest of a batch: the line that casts everything."""
+    ids = next((v for v in values_named(error, "input") if isinstance(v, torch.Tensor)), None)
+    born = origin.born_of(ids) if ids is not None and ids.is_floating_point() else None
+    if born is None or not source.is_user_file(born.file):
+        return None
+    why = "ids are whole numbers, and this casts them too"
+    cause = source.cause(born.file, born.line, why)
+    for call in source.call_on(born.file, born.line):
+        plain = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if plain is None or source.called_name(call) not in ("half", "bfloat16", "float", "to", "type"):
+            continue
+        root, text = source.root(plain), ast.unparse(plain)
+        if source.called_name(call) == "to" and not any(
+            "dtype" in ast.unparse(a) or "float" in ast.unparse(a) for a in call.args
+        ):
+            continue
+        code = f"({ast.unparse(call)} if {root}.is_floating_point() else {text})"
+        edits = [rewrite.in_place_of(born.file, call, code)]
+        return Verdict(cause, f"Cast only what is floating-point: {code}.", edits=edits)
+    return Verdict(cause)
+
+
 def narrow_weights(error: BaseException) -> Verdict | None:
     """GradScaler is given 16-bit gradients: the line that made or cast the weights so; of bfloat16, the scaler's."""
     given = [v for v in values_named(error, "optimizer") if hasattr(v, "param_groups")]
@@ -106,10 +129,10 @@ def _choices(file: str, line: int, words: tuple[str, ...]) -> Iterator[tuple[Pla
     """How a line chooses a 16-bit type: a cast, or a type that it is given, followed to where that is said."""
     for call in source.call_on(file, line):
         if isinstance(call.func, ast.Attribute) and call.func.attr in words and not call.args:
-            node = source.statement(file, call.lineno)
-            alone = isinstance(node, ast.Expr) and node.value is call
+            whole = source.statement(file, call.lineno)
+            alone = isinstance(whole, ast.Expr) and whole.value is call
             text = ast.unparse(call.func.value)
-            edit = rewrite.without(file, node) if alone and node else rewrite.in_place_of(file, call, text)
+            edit = rewrite.without(file, whole) if alone and whole else rewrite.in_place_of(file, call, text)
             yield source.place(file, call.lineno), f"leave .{call.func.attr}() away", [edit]
         for given in (*call.args, *(k.value for k in call.keywords)):
             place, node = trace.decided(file, line, given)

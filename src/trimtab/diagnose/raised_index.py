@@ -22,6 +22,7 @@ from trimtab.virtual.tensor import payload_of
 
 _CLASSES = frozenset(("num_labels", "num_classes", "n_classes", "n_labels", "num_class", "classes"))
 _LENGTHS = ("position", "length", "ctx", "context", "seq")
+_SMALL = (torch.int32, torch.int16, torch.int8, torch.uint8)
 _KINDS = ("vocab", "type", "token", "num_embeddings")
 
 
@@ -149,6 +150,8 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     values = payload_of(ids)
     low, high, size = int(values.min()), int(values.max()), int(table.shape[0])
     if low < 0:
+        if (wrapped := _wrapped(error)) is not None:
+            return wrapped
         why = f"an id is {low}, and a table has no such row"
         return Verdict(
             cause_at(_born(ids), why),
@@ -174,6 +177,31 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     return Verdict(
         cause_at(made or _born(ids), why), f"Give the table at least {high + 1} rows, or correct the ids."
     )
+
+
+def _wrapped(error: BaseException) -> Verdict | None:
+    """A product of whole numbers that their type cannot hold, among what the failing functions computed."""
+    for frame, line in own_frames(error):
+        file = frame.f_code.co_filename
+        function = source.function_at(file, line)
+        products = (n for n in ast.walk(function or ast.Pass()) if isinstance(n, ast.BinOp))
+        for node in (n for n in products if isinstance(n.op, ast.Mult) and n.lineno <= line):
+            sides = [holders.value_of(side, frame) for side in (node.left, node.right)]
+            tensors = [s for s in sides if isinstance(s, torch.Tensor) and s.dtype in _SMALL and s.numel()]
+            if not tensors or not all(isinstance(s, torch.Tensor | int) for s in sides):
+                continue
+            most = [int(payload_of(s).abs().max()) if isinstance(s, torch.Tensor) else abs(s) for s in sides]
+            dtype = tensors[0].dtype
+            if most[0] * most[1] > torch.iinfo(dtype).max:
+                kind = str(dtype).removeprefix("torch.")
+                why = f"{ast.unparse(node)} is up to {most[0] * most[1]}, which {kind} cannot hold: it wraps around"
+                side = node.left if isinstance(sides[0], torch.Tensor) else node.right
+                code = f"{rewrite.operand(side)}.long()"
+                edits = [rewrite.in_place_of(file, side, code)]
+                return Verdict(
+                    source.cause(file, node.lineno, why), f"Compute in int64: {code}.", edits=edits
+                )
+    return None
 
 
 def _tokens(size: int, error: BaseException) -> Verdict | None:

@@ -83,7 +83,6 @@ class Underflow(BaseCheck):
         if not lost:
             return
         self._looks = _LOOKS
-        fix, edits = mends_scaler.scaler_added(place, list(places.frames()), list(self._made))
         here = state.machine()
         known = {
             id(p): name
@@ -97,9 +96,8 @@ class Underflow(BaseCheck):
             "it is not.",
             place,
             cause_at(place, "a loss that goes through float16 is sent backward without a GradScaler"),
-            fix=fix,
+            fix=mends_scaler.scaler_added(place, places.frames(), list(self._made)),
             op="backward",
-            edits=edits,
         )
 
 
