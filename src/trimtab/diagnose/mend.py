@@ -7,14 +7,15 @@ What can be written neither way stays a sentence.
 from __future__ import annotations
 
 import ast
+import os
 from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-from trimtab.diagnose import rewrite, scope, source, spot
-from trimtab.diagnose.finding import Edit
-from trimtab.diagnose.rules_common import alone
+from trimtab.diagnose import handed, rewrite, scope, source, spot
+from trimtab.diagnose.finding import Cause, Edit
+from trimtab.diagnose.rules_common import alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
 
 
@@ -38,7 +39,18 @@ def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     frames, place = scene.frames, wanted(scene, stray)
     found = scope.device_at(frames, file, line, place, scene.several, _explicit(file, line, stray))
     # NCCL takes what is on the present GPU.
-    return found or ('"cuda"' if alone(scene) else None)
+    return found or ('"cuda"' if alone(scene) else _given_inside(scene, stray, file, line))
+
+
+def _given_inside(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
+    """In a function that has ended: the device of what it was given when it made the tensor."""
+    born, function = birthplace(stray), source.function_at(file, line)
+    if stray.tensor is None or function is None or born is None or born.file != file:
+        return None
+    if source.function_at(file, born.line) is not function:
+        return None
+    hand = handed.received(stray.tensor, stray.device, scene.frames)
+    return handed.device_inside(hand, file, function, wanted(scene, stray)) if hand is not None else None
 
 
 def _explicit(file: str, line: int, stray: Suspect) -> frozenset[str]:
@@ -60,15 +72,13 @@ def device_arguments(file: str, line: int) -> list[ast.expr]:
     return found
 
 
-def made_there(
-    scene: Scene, stray: Suspect, file: str, line: int, node: ast.AST | None = None
-) -> Mend | None:
-    """The factory calls of a statement (or of one expression in it) with `device=`."""
+def made_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | None:
+    """The factory calls of a statement with `device=`."""
     statement = source.statement(file, line)
     device = device_at(scene, stray, file, line)
     if statement is None or hasattr(statement, "body") or device is None:
         return None
-    edits = [_with_device(file, call, device) for call in rewrite.factories(node or statement)]
+    edits = [_with_device(file, call, device) for call in rewrite.factories(statement)]
     if not edits and _explicit(file, line, stray):
         edits = [rewrite.in_place_of(file, device_arguments(file, line)[-1], device)]
     if not edits:
@@ -135,6 +145,26 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     return Mend(f"bring it to its partner {there}{rewrite.after_edits(file, statement, edits)}", edits)
 
 
+def received(scene: Scene, stray: Suspect) -> Mend | None:
+    """What an ended function gave back, brought to the device by the function of the program that asked for it."""
+    tensor, frames = stray.tensor, scene.frames
+    hand = handed.received(tensor, stray.device, frames) if tensor is not None else None
+    if hand is None or not hand.whole or not isinstance(hand.node, ast.Call) or stray.is_parameter:
+        return None
+    node, line = hand.node, hand.node.lineno
+    statement = source.statement(hand.file, line)
+    beside = spot.partner(wanted(scene, stray), hand.frame, node) if hand.frame is frames[0] else None
+    here = frames and hand.frame is frames[0] and line == hand.frame.f_lineno
+    device = f"{beside}.device" if here and beside else device_at(scene, stray, hand.file, line)
+    if device is None or statement is None:
+        return None
+    edits = [rewrite.in_place_of(hand.file, node, spot.moved(hand.file, node, device))]
+    text = spot.moved(hand.file, node, device)
+    if not hasattr(statement, "body"):
+        text = rewrite.after_edits(hand.file, statement, edits)
+    return Mend(f"bring it to its partner where it is taken: {text}", edits)
+
+
 def _is_written(frame: FrameType, node: ast.expr) -> bool:
     """Whether the running call changes what an expression names (`x.index_put_(…)`): a copy would take the change."""
     call = spot.running(frame)
@@ -176,16 +206,26 @@ def sentence(scene: Scene, stray: Suspect, line: int) -> Mend:
     return Mend(f"bring {name or f'what line {line} makes'} to its partner: .to({where})", [])
 
 
-def best(
-    scene: Scene, stray: Suspect, file: str, line: int, node: ast.AST | None = None, bound: bool = True
-) -> Mend:
-    """The first of these that can be written: where it is made, where it is bound, where it is used."""
+def best(scene: Scene, stray: Suspect, file: str, line: int, bound: bool = True) -> Mend:
+    """The first of these that can be written: where it is made, bound, taken from its maker, used."""
     return (
-        made_there(scene, stray, file, line, node)
+        made_there(scene, stray, file, line)
         or (bound_there(scene, stray, file, line) if bound else None)
+        or received(scene, stray)
         or at_use(scene, stray)
         or sentence(scene, stray, line)
     )
+
+
+def cause(fix: Mend, file: str, line: int, why: str) -> Cause:
+    """The line to change and why: the one that a fix changes, if that is another than the one which is to blame."""
+    first = min(((edit.file, edit.start[0]) for edit in fix.edits), default=(file, line))
+    statement = source.statement(file, line)
+    last = (statement.end_lineno or line) + 1 if statement is not None else line
+    if first[0] == file and line <= first[1] <= last:
+        return source.cause(file, line, why)
+    there = f"line {line}" if first[0] == file else f"{os.path.basename(file)}:{line}"
+    return source.cause(*first, why.replace("made here", f"made at {there}"))
 
 
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:

@@ -36,7 +36,7 @@ def generator(scene: Scene) -> Verdict | None:
         edits = [rewrite.in_place_of(file, call, text)]
         said = rewrite.after_edits(file, made, edits) if not hasattr(made, "body") else text
         return Verdict(source.cause(file, made.lineno, why), f"make it there: {said}", edits=edits)
-    return _given(frame.file, frame.line, has, wants) or _default_device(frame.file)
+    return _given(frame.file, frame.line, has, wants) or _default_device(frame.file, frame.line)
 
 
 def _devices(message: str) -> tuple[str, str]:
@@ -93,12 +93,46 @@ def _given(file: str, line: int, has: str, wants: str) -> Verdict | None:
     return None
 
 
-def _default_device(file: str) -> Verdict | None:
+_DRAWING = ("random_split", "DataLoader", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+
+
+def _default_device(file: str, line: int) -> Verdict | None:
     """A default device for all: samplers that hold a CPU generator draw on it too."""
     for call in source.calls(file, "set_default_device", "set_default_tensor_type"):
+        why = f"line {call.lineno} makes random numbers be drawn on the GPU, and this draws with a generator of the CPU"
+        drawing = _drawing(file, line)
+        if drawing is not None and call.args:
+            device = (
+                ast.unparse(call.args[0]) if source.called_name(call) == "set_default_device" else '"cuda"'
+            )
+            edits = [rewrite.add_keyword(file, drawing, "generator", f"torch.Generator(device={device})")]
+            statement = source.statement(file, drawing.lineno)
+            text = f"give it one of the GPU: generator=torch.Generator(device={device})"
+            if statement is not None and not hasattr(statement, "body"):
+                text = f"give it one of the GPU: {rewrite.after_edits(file, statement, edits)}"
+            return Verdict(source.cause(file, drawing.lineno, why), text, edits=edits)
         why = (
             "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
         )
         fix = "give device= where tensors are made; set no global default"
         return Verdict(source.cause(file, call.lineno, why), fix)
     return None
+
+
+def _drawing(file: str, line: int) -> ast.Call | None:
+    """The call that draws without a generator of its own: on the line, or the one that made what it goes over."""
+    here = [c for c in source.call_on(file, line) if source.called_name(c) in _DRAWING]
+    node = source.statement(file, line)
+    if not here and node is not None:
+        names = sorted(source.names_in(getattr(node, "iter", None) or node))
+        made = [m for name in names if (m := source.last_assignment(file, line, name)) is not None]
+        here = [c for m in made for c in source.call_on(file, m.lineno) if source.called_name(c) in _DRAWING]
+    if not here:
+        shuffled = [
+            c
+            for c in source.calls(file, "DataLoader")
+            if source.is_constant(source.keyword(c, "shuffle"), True)
+        ]
+        here = shuffled if len(shuffled) == 1 else []
+    open_ = [c for c in here if source.keyword(c, "generator") is None]
+    return open_[0] if open_ else None

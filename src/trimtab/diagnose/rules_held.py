@@ -107,6 +107,47 @@ def _knows_nn(file: str) -> bool:
     return any((a.asname or a.name) == "nn" for n in imports for a in n.names)
 
 
+def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
+    """An object of the program's own, of which a method moves some tensors and passes this one by."""
+    if stray.is_parameter or (tensor := stray.tensor) is None:
+        return None
+    home = mend.wanted(scene, stray)
+    for found in holders.kept_in(
+        lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), scene.frames
+    ):
+        named = holders.source_of(found.owner)
+        move = _own_mover(*named, found.name) if named and not found.container else None
+        if named is None or move is None:
+            continue
+        others = [getattr(found.owner, name, None) for name in source.self_targets(move)]
+        if not any(isinstance(o, torch.Tensor) and str(o.device) == home for o in others):
+            continue
+        text = ast.unparse(move).replace(ast.unparse(move.targets[0]), f"self.{found.name}")
+        why = f"here the tensors of this {named[1]} are moved and {found.name} is not"
+        edits = [rewrite.after(named[0], move, text)]
+        return Verdict(source.cause(named[0], move.lineno, why), f"move it too: {text}", edits=edits)
+    return None
+
+
+def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
+    """The last statement `self.a = self.a.to(d)` of the method that moves a class's tensors but for one."""
+    classes = [n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
+    for method in (m for owner in classes for m in owner.body if isinstance(m, source.Function)):
+        moves = [
+            statement
+            for statement in source.own_statements(method)
+            if isinstance(statement, ast.Assign)
+            and len(statement.targets) == 1
+            and source.is_move(statement.value)
+            and isinstance(statement.value.func, ast.Attribute)
+            and ast.unparse(statement.value.func.value) == ast.unparse(statement.targets[0])
+            and source.self_targets(statement)
+        ]
+        if moves and not any(attribute in source.self_targets(n) for n in ast.walk(method)):
+            return moves[-1]
+    return None
+
+
 def set_again(scene: Scene, stray: Suspect) -> Verdict | None:
     """An attribute that a later method set anew, past the move that the object had got."""
     verdict = kept(scene, stray)

@@ -8,7 +8,7 @@ import torch
 
 from trimtab.diagnose import mend, rewrite, source
 from trimtab.diagnose.rewrite import assigned, has_factory
-from trimtab.diagnose.rules_common import Verdict, met, target
+from trimtab.diagnose.rules_common import Verdict, birthplace, met, target
 from trimtab.diagnose.scene import Scene, Sight, Suspect
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
@@ -78,19 +78,35 @@ def _passed_by(sight: Sight, line: int) -> mend.Mend:
 
 
 def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:
-    """A mover of dicts that passes on what is no tensor, called again for a dict inside the batch."""
+    """What a mover passes on as no tensor, moved inside: a dict by the mover itself, a list entry by entry."""
+    passed = _passed_on(statement)
+    container = sight.frame.f_locals.get(sight.root)
+    held = list(container.values()) if isinstance(container, dict) else []
     mover_ = source.function_at(sight.file, statement.lineno) if statement is not None else None
-    if mover_ is None or not isinstance(statement, ast.Assign | ast.Return) or "][" not in sight.name:
+    if passed is None or statement is None or "][" not in sight.name:
         return None
-    value, names = statement.value, [a.arg for a in mover_.args.args]
-    inner = sight.frame.f_locals.get(sight.root)
-    nested = isinstance(inner, dict) and any(isinstance(v, dict) for v in inner.values())
-    if not isinstance(value, ast.Name) or not nested or names[:1] in ([], ["self"]):
+    names = [a.arg for a in mover_.args.args] if mover_ is not None else []
+    moves = [n for n in ast.walk(mover_ or statement) if source.is_move(n) and n.args]
+    if mover_ is not None and names[:1] not in ([], ["self"]) and any(isinstance(v, dict) for v in held):
+        text = f"{mover_.name}({', '.join([passed.id, *names[1:]])}) if isinstance({passed.id}, dict) else {passed.id}"
+    elif moves and any(isinstance(v, list | tuple) for v in held):
+        device, item = ast.unparse(moves[0].args[0]), "t" if passed.id != "t" else "item"
+        inner = f"[{item}.to({device}) if torch.is_tensor({item}) else {item} for {item} in {passed.id}]"
+        text = f"{inner} if isinstance({passed.id}, (list, tuple)) else {passed.id}"
+        text = text if isinstance(statement, ast.Return) or mover_ is not None else f"({text})"
+    else:
         return None
-    again = f"{mover_.name}({', '.join([value.id, *names[1:]])})"
-    text = f"{again} if isinstance({value.id}, dict) else {value.id}"
-    edits = [rewrite.in_place_of(sight.file, value, text)]
+    edits = [rewrite.in_place_of(sight.file, passed, text)]
     return mend.Mend(f"move what is nested too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
+
+
+def _passed_on(statement: ast.stmt | None) -> ast.Name | None:
+    """The name that a statement gives on as it is: `out[k] = v`, `{k: v.to(d) if is_tensor(v) else v for …}`."""
+    value = statement.value if isinstance(statement, ast.Assign | ast.Return) else None
+    if isinstance(value, ast.Name):
+        return value
+    choices = [n.orelse for n in ast.walk(value or ast.Pass()) if isinstance(n, ast.IfExp)]
+    return choices[0] if len(choices) == 1 and isinstance(choices[0], ast.Name) else None
 
 
 def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -176,7 +192,7 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
         if sight.name.startswith("self.") or sight.made is None:
             continue
         made, name = _followed(sight, sight.made, stray.device)
-        born = stray.born
+        born = birthplace(stray)
         if (
             born is not None
             and (born.file, born.line) != (sight.file, made.lineno)
@@ -185,7 +201,7 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
             return birth(scene, stray)
         why = f"{sight.name} is made here on {stray.device}, and {met(scene, stray)}"
         fix = _fix_at(scene, stray, sight, made, name)
-        return Verdict(source.cause(sight.file, made.lineno, why), fix.text, edits=fix.edits)
+        return Verdict(mend.cause(fix, sight.file, made.lineno, why), fix.text, edits=fix.edits)
     return None
 
 
@@ -232,13 +248,16 @@ def _derived_from(node: ast.expr) -> str | None:
 
 def birth(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that made the tensor."""
-    if (born := stray.born) is None:
+    if (born := birthplace(stray)) is None:
         return None
     span, _ = origin.spans_of(stray.held) if stray.held is not None else (None, None)
     node = source.node_at(*span) if span is not None else None
+    statement = source.statement(born.file, born.line)
+    # What a statement binds may be another tensor, computed from this one.
+    bound = node is None or node is getattr(statement, "value", None)
     why = f"made here on {stray.device} ({stray.operand.dtype}), and {met(scene, stray)}"
-    fix = mend.best(scene, stray, born.file, born.line, node)
-    return Verdict(source.cause(born.file, born.line, why), fix.text, edits=fix.edits)
+    fix = mend.best(scene, stray, born.file, born.line, bound)
+    return Verdict(mend.cause(fix, born.file, born.line, why), fix.text, edits=fix.edits)
 
 
 def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: str) -> mend.Mend:

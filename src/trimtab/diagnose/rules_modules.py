@@ -142,6 +142,42 @@ def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     return Verdict(source.cause(born.file, line, why), fix_text)
 
 
+def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
+    """Of several models one is on another GPU than all the others and what they are fed: that one is misplaced."""
+    partner = scene.partner(stray)
+    owner = (
+        next((a.module for a in partner.attributes if a.registered), None) if partner is not None else None
+    )
+    if partner is None or owner is None or stray.is_parameter or "cpu" in (stray.device, partner.device):
+        return None
+    odd = holders.outermost(owner, scene.modules)
+    roots = {
+        id(root): root for m in scene.modules if (root := holders.outermost(m, scene.modules)) is not odd
+    }
+    others = [p for root in roots.values() for p in root.parameters()]
+    if not others or {str(p.device) for p in odd.parameters()} != {partner.device}:
+        return None
+    if {str(p.device) for p in others} != {stray.device} or not (
+        _spelled(partner.held) and not _spelled(others[0])
+    ):
+        return None
+    for file, made, name in _bindings(scene, odd):
+        why = f"{name} is on {partner.device}, while the other models and what they are fed are on {stray.device}"
+        fix = mend.module_moved(scene, partner, file, made, name)
+        return Verdict(source.cause(file, made.lineno, why), fix.text, edits=fix.edits)
+    return None
+
+
+def _spelled(weight: torch.Tensor | None) -> bool:
+    """Whether a weight's place was written out where it was put there (`.cuda()`, "cuda:0"), not taken from a name."""
+    spans = origin.spans_of(weight) if weight is not None else (None, None)
+    span = spans[1] or spans[0]
+    node = source.node_at(*span) if span is not None else None
+    calls = [n for n in ast.walk(node or ast.Pass()) if source.is_move(n)]
+    given = [g for call in calls for g in (*call.args, *(k.value for k in call.keywords))]
+    return bool(calls) and all(isinstance(g, ast.Constant) for g in given)
+
+
 def _bindings(scene: Scene, root: nn.Module) -> Iterator[tuple[str, ast.stmt, str]]:
     """The statements that gave the program's variables and attributes a module, the outermost frame last."""
     for frame in scene.frames:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 import torch
 
@@ -128,7 +129,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     call = source.node_at(*span) if span is not None else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
-    if not _goes_to_host(call):
+    if not source.goes_to_host(call):
         return None
     why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
     name = next(iter(source.bound(statement)), "")
@@ -142,14 +143,6 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     return Verdict(source.cause(moved.file, call.lineno, why), fix.text, edits=fix.edits)
 
 
-def _goes_to_host(call: ast.Call) -> bool:
-    """Whether a call says by itself that it moves to the host; a variable says nothing."""
-    given = [*call.args, *(k.value for k in call.keywords)]
-    named = any(isinstance(n, ast.Constant) and n.value == "cpu" for g in given for n in ast.walk(g))
-    called = source.called_name(call)
-    return called == "cpu" or (called == "to" and named)
-
-
 def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
     """What was made by an expression that goes over the host: `p.detach().cpu().clone()`."""
     if stray.device != "cpu" or stray.is_parameter or stray.held is None or stray.born is None:
@@ -158,7 +151,7 @@ def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
     node: ast.expr | None = source.node_at(*span) if span is not None else None
     statement = source.statement(stray.born.file, stray.born.line)
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
-        if _goes_to_host(node):
+        if source.goes_to_host(node):
             kept = rewrite.text_of(span[0], node.func.value)
             edits = [rewrite.in_place_of(span[0], node, kept)]
             why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
@@ -212,8 +205,20 @@ def _weight_moved_away(
             return Verdict(
                 source.cause(file, line, why), rewrite.after_edits(file, statement, edits), edits=edits
             )
-    fix = _brought_back(scene, stray, attribute)
+    fix = _other_goal(scene, stray, statement) or _brought_back(scene, stray, attribute)
     return Verdict(source.cause(file, line, why), fix.text, edits=fix.edits)
+
+
+def _other_goal(scene: Scene, stray: Suspect, statement: ast.stmt) -> mend.Mend | None:
+    """The move to another GPU, made to the one where the rest is; what goes to the host for a while is brought back."""
+    ours = _move_call(stray)
+    if ours is None or stray.device == "cpu" or hasattr(statement, "body"):
+        return None
+    file, call = ours
+    assert isinstance(call.func, ast.Attribute)
+    device = mend.device_at(scene, stray, file, call.lineno) or f'"{mend.wanted(scene, stray)}"'
+    edits = [rewrite.in_place_of(file, call, f"{rewrite.text_of(file, call.func.value)}.to({device})")]
+    return mend.Mend(f"move it there: {rewrite.after_edits(file, statement, edits)}", edits)
 
 
 def _brought_back(scene: Scene, stray: Suspect, attribute: holders.Attribute) -> mend.Mend:
@@ -239,9 +244,8 @@ def loaded(scene: Scene, stray: Suspect) -> Verdict | None:
         made = (sight.made, source.last_assignment(sight.file, sight.line, sight.taken_from))
         places += [(sight.file, statement.lineno) for statement in made if statement is not None]
     for file, line in places:
-        for call in source.call_on(file, line):
-            if ast.unparse(call.func) != "torch.load" or source.keyword(call, "map_location") is not None:
-                continue
+        for call in _loads(file, line):
+            line = call.lineno
             why = f"the checkpoint comes back on the device it was saved from ({stray.device})"
             device = mend.device_at(scene, stray, file, line)
             if device is None:
@@ -251,6 +255,17 @@ def loaded(scene: Scene, stray: Suspect) -> Verdict | None:
             edits = [rewrite.in_place_of(file, call, text)]
             return Verdict(source.cause(file, line, why), text, "map-location", edits)
     return None
+
+
+def _loads(file: str, line: int) -> Iterator[ast.Call]:
+    """The calls of torch.load without a device, on a line or in the function of this file which the line calls."""
+    called = list(source.call_on(file, line))
+    names = {source.called_name(call) for call in called}
+    inside = [n for n in source.walk(file) if isinstance(n, source.Function) and n.name in names]
+    calls = [*called, *(n for function in inside for n in ast.walk(function) if isinstance(n, ast.Call))]
+    for call in calls:
+        if ast.unparse(call.func) == "torch.load" and source.keyword(call, "map_location") is None:
+            yield call
 
 
 def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:

@@ -87,11 +87,57 @@ def device_at(
             value = frame.f_locals.get(name)
             if isinstance(value, torch.Tensor) and str(value.device) == wanted:
                 return f"{name}.device"
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and frame.f_code.co_name != "__init__":
-            first = next(owner.parameters(), None)
+    found_beside = _beside(frame, file, line, wanted) if frame is not None else None
+    return _own_weights(frames, file, line, wanted) or found_beside or _spelled(file, wanted)
+
+
+def _spelled(file: str, wanted: str) -> str | None:
+    """The device in words, where the program itself spells it out in every place and has no name for it."""
+    texts = {text for node in source.walk(file) for text in _device_texts(node)}
+    words = [w for node in source.walk(file) if isinstance(node, ast.Call) for w in _device_words(node)]
+    if any(_sounds_like_device(text) for text in texts):
+        return None
+    return next((f'"{word}"' for word in words if means(word, wanted)), None)
+
+
+def _device_words(call: ast.Call) -> Iterator[str]:
+    """The devices that a call spells out: `"cuda:1"`, and "cuda" of `.cuda()`."""
+    move = source.is_move(call)
+    if move and source.called_name(call) == "cuda" and not call.args and not call.keywords:
+        yield "cuda"
+    given = [*(call.args[:1] if move else ()), source.keyword(call, "device")]
+    yield from (g.value for g in given if isinstance(g, ast.Constant) and isinstance(g.value, str))
+
+
+def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> str | None:
+    """The device of the module whose method holds a line, if one of its class runs and has its weights there."""
+    function, owner = source.function_at(file, line), source.class_at(file, line)
+    if function is None or owner is None or function.name == "__init__" or not _takes_self(function):
+        return None
+    for frame in frames:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and holders.source_of(module) == (file, owner.name):
+            first = next(module.parameters(), None)
             if first is not None and str(first.device) == wanted:
                 return "next(self.parameters()).device"
+    return None
+
+
+def _takes_self(function: source.Function) -> bool:
+    return [a.arg for a in function.args.args[:1]] == ["self"]
+
+
+def _beside(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
+    """A model or tensor of the running function on that device, which got its only value before a line."""
+    for name, value in list(frame.f_locals.items()):
+        made = source.assignments(file, line, name)
+        if len(made) != 1 or made[0].lineno >= line or hasattr(made[0], "body"):
+            continue
+        if isinstance(value, torch.Tensor) and str(value.device) == wanted:
+            return f"{name}.device"
+        first = next(value.parameters(), None) if isinstance(value, nn.Module) else None
+        if first is not None and str(first.device) == wanted:
+            return f"next({name}.parameters()).device"
     return None
 
 

@@ -1,0 +1,71 @@
+"""What to change where nn.DataParallel finds its model on another GPU than the first of its list. Changes no file."""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+from torch import nn
+
+from trimtab.diagnose import rewrite, scope, source, spot
+from trimtab.diagnose.raised_common import own_frames, values_named
+from trimtab.diagnose.rules_common import Verdict
+from trimtab.virtual import origin
+
+
+def first_device(error: BaseException) -> Verdict | None:
+    """The whole model is on one other device: its move, or the list, is the one that is wrong."""
+    wrapper = next((w for w in values_named(error, "self") if isinstance(w, nn.DataParallel)), None)
+    tensors = [*wrapper.module.parameters(), *wrapper.module.buffers()] if wrapper is not None else []
+    if wrapper is None or len({t.device for t in tensors}) != 1 or (call := _made(error)) is None:
+        return None
+    file, wrap = call
+    found, first = tensors[0].device, torch.device("cuda", wrapper.device_ids[0])
+    ids = source.keyword(wrap, "device_ids") or (wrap.args[1] if len(wrap.args) > 1 else None)
+    why = f"DataParallel wants the model on the first GPU of its list, {first}, and the model is on {found}"
+    cause = source.cause(file, wrap.lineno, why)
+    if found.index in wrapper.device_ids and isinstance(ids, ast.List | ast.Tuple):
+        order = [found.index, *(i for i in wrapper.device_ids if i != found.index)]
+        edits = [rewrite.in_place_of(file, ids, str(order))]
+        return Verdict(cause, f"name the model's GPU first: device_ids={order}", edits=edits)
+    frames = [frame for frame, _ in own_frames(error)]
+    moved = _move(tensors[0])
+    if moved is not None and found.type == "cuda":
+        where, move = moved
+        device = _first(where, move.lineno, file, ids, first)
+        assert isinstance(move.func, ast.Attribute)
+        text = f"{rewrite.text_of(where, move.func.value)}.to({device})"
+        edits = [rewrite.in_place_of(where, move, text)]
+        why = f"this puts the model on {found}, and DataParallel in line {wrap.lineno} wants its first GPU, {first}"
+        return Verdict(source.cause(where, move.lineno, why), f"move it there: {text}", edits=edits)
+    device = scope.device_at(frames, file, wrap.lineno, str(first)) or _first(
+        file, wrap.lineno, file, ids, first
+    )
+    model = source.keyword(wrap, "module") or (wrap.args[0] if wrap.args else None)
+    if model is None:
+        return Verdict(cause)
+    text = spot.moved(file, model, device)
+    edits = [rewrite.in_place_of(file, model, text)]
+    return Verdict(cause, f"move the model there first: {ast.unparse(wrap.func)}({text}, …)", edits=edits)
+
+
+def _first(where: str, line: int, file: str, ids: ast.expr | None, first: torch.device) -> str:
+    """The first GPU of the list, by the list's own name where that is known on a line."""
+    known = isinstance(ids, ast.Name | ast.Attribute) and where == file
+    if known and ids is not None and scope.is_bound(where, line, source.root(ids)):
+        return f"{ast.unparse(ids)}[0]"
+    return f'"{first}"'
+
+
+def _made(error: BaseException) -> tuple[str, ast.Call] | None:
+    """The only call in the running files that wraps a model so."""
+    files = dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error))
+    found = [(file, call) for file in files for call in source.calls(file, "DataParallel")]
+    return found[0] if len(found) == 1 else None
+
+
+def _move(tensor: torch.Tensor) -> tuple[str, ast.Call] | None:
+    """The call that last moved a weight."""
+    _, span = origin.spans_of(tensor)
+    node = source.node_at(*span) if span is not None else None
+    return (span[0], node) if span is not None and source.is_move(node) else None
