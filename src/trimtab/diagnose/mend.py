@@ -235,6 +235,7 @@ def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: 
         isinstance(value, ast.Call)
         and isinstance(made, ast.Assign)
         and not isinstance(made.targets[0], ast.Tuple)
+        and not name.endswith("]")
     ):
         device = device_at(scene, stray, file, made.lineno)
         if device is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from trimtab.diagnose import (
     raised_calls,
     raised_data,
+    raised_devices,
     raised_graph,
     raised_index,
     raised_keys,
@@ -21,7 +22,6 @@ from trimtab.diagnose import (
     raised_leaves,
     raised_loader,
     raised_output,
-    raised_parallel,
     raised_shape,
     source,
 )
@@ -146,7 +146,8 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "backward-twice": (raised_leaves.kept_state,),
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
-    "dataparallel-first-device": (raised_parallel.first_device,),
+    "old-type-of-gpu-tensor": (raised_devices.old_type,),
+    "dataparallel-first-device": (raised_devices.first_device,),
 }
 """For an error by its text's name: rules that look at the values, before those that only read the source."""
 

@@ -60,6 +60,23 @@ def _makers(scene: Scene, has: str) -> Iterator[tuple[str, ast.stmt]]:
         made = source.statement(named[0], line_set) if named and line_set else None
         if named and made is not None:
             yield named[0], made
+    yield from _only_maker(scene, has)
+
+
+def _only_maker(scene: Scene, has: str) -> Iterator[tuple[str, ast.stmt]]:
+    """The one line of the running files that makes a generator of this kind."""
+    files = dict.fromkeys(frame.f_code.co_filename for frame in scene.frames)
+    made = [(file, call) for file in files for call in source.calls(file, "Generator")]
+    fitting = [(f, c) for f, c in made if _makes(c, has)]
+    statement = source.statement(fitting[0][0], fitting[0][1].lineno) if len(fitting) == 1 else None
+    if statement is not None:
+        yield fitting[0][0], statement
+
+
+def _makes(call: ast.Call, has: str) -> bool:
+    """Whether a call makes a generator of a kind of device, as far as it says so."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    return any(has in ast.unparse(g) for g in given) if given else has == "cpu"
 
 
 def _global_makers(frame: FrameType, has: str) -> Iterator[tuple[str, ast.stmt]]:

@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from trimtab.diagnose import rewrite, source, spot
+from trimtab.diagnose import holders, rewrite, source, spot
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -34,7 +34,18 @@ def _handed_over(tensor: torch.Tensor, device: str, frame: FrameType) -> ast.exp
     node = spot.running(frame)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "numpy":
         return node.func.value
-    return spot.expression(tensor, device, frame)
+    # A library may have sorted or cast it on the way: then the only operand that looks like it.
+    alike = (
+        [part for part in spot.operands(node) if _looks_like(tensor, part, frame)] if node is not None else []
+    )
+    return alike[0] if len(alike) == 1 else spot.expression(tensor, device, frame)
+
+
+def _looks_like(tensor: torch.Tensor, part: ast.expr, frame: FrameType) -> bool:
+    value = holders.value_of(part, frame)
+    if not isinstance(value, torch.Tensor):
+        return False
+    return (value.device, value.dtype, value.shape) == (tensor.device, tensor.dtype, tensor.shape)
 
 
 def _gathered(scene: Scene, suspect: Suspect) -> Iterator[tuple[str, ast.expr]]:

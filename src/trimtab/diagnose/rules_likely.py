@@ -239,6 +239,12 @@ def _derived_from(node: ast.expr) -> str | None:
     """The name that an expression only reshapes or casts: `mask` in `mask.tril()[None]` and `torch.triu(mask)`."""
     if has_factory(node):
         return None
+    if isinstance(node, ast.UnaryOp | ast.BinOp):
+        parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+        names = {_derived_from(part) for part in parts if not isinstance(part, ast.Constant)}
+        return names.pop() if len(names) == 1 else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not source.root(node.func):
+        return _derived_from(node.func.value)
     if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch.") and node.args:
         return _derived_from(node.args[0])
     return (

@@ -30,7 +30,7 @@ def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     if line is None:
         return None
     why = "this is put into the model after the model was moved, so it stays on the CPU"
-    fix = _moved_in_place(line, placement) or _move_again(scene, stray, line)
+    fix = _moved_in_place(line, placement) or _not_assigned(line) or _move_again(scene, stray, line)
     return Verdict(source.cause(line.file, line.line, why), fix.text, edits=fix.edits)
 
 
@@ -86,6 +86,23 @@ def _with_parameters(line: Origin, owner: str) -> str:
     return "self" if whole and owner.startswith("self.") else owner
 
 
+def _not_assigned(line: Origin) -> mend.Mend | None:
+    """`load_state_dict(…, assign=True)` puts the loaded tensors in; without it the values are copied."""
+    statement = source.statement(line.file, line.line)
+    for call in source.call_on(line.file, line.line):
+        given = source.keyword(call, "assign")
+        if (
+            source.called_name(call) == "load_state_dict"
+            and source.is_constant(given, True)
+            and given is not None
+        ):
+            edits = [rewrite.in_place_of(line.file, given, "False")]
+            assert statement is not None
+            text = rewrite.after_edits(line.file, statement, edits)
+            return mend.Mend(f"copy the values to where the model is: {text}", edits)
+    return None
+
+
 def _in_constructor(line: Origin) -> bool:
     function = source.function_at(line.file, line.line)
     return function is not None and function.name == "__init__"
@@ -127,6 +144,8 @@ def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     if owner is None or stray.moved is not None or stray.device != "cpu":
         return None
     root = holders.outermost(owner, scene.modules)
+    if any(str(p.device) == mend.wanted(scene, stray) for p in root.parameters()):
+        return None  # the model did move
     for place in _bindings(scene, root):
         file, made, name = place
         if (copy := _copied_before(scene, stray, file, made, name)) is not None:
@@ -203,7 +222,7 @@ def _attribute_binding(scene: Scene, found: holders.Kept) -> Iterator[tuple[str,
     statement = source.statement(named[0], line) if named and line else None
     if named and statement is not None:
         text = f"self.{name}" if owner is found.owner else f"self.{name}.{found.name}"
-        yield named[0], statement, text
+        yield named[0], statement, text + found.key
 
 
 def _copied_before(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Verdict | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, scope, source, spot
+from trimtab.diagnose import holders, mend, rewrite, scope, source, spot, trace
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import origin
@@ -134,7 +134,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
     name = next(iter(source.bound(statement)), "")
     fix = mend.at_use(scene, stray)
-    if fix is None or (name and _reads_after(moved.file, statement, name) <= 1):
+    if fix is None or not name or _reads_after(moved.file, statement, name) <= 1:
         kept = ast.unparse(call.func.value)
         edits = [rewrite.in_place_of(moved.file, call, kept)]
         fix = mend.Mend(f"leave it where it is: {rewrite.after_edits(moved.file, statement, edits)}", edits)
@@ -247,10 +247,7 @@ def loaded(scene: Scene, stray: Suspect) -> Verdict | None:
         for call in _loads(file, line):
             line = call.lineno
             why = f"the checkpoint comes back on the device it was saved from ({stray.device})"
-            device = mend.device_at(scene, stray, file, line)
-            if device is None:
-                fix = f'torch.load(..., map_location="{mend.wanted(scene, stray)}")'
-                return Verdict(source.cause(file, line, why), fix, "map-location")
+            device = mend.device_at(scene, stray, file, line) or f'"{mend.wanted(scene, stray)}"'
             text = rewrite.with_keyword(file, call, "map_location", device)
             edits = [rewrite.in_place_of(file, call, text)]
             return Verdict(source.cause(file, line, why), text, "map-location", edits)
@@ -282,11 +279,25 @@ def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
     device = mend.device_at(scene, stray, file, call.lineno)
     why = f"this moves it to {stray.device}, and {_meets(scene, stray)}"
     if device is None or not isinstance(call.func, ast.Attribute):
-        fix = mend.at_use(scene, stray) or mend.sentence(scene, stray, call.lineno)
-        return Verdict(source.cause(file, call.lineno, why), fix.text, edits=fix.edits)
+        fix = _setting(scene, stray, file, call) or mend.at_use(scene, stray)
+        fix = fix or mend.sentence(scene, stray, call.lineno)
+        return Verdict(mend.cause(fix, file, call.lineno, why), fix.text, edits=fix.edits)
     text = f"{ast.unparse(call.func.value)}.to({device})"
     edits = [rewrite.in_place_of(file, call, text)]
     return Verdict(source.cause(file, call.lineno, why), f"move it there: {text}", edits=edits)
+
+
+def _setting(scene: Scene, stray: Suspect, file: str, call: ast.Call) -> mend.Mend | None:
+    """The setting that a move obeys, where it is spelled out: `{"device": "cuda"}`, with the GPU of the partner."""
+    if not call.args or isinstance(call.args[0], ast.Constant):
+        return None
+    place, node = trace.decided(file, call.lineno, call.args[0])
+    home = mend.wanted(scene, stray)
+    if not isinstance(node, ast.Constant) or not scope.means(node.value, stray.device):
+        return None
+    text = f'"{home}"' if isinstance(node.value, str) else home.removeprefix("cuda:")
+    edits = [rewrite.in_place_of(place.file, node, text)]
+    return mend.Mend(f"name the GPU of its partner in the setting (line {place.line}): {text}", edits)
 
 
 def _move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:

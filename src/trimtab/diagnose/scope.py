@@ -40,7 +40,16 @@ def is_bound(file: str, line: int, name: str) -> bool:
                 return True
     module = source.tree(file)
     found = _bindings(module, name) if module is not None else []
-    return any(function is not None or at < line for at in found)
+    if function is not None:
+        # Another file that imports this one never runs what stands under `if __name__ == "__main__"`.
+        return any(not _as_script(file, at) for at in found)
+    return any(at < line for at in found)
+
+
+def _as_script(file: str, line: int) -> bool:
+    statement = source.statement(file, line)
+    around = source.above(file, statement) if statement is not None else ()
+    return any(isinstance(n, ast.If) and "__name__" in source.names_in(n.test) for n in around)
 
 
 def _arguments(function: source.Function) -> list[str]:
@@ -76,19 +85,56 @@ def device_at(
     found: dict[str, int] = {}
     for text, rank in _said(file, line):
         found[text] = min(rank, found.get(text, rank))
-    for text in sorted(found.keys() - wrong, key=lambda text: (found[text], _plainness(text), len(text))):
-        node = ast.parse(text, mode="eval").body
+    texts = sorted(found.keys() - wrong, key=lambda text: (found[text], _plainness(text), len(text)))
+    near = [text for text in texts if found[text] < _GLOBAL]
+    return (
+        _first_meaning(near, frames, file, line, wanted, several)
+        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
+        or _own_weights(frames, file, line, wanted)
+        or _first_meaning(texts, frames, file, line, wanted, several)
+        or (_beside(frame, file, line, wanted) if frame is not None else None)
+        or _spelled(file, wanted)
+    )
+
+
+_GLOBAL = 2
+"""How far a name stands that only the module knows."""
+
+
+def _first_meaning(
+    texts: list[str], frames: list[FrameType], file: str, line: int, wanted: str, several: bool
+) -> str | None:
+    """The first of these expressions that gives the device, as far as a running function shows."""
+    frame = frame_of(frames, file, line)
+    for text in texts:
         seen = frame or _witness(frames, file, line, text)
-        value = _value(node, seen) if seen is not None else None
+        value = _value(ast.parse(text, mode="eval").body, seen) if seen is not None else None
         if means(value, wanted) or (value is None and not several and _sounds_like_device(text)):
             return text
-    if frame is not None:
-        for name in source.parameters(file, line):
-            value = frame.f_locals.get(name)
-            if isinstance(value, torch.Tensor) and str(value.device) == wanted:
-                return f"{name}.device"
-    found_beside = _beside(frame, file, line, wanted) if frame is not None else None
-    return _own_weights(frames, file, line, wanted) or found_beside or _spelled(file, wanted)
+    return None
+
+
+def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
+    """The device of a tensor that the running function was given."""
+    for name in source.parameters(file, line):
+        value = frame.f_locals.get(name)
+        if isinstance(value, torch.Tensor) and str(value.device) == wanted:
+            return f"{name}.device"
+    return None
+
+
+def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> str | None:
+    """The device of the module whose method holds a line, if one of its class runs and has its weights there."""
+    function, owner = source.function_at(file, line), source.class_at(file, line)
+    if function is None or owner is None or function.name == "__init__" or not _takes_self(function):
+        return None
+    for frame in frames:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and holders.source_of(module) == (file, owner.name):
+            first = next(module.parameters(), None)
+            if first is not None and str(first.device) == wanted:
+                return "next(self.parameters()).device"
+    return None
 
 
 def _spelled(file: str, wanted: str) -> str | None:
@@ -107,20 +153,6 @@ def _device_words(call: ast.Call) -> Iterator[str]:
         yield "cuda"
     given = [*(call.args[:1] if move else ()), source.keyword(call, "device")]
     yield from (g.value for g in given if isinstance(g, ast.Constant) and isinstance(g.value, str))
-
-
-def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> str | None:
-    """The device of the module whose method holds a line, if one of its class runs and has its weights there."""
-    function, owner = source.function_at(file, line), source.class_at(file, line)
-    if function is None or owner is None or function.name == "__init__" or not _takes_self(function):
-        return None
-    for frame in frames:
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and holders.source_of(module) == (file, owner.name):
-            first = next(module.parameters(), None)
-            if first is not None and str(first.device) == wanted:
-                return "next(self.parameters()).device"
-    return None
 
 
 def _takes_self(function: source.Function) -> bool:
@@ -199,7 +231,7 @@ def _said(file: str, line: int) -> Iterator[tuple[str, int]]:
                 attribute = text.split(".")[1] if "." in text else ""
                 if not any(s < line for s in _self_bindings(function, attribute)):
                     continue
-            yield text, 0 if near else 1 if root == "self" else 2
+            yield text, 0 if near else 1 if root == "self" else _GLOBAL
     yield from ((text, 1) for text in _helpers(file, line))
     if function is not None:
         yield from ((name, 0) for name in _arguments(function) if _WORD.search(name))

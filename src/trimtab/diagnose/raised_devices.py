@@ -1,4 +1,4 @@
-"""What to change where nn.DataParallel finds its model on another GPU than the first of its list. Changes no file."""
+"""What to change for torch's own errors about devices: DataParallel with its model elsewhere, an old constructor."""
 
 from __future__ import annotations
 
@@ -47,6 +47,31 @@ def first_device(error: BaseException) -> Verdict | None:
     text = spot.moved(file, model, device)
     edits = [rewrite.in_place_of(file, model, text)]
     return Verdict(cause, f"move the model there first: {ast.unparse(wrap.func)}({text}, …)", edits=edits)
+
+
+_OLD = {"FloatTensor": "float", "DoubleTensor": "double", "HalfTensor": "half", "LongTensor": "long"}
+_OLD |= {"IntTensor": "int", "ShortTensor": "short", "ByteTensor": "byte", "BoolTensor": "bool"}
+
+
+def old_type(error: BaseException) -> Verdict | None:
+    """`torch.FloatTensor(x)` of a tensor on a GPU: a cast, which keeps it there."""
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        for call in source.call_on(file, line):
+            cast = _OLD.get(source.called_name(call))
+            if cast is None or len(call.args) != 1 or (statement := source.statement(file, line)) is None:
+                continue
+            edits = [rewrite.in_place_of(file, call, f"{rewrite.operand(call.args[0])}.{cast}()")]
+            why = (
+                f"torch.{source.called_name(call)} takes tensors of the host alone, and this one is on a GPU"
+            )
+            text = (
+                rewrite.after_edits(file, statement, edits)
+                if not hasattr(statement, "body")
+                else edits[0].text
+            )
+            return Verdict(source.cause(file, line, why), f"cast it where it is: {text}", edits=edits)
+    return None
 
 
 def _first(where: str, line: int, file: str, ids: ast.expr | None, first: torch.device) -> str:
