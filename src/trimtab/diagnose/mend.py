@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from trimtab.diagnose import handed, rewrite, scope, source, spot
+from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.rules_common import alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
@@ -37,7 +37,7 @@ def wanted(scene: Scene, stray: Suspect) -> str:
 def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """The program's own expression for that device, valid on a line."""
     frames, place = scene.frames, wanted(scene, stray)
-    found = scope.device_at(frames, file, line, place, scene.several, _explicit(file, line, stray))
+    found = scope.device_at(frames, file, line, place, scene.several, _explicit(scene, stray, file, line))
     # NCCL takes what is on the present GPU.
     return found or ('"cuda"' if alone(scene) else _given_inside(scene, stray, file, line))
 
@@ -53,12 +53,15 @@ def _given_inside(scene: Scene, stray: Suspect, file: str, line: int) -> str | N
     return handed.device_inside(hand, file, function, wanted(scene, stray)) if hand is not None else None
 
 
-def _explicit(file: str, line: int, stray: Suspect) -> frozenset[str]:
+def _explicit(scene: Scene, stray: Suspect, file: str, line: int) -> frozenset[str]:
     """What the line that made a stray tensor says for a device itself: that has led it astray."""
-    born = stray.born
-    if born is None or (born.file, born.line) != (file, line):
-        return frozenset()
-    return frozenset(ast.unparse(node) for node in device_arguments(file, line))
+    born, given = stray.born, device_arguments(file, line)
+    if born is not None and (born.file, born.line) != (file, line):
+        frame = scope.frame_of(scene.frames, file, line)
+        given = [
+            g for g in given if frame is not None and scope.means(holders.value_of(g, frame), stray.device)
+        ]
+    return frozenset(ast.unparse(node) for node in given)
 
 
 def device_arguments(file: str, line: int) -> list[ast.expr]:
@@ -79,7 +82,7 @@ def made_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | Non
     if statement is None or hasattr(statement, "body") or device is None:
         return None
     edits = [_with_device(file, call, device) for call in rewrite.factories(statement)]
-    if not edits and _explicit(file, line, stray):
+    if not edits and _explicit(scene, stray, file, line):
         edits = [rewrite.in_place_of(file, device_arguments(file, line)[-1], device)]
     if not edits:
         return None
@@ -219,13 +222,16 @@ def best(scene: Scene, stray: Suspect, file: str, line: int, bound: bool = True)
 
 def cause(fix: Mend, file: str, line: int, why: str) -> Cause:
     """The line to change and why: the one that a fix changes, if that is another than the one which is to blame."""
-    first = min(((edit.file, edit.start[0]) for edit in fix.edits), default=(file, line))
+    first = min(fix.edits, key=lambda edit: edit.start, default=None)
     statement = source.statement(file, line)
-    last = (statement.end_lineno or line) + 1 if statement is not None else line
-    if first[0] == file and line <= first[1] <= last:
+    if first is None or statement is None:
         return source.cause(file, line, why)
-    there = f"line {line}" if first[0] == file else f"{os.path.basename(file)}:{line}"
-    return source.cause(*first, why.replace("made here", f"made at {there}"))
+    last = line if hasattr(statement, "body") else statement.end_lineno or line
+    last += first.start == first.end  # a line of its own, put after it
+    if first.file == file and line <= first.start[0] <= last:
+        return source.cause(file, line, why)
+    there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
+    return source.cause(first.file, first.start[0], why.replace("made here", f"made at {there}"))
 
 
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:

@@ -413,7 +413,7 @@ def has_move_of(node: ast.AST, moved: str) -> bool:
     )
 
 
-def is_move(node: ast.AST) -> TypeGuard[ast.Call]:
+def is_move(node: ast.AST | None) -> TypeGuard[ast.Call]:
     """Whether an expression is a call that moves to a device."""
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TO_DEVICE
