@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from types import FrameType
 from typing import NamedTuple
 
@@ -137,15 +138,18 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
         return None
     if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
         return _partner_to_target(scene, stray, statement)
-    partner = spot.partner(wanted(scene, stray), frame, node)
-    device = f"{partner}.device" if partner else device_at(scene, stray, file, line)
+    home = wanted(scene, stray)
+    partner = spot.partner(home, frame, node)
+    device = (
+        f"{partner}.device" if partner else spot.called_on(home, frame) or device_at(scene, stray, file, line)
+    )
     if device is None:
         return None
-    edits = [rewrite.in_place_of(file, node, spot.moved(file, node, device))]
-    there = f"in line {line}: "
-    if hasattr(statement, "body"):
-        return Mend(f"bring it to its partner {there}{spot.moved(file, node, device)}", edits)
-    return Mend(f"bring it to its partner {there}{rewrite.after_edits(file, statement, edits)}", edits)
+    beside = spot.beside(node, stray.device, statement, frame)
+    edits = [rewrite.in_place_of(file, n, spot.moved(file, n, device)) for n in (node, *beside)]
+    return Mend(
+        f"bring it to its partner in line {line}: {rewrite.after_edits(file, statement, edits)}", edits
+    )
 
 
 def received(scene: Scene, stray: Suspect) -> Mend | None:
@@ -162,9 +166,7 @@ def received(scene: Scene, stray: Suspect) -> Mend | None:
     if device is None or statement is None:
         return None
     edits = [rewrite.in_place_of(hand.file, node, spot.moved(hand.file, node, device))]
-    text = spot.moved(hand.file, node, device)
-    if not hasattr(statement, "body"):
-        text = rewrite.after_edits(hand.file, statement, edits)
+    text = rewrite.after_edits(hand.file, statement, edits)
     return Mend(f"bring it to its partner where it is taken: {text}", edits)
 
 
@@ -231,7 +233,7 @@ def cause(fix: Mend, file: str, line: int, why: str) -> Cause:
     if first.file == file and line <= first.start[0] <= last:
         return source.cause(file, line, why)
     there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
-    return source.cause(first.file, first.start[0], why.replace("made here", f"made at {there}"))
+    return source.cause(first.file, first.start[0], re.sub("(made|set) here", rf"\1 at {there}", why))
 
 
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:

@@ -29,7 +29,7 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
         file, class_name = named
         function = source.function_at(file, line)
         if function is not None and function.name != "__init__":
-            return _set_later(scene, stray, file, line, f"self.{attribute.name}")
+            return _set_later(scene, stray, file, line, f"self.{attribute.name}", attribute.container)
         layers = any(a.registered for a in stray.attributes) and bool(attribute.container)
         return _registration(scene, stray, attribute, class_name, layers, file, line)
     return None
@@ -172,7 +172,7 @@ def kept(scene: Scene, stray: Suspect) -> Verdict | None:
         line = source.attribute_assignment(*named, found.name, born) if named else None
         if named is None or line is None or isinstance(found.owner, nn.Module):
             continue
-        return _set_later(scene, stray, named[0], line, f"self.{found.name}")
+        return _set_later(scene, stray, named[0], line, f"self.{found.name}", found.container)
     return None
 
 
@@ -185,18 +185,32 @@ def _came_as_argument(scene: Scene, stray: Suspect) -> bool:
     return False
 
 
-def _set_later(scene: Scene, stray: Suspect, file: str, line: int, name: str) -> Verdict:
+def _set_later(scene: Scene, stray: Suspect, file: str, line: int, name: str, kind: str) -> Verdict:
     """The line that set an attribute to a tensor on this device; a guard around it, where it is set once for all."""
     guard = _guard(file, line, name)
     if guard is not None and stray.device != "cpu" and (fix := _rebuilt(scene, stray, file, guard, name)):
         why = f"{name} is built once, for the device of the first caller ({stray.device}), and {met(scene, stray)}"
         return Verdict(source.cause(file, guard.lineno, why), fix.text, "unmoved-state", fix.edits)
     why = f"{name} is set here on {stray.device}, and {met(scene, stray)}"
-    node = source.statement(file, line)
-    simple = _only_value(node) is not None
-    fix = mend.best(scene, stray, file, line, bound=simple)
-    kind = "" if not stray.attributes else "unmoved-state"
-    return Verdict(source.cause(file, line, why), fix.text, kind, fix.edits)
+    value = _only_value(source.statement(file, line))
+    fix = _each_moved(scene, stray, file, line, kind) if kind else None
+    fix = fix or mend.best(scene, stray, file, line, bound=value is not None and not kind)
+    cause = mend.cause(fix, file, line, why)
+    return Verdict(cause, fix.text, "unmoved-state" if stray.attributes else "", fix.edits)
+
+
+def _each_moved(scene: Scene, stray: Suspect, file: str, line: int, kind: str) -> mend.Mend | None:
+    """A dict or list of tensors that an attribute is set to, each of them moved."""
+    statement = source.statement(file, line)
+    value, device = _only_value(statement), mend.device_at(scene, stray, file, line)
+    if statement is None or value is None or device is None or rewrite.has_factory(value):
+        return None
+    code = rewrite.operand(value)
+    text = f"[t.to({device}) for t in {code}]"
+    if kind == "dict":
+        text = f"{{k: v.to({device}) for k, v in {code}.items()}}"
+    edits = [rewrite.in_place_of(file, value, text)]
+    return mend.Mend(f"move what is in it: {rewrite.after_edits(file, statement, edits)}", edits)
 
 
 def _guard(file: str, line: int, name: str) -> ast.If | None:

@@ -193,6 +193,10 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
             continue
         made, name = _followed(sight, sight.made, stray.device)
         born = birthplace(stray)
+        around = born is not None and (born.file, born.line) == (sight.file, sight.line)
+        if around and stray.device != "cpu" and (fix := mend.at_use(scene, stray)) is not None:
+            why = f"{sight.name} comes from another GPU than this line wants it on"
+            return Verdict(mend.cause(fix, sight.file, sight.line, why), fix.text, edits=fix.edits)
         if (
             born is not None
             and (born.file, born.line) != (sight.file, made.lineno)

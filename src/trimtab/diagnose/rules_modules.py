@@ -30,8 +30,9 @@ def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     if line is None:
         return None
     why = "this is put into the model after the model was moved, so it stays on the CPU"
-    fix = _moved_in_place(line, placement) or _not_assigned(line) or _move_again(scene, stray, line)
-    return Verdict(source.cause(line.file, line.line, why), fix.text, edits=fix.edits)
+    fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, line)
+    fix = fix or _move_again(scene, stray, line)
+    return Verdict(mend.cause(fix, line.file, line.line, why), fix.text, edits=fix.edits)
 
 
 def _placements(attribute: holders.Attribute, scene: Scene) -> Iterator[Placement]:
@@ -84,6 +85,16 @@ def _with_parameters(line: Origin, owner: str) -> str:
     around = source.class_at(line.file, line.line)
     whole = around is not None and any("Module" in ast.unparse(base) for base in around.bases)
     return "self" if whole and owner.startswith("self.") else owner
+
+
+def _whole_moved(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend | None:
+    """What a constructor adds to a model that it was given: the new whole is moved where it is made."""
+    owner = next(a.module for a in stray.attributes if a.registered)
+    if not _in_constructor(line):
+        return None
+    for file, made, name in _bindings(scene, holders.outermost(owner, scene.modules)):
+        return mend.module_moved(scene, stray, file, made, name)
+    return None
 
 
 def _not_assigned(line: Origin) -> mend.Mend | None:
@@ -177,7 +188,7 @@ def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
     if not others or {str(p.device) for p in odd.parameters()} != {partner.device}:
         return None
     if {str(p.device) for p in others} != {stray.device} or not (
-        _spelled(partner.held) and not _spelled(others[0])
+        spelled(partner.held) and not spelled(others[0])
     ):
         return None
     for file, made, name in _bindings(scene, odd):
@@ -187,7 +198,7 @@ def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
     return None
 
 
-def _spelled(weight: torch.Tensor | None) -> bool:
+def spelled(weight: torch.Tensor | None) -> bool:
     """Whether a weight's place was written out where it was put there (`.cuda()`, "cuda:0"), not taken from a name."""
     spans = origin.spans_of(weight) if weight is not None else (None, None)
     span = spans[1] or spans[0]
@@ -343,6 +354,9 @@ def _makers(scene: Scene, stray: Suspect, born: Origin) -> Iterator[tuple[str, a
     tensor = stray.tensor
     if tensor is None:
         return
+    for sight in scene.sights(stray):
+        if sight.made is not None and not hasattr(sight.made, "body"):
+            yield sight.file, sight.made
     holding = holders.kept_in(lambda v: isinstance(v, torch.Tensor) and holders.same(v, tensor), scene.frames)
     for found in holding:
         for frame in scene.frames:

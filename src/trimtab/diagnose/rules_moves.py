@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, scope, source, spot, trace
+from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source, spot, trace
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import origin
@@ -191,6 +191,8 @@ def _weight_moved_away(
     file, line = stray.moved.file, stray.moved.line
     if not others or stray.held is None or origin.moved_when(others[0]) > origin.moved_when(stray.held):
         return None
+    if stray.device != "cpu" and not rules_modules.spelled(stray.held):
+        return None  # a model that is split on purpose
     path = ".".join(filter(None, (holders.path_of(attribute.module, scene.modules), attribute.name)))
     why = f"this puts {path} on {stray.device}, away from the rest of its model on {home}"
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
@@ -212,7 +214,7 @@ def _weight_moved_away(
 def _other_goal(scene: Scene, stray: Suspect, statement: ast.stmt) -> mend.Mend | None:
     """The move to another GPU, made to the one where the rest is; what goes to the host for a while is brought back."""
     ours = _move_call(stray)
-    if ours is None or stray.device == "cpu" or hasattr(statement, "body"):
+    if ours is None or stray.device == "cpu":
         return None
     file, call = ours
     assert isinstance(call.func, ast.Attribute)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from trimtab.diagnose import holders, source
+from trimtab.virtual import origin
 
 _WORD = re.compile(r"(^|_)(dev|device|gpu)(_?id)?\d*$", re.IGNORECASE)
 _HOLDERS = re.compile(r"^(self|args?|cfg|conf|config|opts?|hparams|settings|accelerator|fabric|trainer)$")
@@ -115,12 +116,23 @@ def _first_meaning(
 
 
 def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
-    """The device of a tensor that the running function was given."""
-    for name in source.parameters(file, line):
-        value = frame.f_locals.get(name)
-        if isinstance(value, torch.Tensor) and str(value.device) == wanted:
-            return f"{name}.device"
-    return None
+    """The device of a tensor, or else of a model, that the running function was given."""
+    given = [(name, frame.f_locals.get(name)) for name in source.parameters(file, line)]
+    texts = [text for name, value in given if (text := _device_of(name, value, file, line, wanted))]
+    return min(texts, key=len, default=None)
+
+
+def _device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:
+    """Code for the device of a tensor or model, if that is the wanted one, and was so already on a line."""
+    if isinstance(value, torch.Tensor) and str(value.device) == wanted:
+        return f"{name}.device"
+    first = next(value.parameters(), None) if isinstance(value, nn.Module) else None
+    if first is None or str(first.device) != wanted:
+        return None
+    moved = origin.moved_of(first)
+    late = moved is not None and moved.file == file and moved.line >= line
+    here = moved is not None and source.function_at(file, moved.line) is source.function_at(file, line)
+    return None if late and here else f"next({name}.parameters()).device"
 
 
 def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> str | None:
@@ -165,11 +177,8 @@ def _beside(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
         made = source.assignments(file, line, name)
         if len(made) != 1 or made[0].lineno >= line or hasattr(made[0], "body"):
             continue
-        if isinstance(value, torch.Tensor) and str(value.device) == wanted:
-            return f"{name}.device"
-        first = next(value.parameters(), None) if isinstance(value, nn.Module) else None
-        if first is not None and str(first.device) == wanted:
-            return f"next({name}.parameters()).device"
+        if text := _device_of(name, value, file, line, wanted):
+            return text
     return None
 
 

@@ -10,6 +10,7 @@ import ast
 from types import FrameType
 
 import torch
+from torch import nn
 
 from trimtab.diagnose import holders, rewrite, source
 from trimtab.virtual import origin
@@ -60,6 +61,24 @@ def partner(device: str, frame: FrameType, without: ast.expr | None = None) -> s
         if isinstance(value, torch.Tensor) and str(value.device) == device and value.dim():
             return name
     return None
+
+
+def called_on(device: str, frame: FrameType) -> str | None:
+    """Where the model that is being called has its weights, as code: `next(stage.parameters()).device`."""
+    call = running(frame)
+    module = holders.value_of(call.func, frame) if isinstance(call, ast.Call) else None
+    first = next(module.parameters(), None) if isinstance(module, nn.Module) else None
+    if first is None or str(first.device) != device or not isinstance(call, ast.Call):
+        return None
+    return f"next({ast.unparse(call.func)}.parameters()).device"
+
+
+def beside(node: ast.expr, device: str, statement: ast.stmt, frame: FrameType) -> list[ast.expr]:
+    """The other tensors on the same device that a statement adds to, multiplies or compares: they would fail next."""
+    inner = [n for n in source.header(statement) if isinstance(n, ast.BinOp)]
+    parts = [p for n in inner for p in (n.left, n.right) if isinstance(p, ast.Name | ast.Attribute)]
+    tensors = [(p, holders.value_of(p, frame)) for p in parts if p is not node]
+    return [p for p, t in tensors if isinstance(t, torch.Tensor) and t.dim() and str(t.device) == device]
 
 
 def moved(file: str, node: ast.expr, device: str) -> str:
@@ -119,5 +138,7 @@ def _tensors_in(node: ast.expr, frame: FrameType) -> list[torch.Tensor]:
         if isinstance(n, ast.Call) and ast.unparse(n.func) == "len"
         for a in n.args
     }
+    indices = [n.slice for n in ast.walk(node) if isinstance(n, ast.Subscript)]
+    looked |= {id(n) for index in indices for n in ast.walk(index)}
     named = [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute) and id(n) not in looked]
     return [v for n in named if isinstance(v := holders.value_of(n, frame), torch.Tensor)]
