@@ -16,7 +16,7 @@ import torch
 
 from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
 from trimtab.diagnose.finding import Cause, Edit
-from trimtab.diagnose.rules_common import alone, birthplace
+from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
 
 
@@ -25,6 +25,32 @@ class Mend(NamedTuple):
 
     text: str
     edits: list[Edit]
+
+    @classmethod
+    def by(cls, said: str, *edits: Edit) -> Mend:
+        """What to do in words, and the statement as it is afterwards."""
+        return cls(f"{said}: {rewrite.shown(list(edits))}", list(edits))
+
+    def blames(self, file: str, line: int, why: str, kind: str = "") -> Verdict:
+        """The verdict with this fix; the line to change is the one that the fix changes, if not the guilty one."""
+        return Verdict(_changed(self.edits, file, line, why), self.text, kind, self.edits)
+
+
+def _changed(edits: list[Edit], file: str, line: int, why: str) -> Cause:
+    first = min(edits, key=lambda edit: edit.start, default=None)
+    statement = source.statement(file, line)
+    if first is None or statement is None or first.start == first.end:  # nothing, or a line of its own
+        return source.cause(file, line, why)
+    last = line if hasattr(statement, "body") else statement.end_lineno or line
+    if first.file == file and line <= first.start[0] <= last:
+        return source.cause(file, line, why)
+    there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
+    return source.cause(first.file, first.start[0], re.sub("(made|set) here", rf"\1 at {there}", why))
+
+
+def brought(said: str, file: str, node: ast.expr, device: str) -> Mend:
+    """An expression with its result moved to a device."""
+    return Mend.by(said, rewrite.in_place_of(file, node, spot.moved(file, node, device)))
 
 
 def wanted(scene: Scene, stray: Suspect) -> str:
@@ -87,8 +113,7 @@ def made_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | Non
         edits = [rewrite.in_place_of(file, device_arguments(file, line)[-1], device)]
     if not edits:
         return None
-    there = "the GPU" if alone(scene) else "its device"
-    return Mend(f"make it on {there}: {rewrite.after_edits(file, statement, edits)}", edits)
+    return Mend.by(f"make it on {'the GPU' if alone(scene) else 'its device'}", *edits)
 
 
 def _with_device(file: str, call: ast.Call, device: str) -> Edit:
@@ -103,20 +128,17 @@ def _with_device(file: str, call: ast.Call, device: str) -> Edit:
     return rewrite.in_place_of(file, call, rewrite.with_keyword(file, call, "device", device))
 
 
-def bound_there(
-    scene: Scene, stray: Suspect, file: str, line: int, value: ast.expr | None = None
-) -> Mend | None:
-    """The value that a statement binds (or one part of it), brought to the device."""
+def bound_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | None:
+    """The value that a statement binds, brought to the device."""
     statement = source.statement(file, line)
     device = device_at(scene, stray, file, line)
     if device is None or not isinstance(statement, ast.Assign | ast.AnnAssign):
         return None
     target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
-    value = value or statement.value
+    value = statement.value
     if value is None or isinstance(target, ast.Tuple) or isinstance(value, _MANY):
         return None
-    edits = [rewrite.in_place_of(file, value, spot.moved(file, value, device))]
-    return Mend(rewrite.after_edits(file, statement, edits), edits)
+    return brought("bring it to its device", file, value, device)
 
 
 _MANY = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.GeneratorExp
@@ -132,12 +154,12 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     if statement is None:
         return None
     if isinstance(statement, ast.AugAssign) and spot.running(frame) is None:
-        return _brought_to_target(file, statement)
+        return _to_target(scene, stray, statement)
     node = spot.expression(stray.tensor, stray.device, frame)
     if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load) or _is_written(frame, node):
         return None
     if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
-        return _partner_to_target(scene, stray, statement)
+        return _to_target(scene, stray, statement)
     home = wanted(scene, stray)
     partner = spot.partner(home, frame, node)
     device = (
@@ -147,27 +169,21 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
         return None
     beside = spot.beside(node, stray.device, statement, frame)
     edits = [rewrite.in_place_of(file, n, spot.moved(file, n, device)) for n in (node, *beside)]
-    return Mend(
-        f"bring it to its partner in line {line}: {rewrite.after_edits(file, statement, edits)}", edits
-    )
+    return Mend.by(f"bring it to its partner in line {line}", *edits)
 
 
 def received(scene: Scene, stray: Suspect) -> Mend | None:
     """What an ended function gave back, brought to the device by the function of the program that asked for it."""
-    tensor, frames = stray.tensor, scene.frames
-    hand = handed.received(tensor, stray.device, frames) if tensor is not None else None
+    tensor = stray.tensor
+    hand = handed.received(tensor, stray.device, scene.frames) if tensor is not None else None
     if hand is None or not hand.whole or not isinstance(hand.node, ast.Call) or stray.is_parameter:
         return None
-    node, line = hand.node, hand.node.lineno
-    statement = source.statement(hand.file, line)
-    beside = spot.partner(wanted(scene, stray), hand.frame, node) if hand.frame is frames[0] else None
-    here = frames and hand.frame is frames[0] and line == hand.frame.f_lineno
-    device = f"{beside}.device" if here and beside else device_at(scene, stray, hand.file, line)
-    if device is None or statement is None:
-        return None
-    edits = [rewrite.in_place_of(hand.file, node, spot.moved(hand.file, node, device))]
-    text = rewrite.after_edits(hand.file, statement, edits)
-    return Mend(f"bring it to its partner where it is taken: {text}", edits)
+    line = hand.node.lineno
+    fails = hand.frame is scene.frames[0] and line == hand.frame.f_lineno
+    beside = spot.partner(wanted(scene, stray), hand.frame, hand.node) if fails else None
+    device = f"{beside}.device" if beside else device_at(scene, stray, hand.file, line)
+    said = "bring it to its partner where it is taken"
+    return brought(said, hand.file, hand.node, device) if device is not None else None
 
 
 def _is_written(frame: FrameType, node: ast.expr) -> bool:
@@ -179,27 +195,16 @@ def _is_written(frame: FrameType, node: ast.expr) -> bool:
     return in_place and any(inner is node for inner in ast.walk(call.func.value))
 
 
-def _partner_to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:
-    """`total += (x - total) / n`: what the sum is computed from goes to where the sum is kept."""
-    partner = scene.partner(stray)
-    frame = scene.frames[0]
-    if partner is None or partner.tensor is None:
-        return None
-    node = spot.expression(partner.tensor, partner.device, frame)
-    if node is None:
-        return None
-    file, device = frame.f_code.co_filename, f"{ast.unparse(statement.target)}.device"
-    edits = [rewrite.in_place_of(file, node, spot.moved(file, node, device))]
-    text = rewrite.after_edits(file, statement, edits)
-    return Mend(f"bring what is added to where the sum is kept, in line {statement.lineno}: {text}", edits)
-
-
-def _brought_to_target(file: str, statement: ast.AugAssign) -> Mend:
-    """`total += x`: what is added goes to where the sum is kept."""
+def _to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:
+    """`total += x`, `total += (x - total) / n`: what the sum is computed from goes to where the sum is kept."""
+    frame, partner = scene.frames[0], scene.partner(stray)
+    node: ast.expr | None = statement.value
+    if spot.running(frame) is not None:
+        known = partner is not None and partner.tensor is not None
+        node = spot.expression(partner.tensor, partner.device, frame) if known else None  # type: ignore
+    said = f"bring what is added to where the sum is kept, in line {statement.lineno}"
     device = f"{ast.unparse(statement.target)}.device"
-    edits = [rewrite.in_place_of(file, statement.value, spot.moved(file, statement.value, device))]
-    text = rewrite.after_edits(file, statement, edits)
-    return Mend(f"bring what is added to where the sum is kept, in line {statement.lineno}: {text}", edits)
+    return brought(said, frame.f_code.co_filename, node, device) if node is not None else None
 
 
 def sentence(scene: Scene, stray: Suspect, line: int) -> Mend:
@@ -222,20 +227,6 @@ def best(scene: Scene, stray: Suspect, file: str, line: int, bound: bool = True)
     )
 
 
-def cause(fix: Mend, file: str, line: int, why: str) -> Cause:
-    """The line to change and why: the one that a fix changes, if that is another than the one which is to blame."""
-    first = min(fix.edits, key=lambda edit: edit.start, default=None)
-    statement = source.statement(file, line)
-    if first is None or statement is None:
-        return source.cause(file, line, why)
-    last = line if hasattr(statement, "body") else statement.end_lineno or line
-    last += first.start == first.end  # a line of its own, put after it
-    if first.file == file and line <= first.start[0] <= last:
-        return source.cause(file, line, why)
-    there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
-    return source.cause(first.file, first.start[0], re.sub("(made|set) here", rf"\1 at {there}", why))
-
-
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:
     """A module moved where it is made: `net = Net(…).to(device)`, or on a line of its own once both are there."""
     value = getattr(made, "value", None)
@@ -247,8 +238,7 @@ def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: 
     ):
         device = device_at(scene, stray, file, made.lineno)
         if device is not None:
-            edits = [rewrite.in_place_of(file, value, spot.moved(file, value, device))]
-            return Mend(f"move it too: {rewrite.after_edits(file, made, edits)}", edits)
+            return brought("move it too", file, value, device)
     later = _first_place_with_device(scene, stray, file, made)
     if later is not None:
         statement, device = later

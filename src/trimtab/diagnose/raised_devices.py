@@ -7,7 +7,7 @@ import ast
 import torch
 from torch import nn
 
-from trimtab.diagnose import rewrite, scope, source, spot
+from trimtab.diagnose import mend, rewrite, scope, source
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
@@ -23,11 +23,11 @@ def first_device(error: BaseException) -> Verdict | None:
     found, first = tensors[0].device, torch.device("cuda", wrapper.device_ids[0])
     ids = source.keyword(wrap, "device_ids") or (wrap.args[1] if len(wrap.args) > 1 else None)
     why = f"DataParallel wants the model on the first GPU of its list, {first}, and the model is on {found}"
-    cause = source.cause(file, wrap.lineno, why)
     if found.index in wrapper.device_ids and isinstance(ids, ast.List | ast.Tuple):
         order = [found.index, *(i for i in wrapper.device_ids if i != found.index)]
-        edits = [rewrite.in_place_of(file, ids, str(order))]
-        return Verdict(cause, f"name the model's GPU first: device_ids={order}", edits=edits)
+        return mend.Mend.by("name the model's GPU first", rewrite.in_place_of(file, ids, str(order))).blames(
+            file, wrap.lineno, why
+        )
     frames = [frame for frame, _ in own_frames(error)]
     moved = _move(tensors[0])
     if moved is not None and found.type == "cuda":
@@ -35,18 +35,17 @@ def first_device(error: BaseException) -> Verdict | None:
         device = _first(where, move.lineno, file, ids, first)
         assert isinstance(move.func, ast.Attribute)
         text = f"{rewrite.text_of(where, move.func.value)}.to({device})"
-        edits = [rewrite.in_place_of(where, move, text)]
         why = f"this puts the model on {found}, and DataParallel in line {wrap.lineno} wants its first GPU, {first}"
-        return Verdict(source.cause(where, move.lineno, why), f"move it there: {text}", edits=edits)
+        return mend.Mend.by("move it there", rewrite.in_place_of(where, move, text)).blames(
+            where, move.lineno, why
+        )
     device = scope.device_at(frames, file, wrap.lineno, str(first)) or _first(
         file, wrap.lineno, file, ids, first
     )
     model = source.keyword(wrap, "module") or (wrap.args[0] if wrap.args else None)
     if model is None:
-        return Verdict(cause)
-    text = spot.moved(file, model, device)
-    edits = [rewrite.in_place_of(file, model, text)]
-    return Verdict(cause, f"move the model there first: {ast.unparse(wrap.func)}({text}, …)", edits=edits)
+        return Verdict(source.cause(file, wrap.lineno, why))
+    return mend.brought("move the model there first", file, model, device).blames(file, wrap.lineno, why)
 
 
 _OLD = {"FloatTensor": "float", "DoubleTensor": "double", "HalfTensor": "half", "LongTensor": "long"}
@@ -59,18 +58,13 @@ def old_type(error: BaseException) -> Verdict | None:
         file = frame.f_code.co_filename
         for call in source.call_on(file, line):
             cast = _OLD.get(source.called_name(call))
-            if cast is None or len(call.args) != 1 or (statement := source.statement(file, line)) is None:
+            if cast is None or len(call.args) != 1:
                 continue
-            edits = [rewrite.in_place_of(file, call, f"{rewrite.operand(call.args[0])}.{cast}()")]
             why = (
                 f"torch.{source.called_name(call)} takes tensors of the host alone, and this one is on a GPU"
             )
-            text = (
-                rewrite.after_edits(file, statement, edits)
-                if not hasattr(statement, "body")
-                else edits[0].text
-            )
-            return Verdict(source.cause(file, line, why), f"cast it where it is: {text}", edits=edits)
+            edit = rewrite.in_place_of(file, call, f"{rewrite.operand(call.args[0])}.{cast}()")
+            return mend.Mend.by("cast it where it is", edit).blames(file, line, why)
     return None
 
 

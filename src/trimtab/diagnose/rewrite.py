@@ -81,6 +81,12 @@ def after_edits(file: str, node: ast.stmt, edits: Iterable[Edit]) -> str:
     return " ".join(line.strip() for line in (found or whole).splitlines())
 
 
+def shown(edits: list[Edit]) -> str:
+    """The statement in which the first of the edits stands, as it is after them."""
+    statement = source.statement(edits[0].file, edits[0].start[0])
+    return after_edits(edits[0].file, statement, edits) if statement is not None else edits[0].text
+
+
 def without(file: str, node: ast.stmt) -> Edit:
     """Takes a statement that has its lines to itself out of a file."""
     return Edit(file, (node.lineno, 0), ((node.end_lineno or node.lineno) + 1, 0), "")

@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from trimtab.diagnose import holders, rewrite, scope, source
+from trimtab.diagnose import holders, mend, rewrite, scope, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene
 
@@ -33,9 +33,8 @@ def generator(scene: Scene) -> Verdict | None:
             drawn = f"cuda:{torch.cuda.current_device()}"
             device = scope.device_at(scene.frames, file, made.lineno, drawn)
         text = f"{ast.unparse(call.func)}(device={device or repr(wants)})"
-        edits = [rewrite.in_place_of(file, call, text)]
-        said = rewrite.after_edits(file, made, edits) if not hasattr(made, "body") else text
-        return Verdict(source.cause(file, made.lineno, why), f"make it there: {said}", edits=edits)
+        fix = mend.Mend.by("make it there", rewrite.in_place_of(file, call, text))
+        return fix.blames(file, made.lineno, why)
     return _given(frame.file, frame.line, has, wants) or _default_device(frame.file, frame.line)
 
 
@@ -122,12 +121,8 @@ def _default_device(file: str, line: int) -> Verdict | None:
             device = (
                 ast.unparse(call.args[0]) if source.called_name(call) == "set_default_device" else '"cuda"'
             )
-            edits = [rewrite.add_keyword(file, drawing, "generator", f"torch.Generator(device={device})")]
-            statement = source.statement(file, drawing.lineno)
-            text = f"give it one of the GPU: generator=torch.Generator(device={device})"
-            if statement is not None and not hasattr(statement, "body"):
-                text = f"give it one of the GPU: {rewrite.after_edits(file, statement, edits)}"
-            return Verdict(source.cause(file, drawing.lineno, why), text, edits=edits)
+            own = rewrite.add_keyword(file, drawing, "generator", f"torch.Generator(device={device})")
+            return mend.Mend.by("give it one of the GPU", own).blames(file, drawing.lineno, why)
         why = (
             "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
         )

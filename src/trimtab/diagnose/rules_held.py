@@ -195,8 +195,7 @@ def _set_later(scene: Scene, stray: Suspect, file: str, line: int, name: str, ki
     value = _only_value(source.statement(file, line))
     fix = _each_moved(scene, stray, file, line, kind) if kind else None
     fix = fix or mend.best(scene, stray, file, line, bound=value is not None and not kind)
-    cause = mend.cause(fix, file, line, why)
-    return Verdict(cause, fix.text, "unmoved-state" if stray.attributes else "", fix.edits)
+    return fix.blames(file, line, why, "unmoved-state" if stray.attributes else "")
 
 
 def _each_moved(scene: Scene, stray: Suspect, file: str, line: int, kind: str) -> mend.Mend | None:
@@ -209,8 +208,7 @@ def _each_moved(scene: Scene, stray: Suspect, file: str, line: int, kind: str) -
     text = f"[t.to({device}) for t in {code}]"
     if kind == "dict":
         text = f"{{k: v.to({device}) for k, v in {code}.items()}}"
-    edits = [rewrite.in_place_of(file, value, text)]
-    return mend.Mend(f"move what is in it: {rewrite.after_edits(file, statement, edits)}", edits)
+    return mend.Mend.by("move what is in it", rewrite.in_place_of(file, value, text))
 
 
 def _guard(file: str, line: int, name: str) -> ast.If | None:

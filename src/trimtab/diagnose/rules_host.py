@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from trimtab.diagnose import holders, rewrite, source, spot
+from trimtab.diagnose import holders, mend, rewrite, source, spot
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -60,11 +60,6 @@ def _gathered(scene: Scene, suspect: Suspect) -> Iterator[tuple[str, ast.expr]]:
 
 def _copied(file: str, node: ast.expr, tensor: torch.Tensor, why: str) -> Verdict:
     """The expression with its result brought to the host."""
-    plain = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
-    text = rewrite.text_of(file, node) if plain else f"({rewrite.text_of(file, node)})"
-    text += ".detach().cpu()" if tensor.requires_grad else ".cpu()"
-    edits = [rewrite.in_place_of(file, node, text)]
-    statement = source.statement(file, node.lineno)
-    if statement is not None and not hasattr(statement, "body"):
-        text = rewrite.after_edits(file, statement, edits)
-    return Verdict(source.cause(file, node.lineno, why), f"copy it to the host first: {text}", edits=edits)
+    text = rewrite.operand(node) + (".detach().cpu()" if tensor.requires_grad else ".cpu()")
+    fix = mend.Mend.by("copy it to the host first", rewrite.in_place_of(file, node, text))
+    return fix.blames(file, node.lineno, why)

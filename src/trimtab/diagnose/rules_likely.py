@@ -45,7 +45,7 @@ def mover(scene: Scene, stray: Suspect) -> Verdict | None:
         if line is not None:
             why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
             fix = _passed_by(sight, line)
-            return Verdict(source.cause(sight.file, line, why), fix.text, edits=fix.edits)
+            return fix.blames(sight.file, line, why)
     return None
 
 
@@ -69,8 +69,7 @@ def _passed_by(sight: Sight, line: int) -> mend.Mend:
             and not isinstance(next(source.above(sight.file, n)), ast.Attribute)
         ]
         if len(bare) == 1:
-            edits = [rewrite.in_place_of(sight.file, bare[0], f"{ast.unparse(bare[0])}.to({device})")]
-            return mend.Mend(f"move it too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
+            return mend.brought("move it too", sight.file, bare[0], device)
     if fix := _into_nested(sight, statement):
         return fix
     text = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
@@ -96,8 +95,7 @@ def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:
         text = text if isinstance(statement, ast.Return) or mover_ is not None else f"({text})"
     else:
         return None
-    edits = [rewrite.in_place_of(sight.file, passed, text)]
-    return mend.Mend(f"move what is nested too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
+    return mend.Mend.by("move what is nested too", rewrite.in_place_of(sight.file, passed, text))
 
 
 def _passed_on(statement: ast.stmt | None) -> ast.Name | None:
@@ -122,7 +120,7 @@ def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
         if line is not None:
             why = f"here its siblings are moved and {sight.name} is not"
             fix = _with_its_siblings(scene, stray, sight, line)
-            return Verdict(source.cause(sight.file, line, why), fix.text, edits=fix.edits)
+            return fix.blames(sight.file, line, why)
     return None
 
 
@@ -183,7 +181,7 @@ def apart(scene: Scene, stray: Suspect) -> Verdict | None:
     if here is None or fix is None:
         return None
     why = f"a result on {early.device} meets one on {late.device} here"
-    return Verdict(source.cause(here.file, here.line, why), fix.text, edits=fix.edits)
+    return fix.blames(here.file, here.line, why)
 
 
 def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -196,7 +194,7 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
         around = born is not None and (born.file, born.line) == (sight.file, sight.line)
         if around and stray.device != "cpu" and (fix := mend.at_use(scene, stray)) is not None:
             why = f"{sight.name} comes from another GPU than this line wants it on"
-            return Verdict(mend.cause(fix, sight.file, sight.line, why), fix.text, edits=fix.edits)
+            return fix.blames(sight.file, sight.line, why)
         if (
             born is not None
             and (born.file, born.line) != (sight.file, made.lineno)
@@ -205,7 +203,7 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
             return birth(scene, stray)
         why = f"{sight.name} is made here on {stray.device}, and {met(scene, stray)}"
         fix = _fix_at(scene, stray, sight, made, name)
-        return Verdict(mend.cause(fix, sight.file, made.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(sight.file, made.lineno, why)
     return None
 
 
@@ -267,7 +265,7 @@ def birth(scene: Scene, stray: Suspect) -> Verdict | None:
     bound = node is None or node is getattr(statement, "value", None)
     why = f"made here on {stray.device} ({stray.operand.dtype}), and {met(scene, stray)}"
     fix = mend.best(scene, stray, born.file, born.line, bound)
-    return Verdict(mend.cause(fix, born.file, born.line, why), fix.text, edits=fix.edits)
+    return fix.blames(born.file, born.line, why)
 
 
 def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: str) -> mend.Mend:
@@ -325,13 +323,16 @@ def moved_whole(sight: Sight, made: ast.stmt, name: str, device: str, there: str
 
 
 def _with_its_siblings(scene: Scene, stray: Suspect, sight: Sight, line: int) -> mend.Mend:
-    """Moved beside the one that is: after the line that does so, with the words that it uses."""
+    """Moved beside the one that is: in the same call, or after the line that does so, with the words that it uses."""
     device = assigned(sight.file, line) or mend.device_at(scene, stray, sight.file, line)
     statement = source.statement(sight.file, line)
-    if device is None:
+    if device is None or statement is None:
         return mend.at_use(scene, stray) or mend.sentence(scene, stray, line)
+    given = [
+        a for call in source.call_on(sight.file, line) for a in call.args if ast.unparse(a) == sight.name
+    ]
+    if line == sight.line and given:
+        return mend.brought("move it too", sight.file, given[0], device)
     text = f"{sight.name} = {sight.name}.to({device})"
-    if statement is None or hasattr(statement, "body") or line == sight.line:
-        fix = mend.at_use(scene, stray)
-        return mend.Mend(f"move it too: {text}", fix.edits if fix is not None else [])
-    return mend.Mend(f"move it too: {text}", [rewrite.after(sight.file, statement, text)])
+    edits = [] if hasattr(statement, "body") else [rewrite.after(sight.file, statement, text)]
+    return mend.Mend(f"move it too: {text}", edits)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, source, spot
+from trimtab.diagnose import holders, mend, rewrite, source
 from trimtab.diagnose.rules_common import Verdict, construction
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import deeds, origin
@@ -32,7 +32,7 @@ def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     why = "this is put into the model after the model was moved, so it stays on the CPU"
     fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, line)
     fix = fix or _move_again(scene, stray, line)
-    return Verdict(mend.cause(fix, line.file, line.line, why), fix.text, edits=fix.edits)
+    return fix.blames(line.file, line.line, why)
 
 
 def _placements(attribute: holders.Attribute, scene: Scene) -> Iterator[Placement]:
@@ -75,9 +75,7 @@ def _moved_in_place(line: Origin, placement: Placement) -> mend.Mend | None:
     device = f"next({_with_parameters(line, owner)}.parameters()).device"
     if placement.replaced and isinstance(statement, ast.Assign):
         device = f"{ast.unparse(statement.targets[0])}.device"
-    edits = [rewrite.in_place_of(line.file, value, spot.moved(line.file, value, device))]
-    assert statement is not None
-    return mend.Mend(f"bring it to the model: {rewrite.after_edits(line.file, statement, edits)}", edits)
+    return mend.brought("bring it to the model", line.file, value, device)
 
 
 def _with_parameters(line: Origin, owner: str) -> str:
@@ -99,18 +97,11 @@ def _whole_moved(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend | None
 
 def _not_assigned(line: Origin) -> mend.Mend | None:
     """`load_state_dict(…, assign=True)` puts the loaded tensors in; without it the values are copied."""
-    statement = source.statement(line.file, line.line)
     for call in source.call_on(line.file, line.line):
-        given = source.keyword(call, "assign")
-        if (
-            source.called_name(call) == "load_state_dict"
-            and source.is_constant(given, True)
-            and given is not None
-        ):
-            edits = [rewrite.in_place_of(line.file, given, "False")]
-            assert statement is not None
-            text = rewrite.after_edits(line.file, statement, edits)
-            return mend.Mend(f"copy the values to where the model is: {text}", edits)
+        given = source.keyword(call, "assign") if source.called_name(call) == "load_state_dict" else None
+        if given is not None and source.is_constant(given, True):
+            copied = rewrite.in_place_of(line.file, given, "False")
+            return mend.Mend.by("copy the values to where the model is", copied)
     return None
 
 
@@ -163,7 +154,7 @@ def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
             return copy
         fix = mend.module_moved(scene, stray, file, made, name)
         why = f"{name} is made here on the CPU and never moved, while its partner is elsewhere"
-        return Verdict(source.cause(file, made.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(file, made.lineno, why)
     if (born := stray.born) is None:
         return None
     line = construction(born.file, born.line, 0)
@@ -194,7 +185,7 @@ def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
     for file, made, name in _bindings(scene, odd):
         why = f"{name} is on {partner.device}, while the other models and what they are fed are on {stray.device}"
         fix = mend.module_moved(scene, partner, file, made, name)
-        return Verdict(source.cause(file, made.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(file, made.lineno, why)
     return None
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source, spot, trace
-from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source, trace
+from trimtab.diagnose.rules_common import Verdict, met
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import origin
 
@@ -35,7 +35,7 @@ def dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
             continue
         moved = ast.unparse(call.func.value)
         why = f"the moved copy of {moved} is thrown away here: Tensor.to does not work in place"
-        return Verdict(source.cause(file, statement.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(file, statement.lineno, why)
     return None
 
 
@@ -131,15 +131,12 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
         return None
     if not source.goes_to_host(call):
         return None
-    why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
+    why = f"this brings it to {stray.device}, and {met(scene, stray)}"
     name = next(iter(source.bound(statement)), "")
     fix = mend.at_use(scene, stray)
     if fix is None or not name or _reads_after(moved.file, statement, name) <= 1:
-        kept = ast.unparse(call.func.value)
-        edits = [rewrite.in_place_of(moved.file, call, kept)]
-        fix = mend.Mend(f"leave it where it is: {rewrite.after_edits(moved.file, statement, edits)}", edits)
-        if hasattr(statement, "body"):
-            fix = mend.Mend(f"leave it where it is: {kept}", edits)
+        kept = rewrite.in_place_of(moved.file, call, ast.unparse(call.func.value))
+        fix = mend.Mend.by("leave it where it is", kept)
     return Verdict(source.cause(moved.file, call.lineno, why), fix.text, edits=fix.edits)
 
 
@@ -149,24 +146,13 @@ def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
         return None
     span, _ = origin.spans_of(stray.held)
     node: ast.expr | None = source.node_at(*span) if span is not None else None
-    statement = source.statement(stray.born.file, stray.born.line)
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
         if source.goes_to_host(node):
-            kept = rewrite.text_of(span[0], node.func.value)
-            edits = [rewrite.in_place_of(span[0], node, kept)]
-            why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
-            if statement is not None and not hasattr(statement, "body"):
-                kept = rewrite.after_edits(span[0], statement, edits)
-            return Verdict(
-                source.cause(span[0], node.lineno, why), f"leave it where it is: {kept}", edits=edits
-            )
+            kept = rewrite.in_place_of(span[0], node, rewrite.text_of(span[0], node.func.value))
+            why = f"this brings it to {stray.device}, and {met(scene, stray)}"
+            return mend.Mend.by("leave it where it is", kept).blames(span[0], node.lineno, why)
         node = node.func.value
     return None
-
-
-def _meets(scene: Scene, stray: Suspect) -> str:
-    partner = scene.partner(stray)
-    return f"it meets a tensor on {partner.device if partner is not None else 'another device'}"
 
 
 def _reads_after(file: str, statement: ast.stmt, name: str) -> int:
@@ -199,19 +185,13 @@ def _weight_moved_away(
     if isinstance(target, ast.Attribute) and target.attr == "data" and isinstance(statement, ast.Assign):
         owner = ast.unparse(target.value)
         if not source.has_move_of(statement.value, f"{owner}.data"):
-            edits = [
-                rewrite.in_place_of(
-                    file, statement.value, spot.moved(file, statement.value, f"{owner}.device")
-                )
-            ]
-            return Verdict(
-                source.cause(file, line, why), rewrite.after_edits(file, statement, edits), edits=edits
-            )
-    fix = _other_goal(scene, stray, statement) or _brought_back(scene, stray, attribute)
-    return Verdict(source.cause(file, line, why), fix.text, edits=fix.edits)
+            fix = mend.brought("bring it to its place", file, statement.value, f"{owner}.device")
+            return fix.blames(file, line, why)
+    fix = _other_goal(scene, stray) or _brought_back(scene, stray, attribute)
+    return fix.blames(file, line, why)
 
 
-def _other_goal(scene: Scene, stray: Suspect, statement: ast.stmt) -> mend.Mend | None:
+def _other_goal(scene: Scene, stray: Suspect) -> mend.Mend | None:
     """The move to another GPU, made to the one where the rest is; what goes to the host for a while is brought back."""
     ours = _move_call(stray)
     if ours is None or stray.device == "cpu":
@@ -219,8 +199,8 @@ def _other_goal(scene: Scene, stray: Suspect, statement: ast.stmt) -> mend.Mend 
     file, call = ours
     assert isinstance(call.func, ast.Attribute)
     device = mend.device_at(scene, stray, file, call.lineno) or f'"{mend.wanted(scene, stray)}"'
-    edits = [rewrite.in_place_of(file, call, f"{rewrite.text_of(file, call.func.value)}.to({device})")]
-    return mend.Mend(f"move it there: {rewrite.after_edits(file, statement, edits)}", edits)
+    text = f"{rewrite.text_of(file, call.func.value)}.to({device})"
+    return mend.Mend.by("move it there", rewrite.in_place_of(file, call, text))
 
 
 def _brought_back(scene: Scene, stray: Suspect, attribute: holders.Attribute) -> mend.Mend:
@@ -279,14 +259,13 @@ def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
         return _present_device_changed(scene, stray, ours, theirs)
     file, call = ours
     device = mend.device_at(scene, stray, file, call.lineno)
-    why = f"this moves it to {stray.device}, and {_meets(scene, stray)}"
+    why = f"this moves it to {stray.device}, and {met(scene, stray)}"
     if device is None or not isinstance(call.func, ast.Attribute):
         fix = _setting(scene, stray, file, call) or mend.at_use(scene, stray)
         fix = fix or mend.sentence(scene, stray, call.lineno)
-        return Verdict(mend.cause(fix, file, call.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(file, call.lineno, why)
     text = f"{ast.unparse(call.func.value)}.to({device})"
-    edits = [rewrite.in_place_of(file, call, text)]
-    return Verdict(source.cause(file, call.lineno, why), f"move it there: {text}", edits=edits)
+    return mend.Mend.by("move it there", rewrite.in_place_of(file, call, text)).blames(file, call.lineno, why)
 
 
 def _setting(scene: Scene, stray: Suspect, file: str, call: ast.Call) -> mend.Mend | None:

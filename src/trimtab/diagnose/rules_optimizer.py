@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source, spot
+from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import deeds, origin
@@ -151,23 +151,18 @@ def _put_there(scene: Scene, stray: Suspect, slot: _Slot, place: Origin) -> Verd
     """The program itself put a tensor into the optimizer's state."""
     why = f"this puts a tensor on {stray.device} into the optimizer's state, and its parameter is elsewhere"
     fix = "make it where its parameter is: torch.zeros_like(p), or device=p.device"
-    statement = source.statement(place.file, place.line)
     for call in source.call_on(place.file, place.line):
-        if isinstance(call.func, ast.Attribute) and statement is not None and source.goes_to_host(call):
-            edits = [rewrite.in_place_of(place.file, call, ast.unparse(call.func.value))]
-            text = f"leave it beside its parameter: {rewrite.after_edits(place.file, statement, edits)}"
-            return Verdict(source.cause(place.file, place.line, why), text, _KIND, edits)
+        if isinstance(call.func, ast.Attribute) and source.goes_to_host(call):
+            edit = rewrite.in_place_of(place.file, call, ast.unparse(call.func.value))
+            return mend.Mend.by("leave it beside its parameter", edit).blames(*place[:2], why, _KIND)
     if (found := _filled_at(scene, slot, place)) is None:
         return Verdict(source.cause(place.file, place.line, why), fix, _KIND)
-    file, statement, value, device = found.file, found.statement, found.value, f"{found.parameter}.device"
-    if made := rewrite.factories(value):
-        said = "make it where its parameter is"
-        edits = [rewrite.in_place_of(file, c, rewrite.with_keyword(file, c, "device", device)) for c in made]
-    else:
-        said = "bring it to its parameter"
-        edits = [rewrite.in_place_of(file, value, spot.moved(file, value, device))]
-    text = f"{said}: {rewrite.after_edits(file, statement, edits)}"
-    return Verdict(source.cause(file, statement.lineno, why), text, _KIND, edits)
+    file, value, device = found.file, found.value, f"{found.parameter}.device"
+    made = rewrite.factories(value)
+    edits = [rewrite.in_place_of(file, c, rewrite.with_keyword(file, c, "device", device)) for c in made]
+    brought = mend.brought("bring it to its parameter", file, value, device)
+    fix_ = mend.Mend.by("make it where its parameter is", *edits) if made else brought
+    return fix_.blames(file, found.statement.lineno, why, _KIND)
 
 
 class _Filled(NamedTuple):
