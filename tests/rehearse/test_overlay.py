@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import apart
+from trimtab.rehearse import files_aside
 from trimtab.rehearse.overlay import NotPermittedHere, Overlay, lay
 from trimtab.rehearse.session import Settings
 from trimtab.rehearse.written import Files, Written, sentence
@@ -153,7 +153,7 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None
     (tmp_path / "mine").write_text("")
     with (
         pytest.raises(RequestError, match="not empty"),
-        apart.files([], tmp_path, Settings(), keep=tmp_path, in_place=False),
+        files_aside.files([], tmp_path, Settings(), keep=tmp_path, in_place=False),
     ):
         pass
 
