@@ -45,6 +45,9 @@ EXAMPLES: dict[str, str] = {
     "numpy-of-gpu-tensor": "TypeError: can't convert cuda:0 device type tensor to numpy. Use"
     " Tensor.cpu() to copy the"
     " tensor to host memory first.",
+    "old-type-of-gpu-tensor": "TypeError: expected TensorOptions(dtype=float, device=cpu, layout=Strided,"
+    " requires_grad=false (default)) (got TensorOptions(dtype=float, device=cuda:0, layout=Strided,"
+    " requires_grad=false (default)))",
     "generator-device": "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
     "pin-of-gpu-tensor": "RuntimeError: cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can"
     " be pinned",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from trimtab.diagnose import (
     raised_calls,
     raised_data,
+    raised_devices,
     raised_graph,
     raised_index,
     raised_keys,
@@ -145,6 +146,8 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "backward-twice": (raised_leaves.kept_state,),
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
+    "old-type-of-gpu-tensor": (raised_devices.old_type,),
+    "dataparallel-first-device": (raised_devices.first_device,),
 }
 """For an error by its text's name: rules that look at the values, before those that only read the source."""
 

@@ -67,7 +67,9 @@ def packing(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
             "'lengths' argument should be a 1D CPU int64 tensor, but got "
             f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)} tensor"
         )
-        _tell("device-mismatch", message, plan, args, RuntimeError)
+        faults.report(
+            "device-mismatch", message, plan.name.replace("::", "."), [("lengths", lengths)], RuntimeError
+        )
     return payloads
 
 
