@@ -24,7 +24,16 @@ from typing import Any, Literal
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
 from trimtab.errors import RequestError
-from trimtab.rehearse import blame, files_aside, folding, hints, instead, one_rank, rank_variables
+from trimtab.rehearse import (
+    blame,
+    files_aside,
+    folding,
+    hints,
+    instead,
+    left_behind,
+    one_rank,
+    rank_variables,
+)
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
 from trimtab.rehearse.standstill import Standstill, last_stack
@@ -110,7 +119,10 @@ def rehearse(
 
     What the script writes is thrown away, or moved to the folder `keep`; with `in_place` it is written for real.
     """
-    folder = Path(tempfile.mkdtemp(prefix="trimtab-rehearsal-"))
+    place = Path(tempfile.gettempdir())
+    left_behind.sweep([place])
+    held = left_behind.make(left_behind.SESSION, place)
+    folder = held.path
     try:
         target = parse_target(words, scratch=folder, gpus=settings.gpus if settings.gpus_given else None)
         visible = target.visible_gpus()
@@ -149,7 +161,7 @@ def rehearse(
             if gathered.refused:
                 raise RequestError(gathered.refused)
             gathered.notes += target.notes
-            hints.set_aside(gathered, target, files)
+            hints.set_aside(gathered, files)
             result = _result(folder, gathered, children, timed_out, timeout, seconds, standstill)
             result.notes += hints.hints(result.findings, gathered, target)
             result.target, result.shapes_only, result.files = (
@@ -161,6 +173,7 @@ def rehearse(
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(held.lock)
 
 
 @dataclass(frozen=True)
