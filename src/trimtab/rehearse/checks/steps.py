@@ -39,6 +39,7 @@ class Steps(BaseCheck):
         limit = self.process.settings.max_steps
         if limit is not None and self._most >= limit:
             self.process.cut_off = True
+            self.process.recorder.write(t="stopped")
             raise StopRehearsal(f"{limit} optimizer steps made")
 
     def finish(self) -> None:
