@@ -35,7 +35,15 @@ from trimtab.rehearse import (
     rank_variables,
 )
 from trimtab.rehearse.process import SETUP
-from trimtab.rehearse.session import VARIABLE, AskedAt, Gathered, Settings, gather, read_lines
+from trimtab.rehearse.session import (
+    VARIABLE,
+    AskedAt,
+    Gathered,
+    Settings,
+    gather,
+    read_lines,
+    stop_file,
+)
 from trimtab.rehearse.standstill import Standstill, last_stack
 from trimtab.rehearse.system import belongs
 from trimtab.rehearse.target import Target, parse_target
@@ -64,6 +72,8 @@ EXIT_CODES: dict[Verdict, int] = {"clean": 0, "fault": 1, "unproven": 3}
 
 _GRACE = 20.0
 """Seconds that the other ranks get to end by themselves after one has failed."""
+_AFTER_STOP = 3.0
+"""Seconds that workers tied by RPC get to end by themselves after one has made the steps asked for."""
 
 
 @dataclass
@@ -238,10 +248,13 @@ def _wait(children: list[Child], deadline: float, folder: Path) -> tuple[bool, F
     """
     standstill = Standstill(folder)
     failed_at: float | None = None
+    stopped = stop_file(folder)
     while True:
         codes = [child.poll() for child in children]
         now = time.monotonic()
         if all(code is not None for code in codes):
+            return False, None
+        if stopped.exists() and time.time() > stopped.stat().st_mtime + _AFTER_STOP:
             return False, None
         if failed_at is None and any(c.returncode and not _had_ended(folder, c) for c in children):
             failed_at = now
@@ -322,7 +335,7 @@ def _result(
     proven = not timed_out and not gathered.unproven
     for child in children:
         end = gathered.ends.get(child.pid)
-        if timed_out or standstill is not None:
+        if timed_out or standstill is not None or (end is None and stop_file(folder).exists()):
             continue
         if end is None:
             proven = False
