@@ -23,8 +23,8 @@ _PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "addmv"), (1, 2))
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool))
 # Types that CUDA's kernel has and the CPU's lacks, and in which its results are computed here.
 _HALVES = {
-    torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
     torch.complex32: torch.complex64,
 }
 _COUNTED = dict.fromkeys(_INTEGERS, torch.float64)
@@ -122,7 +122,7 @@ def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
 
 
 def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs, error: Exception) -> Any:
-    """A CPU kernel refused. Either CUDA's kernel would not have (compute it in float32), or it says so otherwise."""
+    """A CPU kernel refused. CUDA's kernel would not have (compute in a wider type), or says so otherwise."""
     text = str(error)
     if plan.name == "aten::_fused_sdp_choice":
         return sdp_attention.choose_below(*payloads, **named)
@@ -160,13 +160,10 @@ def _widened(
     plan: Plan, func: Any, payloads: list[Any], named: Kwargs, wider: dict[torch.dtype, torch.dtype]
 ) -> Any:
     """Compute in a type that the CPU's kernel takes, and give the result in the type that was asked for."""
-    types = [getattr(value, "dtype", value) for value in tree_leaves((payloads, named))]
-    # Of two narrow types that are computed in one, the one that is there.
-    narrower = {wide: narrow for narrow, wide in wider.items() if narrow in types} or {
-        torch.float32: torch.float16
-    }
-    if torch.float16 in types or torch.complex32 in types:
-        narrower |= {torch.float32: torch.float16, torch.complex64: torch.complex32}
+    there = [getattr(value, "dtype", value) for value in tree_leaves((payloads, named))]
+    # Two narrow types are computed in one wide type: its results go back to the one that is there.
+    narrower = {wide: narrow for narrow, wide in wider.items()}
+    narrower |= {wide: narrow for narrow, wide in wider.items() if narrow in there}
 
     def up(value: Any) -> Any:
         if isinstance(value, Tensor):
