@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import faults, origin, refused, state
+from trimtab.virtual.assignment import set_data
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
-from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, set_data, wrap
+from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, wrap
 from trimtab.virtual.wording import in_cuda_words
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
