@@ -99,6 +99,8 @@ EXAMPLES: dict[str, str] = {
     "index-put-dtype": "RuntimeError: Index put requires the source and destination dtypes match, got"
     " Float for the"
     " destination and Half for the source.",
+    "types-differ": "RuntimeError: index_add_(): self (Float) and source (BFloat16) must have the same scalar type",
+    "half-on-cuda": "NotImplementedError: \"ctc_loss_cuda\" not implemented for 'Half'",
     "result-type": "RuntimeError: result type Float can't be cast to the desired output type Long",
     "half-overflow": "RuntimeError: value cannot be converted to type at::Half without overflow",
     "numpy-bfloat16": "TypeError: Got unsupported ScalarType BFloat16",

@@ -61,7 +61,7 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
         # Nothing is there to move yet: it is made at home when it gets its shape (`materialize`).
         tensor.__dict__[_HOME] = (new.device, new.dtype)
         return
-    home, before = tensor.device, origin.trace_of(tensor)
+    home, kind, before = tensor.device, tensor.dtype, origin.trace_of(tensor)
     if type(tensor) in VIRTUAL and type(new) in VIRTUAL and tensor.is_inference() is new.is_inference():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]
@@ -80,7 +80,10 @@ def set_data(tensor: Tensor, new: Tensor) -> None:
             tensor.__dict__[origin.ATTRIBUTE] = before
         else:
             # A trace of its own: the data that was assigned may live on under another name.
-            tensor.__dict__[origin.ATTRIBUTE] = origin.Trace(born, origin.here())
+            trace = tensor.__dict__[origin.ATTRIBUTE] = origin.Trace(born, origin.here())
+            trace.cast = before.cast if before is not None else None
+        if kind is not tensor.dtype:
+            origin.note_cast(tensor, origin.trace_of(tensor))
 
 
 def become(tensor: Tensor, new: Tensor) -> None:

@@ -240,7 +240,11 @@ def assign_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     if tensor.__class__ in VIRTUAL or new.__class__ in VIRTUAL:
         set_data(tensor, new)
     else:
+        kind = tensor.dtype
         func(*args, **kwargs)
+        machine = state.machine()
+        if kind is not new.dtype and machine is not None and machine.observer is not None:
+            origin.note_cast(tensor, origin.trace_of(tensor))
 
 
 def assign_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import batch_norm, determinism, faults, float8, memory, sdp_attention, sdp_kernels, state
+from trimtab.virtual import (
+    batch_norm,
+    determinism,
+    faults,
+    float8,
+    half_kernels,
+    memory,
+    sdp_attention,
+    sdp_kernels,
+    state,
+)
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name, words
 
@@ -56,8 +66,9 @@ def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
         names = f"{scalar_name(one.dtype)} and {scalar_name(two.dtype)}"
         message = f"mat1 and mat2 must have the same dtype, but got {names}"
     _tell("dtype-mismatch", message, plan, args, RuntimeError)
-    # Repaired: the weight follows the activation, so that the rest of the network sees the type it expects.
-    return [p.to(one.dtype) if isinstance(p, Tensor) else p for p in payloads]
+    # Repaired: the narrower type is what the rest of the network most likely has, its layers or its activations.
+    wanted = two.dtype if two.dtype in half_kernels.HALF and one.dtype not in half_kernels.HALF else one.dtype
+    return [p.to(wanted) if isinstance(p, Tensor) else p for p in payloads]
 
 
 def unscale(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
@@ -101,6 +112,7 @@ BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
     "aten::_fused_sdp_choice": sdp_attention.refuse_below,
     **determinism.BEFORE,
     **float8.BEFORE,
+    **half_kernels.BEFORE,
 }
 
 

@@ -22,10 +22,11 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.steps import Steps
+    from trimtab.rehearse.checks.underflow import Underflow
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.unwritten import Unwritten
     from trimtab.rehearse.checks.values import Values
 
     first = (Gradients, Untrained, StaleOptimizer, GraphKept, InPlace, Ddp, DataOrder, Apart, Rows)
-    last = (StaleLauncher, Scaler, Unwritten, Values, Steps)
+    last = (StaleLauncher, Scaler, Underflow, Unwritten, Values, Steps)
     return [check(process) for check in (*first, *last)]
