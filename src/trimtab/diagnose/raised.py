@@ -25,6 +25,7 @@ from trimtab.diagnose import (
     raised_loader,
     raised_output,
     raised_shape,
+    shared_graph,
     source,
 )
 from trimtab.diagnose.explain import match_message
@@ -145,7 +146,13 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "shapes": (raised_layers.layer_width,),
     "pickle-local": (raised_layers.not_sent,),
     "expected-long": (raised_labels.not_whole,),
-    "backward-twice": (raised_leaves.kept_state,),
+    "backward-twice": (raised_leaves.lost_parameter, shared_graph.hoisted, raised_leaves.kept_state),
+    "no-grad-fn": (raised_graph.left_off,),
+    "numpy-of-grad": (raised_calls.numpy_of_grad,),
+    "assigned-parameter": (raised_calls.assigned_parameter,),
+    "copied-with-graph": (raised_leaves.copied_with_graph,),
+    "whole-numbers-trained": (raised_calls.whole_parameter,),
+    "empty-parameter-list": (raised_leaves.empty_list,),
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
     "old-type-of-gpu-tensor": (raised_devices.old_type,),

@@ -41,7 +41,8 @@ _COUNTED = dict.fromkeys(_INTEGERS, torch.float64)
 _ASSERTING = words(
     """
     embedding index index_put index_put_ _index_put_impl_ gather scatter scatter_ scatter_add scatter_add_
-    index_select nll_loss_forward nll_loss2d_forward index_add_
+    index_select nll_loss_forward nll_loss2d_forward index_add_ index_add index_copy_ index_copy index_fill_ take
+    _embedding_bag _embedding_bag_forward_only
     """
 )
 _UNSUPPORTED = re.compile(
@@ -160,7 +161,9 @@ def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs
         if base in _SUBSTITUTES:
             return _SUBSTITUTES[base](*payloads, **named)
         raise state.NotSimulated(f"{plan.name} has no kernel on the CPU: virtual GPUs lack it.") from error
-    if base in _ASSERTING and ("out of range" in text or "out of bounds" in text):
+    if base in _ASSERTING and (
+        "out of range" in text or "out of bounds" in text or "not in the valid range" in text
+    ):
         asserted = runtime_error("device-side assert triggered")
         raise AcceleratorError(f"{asserted}(on the CPU: {text})") from error
     if "Expected a value of type 'Tensor'" in text and isinstance(error, RuntimeError):
