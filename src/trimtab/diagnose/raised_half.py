@@ -1,4 +1,4 @@
-"""What autocast and GradScaler refuse: a loss on probabilities, weights that are themselves 16 bits wide.
+"""Types that are too narrow: a loss on probabilities under autocast, 16-bit weights with GradScaler, ids that wrap.
 
 Looks at the objects of a traceback and follows them to the line that chose the precision. Changes nothing.
 """
@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 import torch
 
-from trimtab.diagnose import rewrite, source, trace
+from trimtab.diagnose import holders, rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.raised_common import frames_of, own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
+from trimtab.virtual.tensor import payload_of
 
+_SMALL = (torch.int32, torch.int16, torch.int8, torch.uint8)
 _NARROW = {torch.float16: ("float16", "half"), torch.bfloat16: ("bfloat16",)}
 
 
@@ -141,3 +143,28 @@ def _choices(file: str, line: int, words: tuple[str, ...]) -> Iterator[tuple[Pla
                 yield place, f"{code} here", [rewrite.in_place_of(place.file, node, code)]
             elif isinstance(node, ast.Constant) and node.value in words:
                 yield place, '"float32" here', [rewrite.in_place_of(place.file, node, '"float32"')]
+
+
+def wrapped(error: BaseException) -> Verdict | None:
+    """A product of whole numbers that their type cannot hold, among what the failing functions computed."""
+    for frame, line in own_frames(error):
+        file = frame.f_code.co_filename
+        function = source.function_at(file, line)
+        products = (n for n in ast.walk(function or ast.Pass()) if isinstance(n, ast.BinOp))
+        for node in (n for n in products if isinstance(n.op, ast.Mult) and n.lineno <= line):
+            sides = [holders.value_of(side, frame) for side in (node.left, node.right)]
+            tensors = [s for s in sides if isinstance(s, torch.Tensor) and s.dtype in _SMALL and s.numel()]
+            if not tensors or not all(isinstance(s, torch.Tensor | int) for s in sides):
+                continue
+            most = [int(payload_of(s).abs().max()) if isinstance(s, torch.Tensor) else abs(s) for s in sides]
+            dtype = tensors[0].dtype
+            if most[0] * most[1] > torch.iinfo(dtype).max:
+                kind = str(dtype).removeprefix("torch.")
+                why = f"{ast.unparse(node)} is up to {most[0] * most[1]}, which {kind} cannot hold: it wraps around"
+                side = node.left if isinstance(sides[0], torch.Tensor) else node.right
+                code = f"{rewrite.operand(side)}.long()"
+                edits = [rewrite.in_place_of(file, side, code)]
+                return Verdict(
+                    source.cause(file, node.lineno, why), f"Compute in int64: {code}.", edits=edits
+                )
+    return None

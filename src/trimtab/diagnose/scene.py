@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, source
+from trimtab.diagnose import holders, source, spot
 from trimtab.diagnose.holders import Attribute
 from trimtab.virtual import faults, origin
 
@@ -181,8 +181,10 @@ class Scene:
         frame, found = self.frames[0], []
         if not self._made_by_line(stray, frame):
             return [stray]
+        part = spot.expression(stray.tensor, stray.device, frame)
+        inside = {ast.unparse(n) for n in ast.walk(part)} if part is not None else set()
         for name, tensor in holders.expressions(frame.f_code.co_filename, frame.f_lineno, frame):
-            if str(tensor.device) == stray.device and tensor.dim():
+            if str(tensor.device) == stray.device and tensor.dim() and (name in inside or not inside):
                 found.append(self._suspect(faults.operand(name, tensor)))
         return [*found, stray]
 
