@@ -12,13 +12,13 @@ import torch
 
 from trimtab.diagnose import holders, rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
-from trimtab.diagnose.raised_common import frames_of, own_frames, values_named
+from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
 from trimtab.virtual.tensor import payload_of
 
 _SMALL = (torch.int32, torch.int16, torch.int8, torch.uint8)
-_NARROW = {torch.float16: ("float16", "half"), torch.bfloat16: ("bfloat16",)}
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 def on_probabilities(error: BaseException) -> Verdict | None:
@@ -94,16 +94,15 @@ def narrow_weights(error: BaseException) -> Verdict | None:
     given = [v for v in values_named(error, "optimizer") if hasattr(v, "param_groups")]
     weights = [p for optimizer in given[:1] for group in optimizer.param_groups for p in group["params"]]
     narrow = next((p for p in weights if p.dtype in _NARROW and p.grad is not None), None)
-    if narrow is None:
-        return None
-    files = list(dict.fromkeys(frame.f_code.co_filename for frame in frames_of(error)))
-    own = [file for file in files if source.is_user_file(file)]
-    if narrow.dtype is torch.bfloat16:
+    own = list(dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)))
+    if "BFloat16" in str(error):
         return _no_scaler(own)
-    for place in (origin.cast_of(narrow), origin.moved_of(narrow), origin.born_of(narrow)):
-        if place is None or not source.is_user_file(place.file):
-            continue
-        for at, how, edits in _choices(place.file, place.line, _NARROW[narrow.dtype]):
+    deeds = (origin.cast_of, origin.moved_of, origin.born_of) if narrow is not None else ()
+    lines = [(place.file, place.line) for deed in deeds if narrow is not None and (place := deed(narrow))]
+    # Where nothing is known of the weights themselves, the first line of the program that chooses the type.
+    lines += [(file, call.lineno) for file in own for call in source.calls(file)]
+    for file, line in lines:
+        for at, how, edits in _choices(file, line, ("float16", "fp16", "half")):
             why = "this makes the trained weights float16, and so their gradients"
             fix = f"Keep the weights in float32 and let autocast compute in float16: {how}."
             casts = any(source.calls(file, "autocast") for file in own)
@@ -129,7 +128,7 @@ def _no_scaler(files: list[str]) -> Verdict | None:
 
 def _choices(file: str, line: int, words: tuple[str, ...]) -> Iterator[tuple[Place, str, list[Edit]]]:
     """How a line chooses a 16-bit type: a cast, or a type that it is given, followed to where that is said."""
-    for call in source.call_on(file, line):
+    for call in (c for c in source.call_on(file, line) if source.called_name(c) != "autocast"):
         if isinstance(call.func, ast.Attribute) and call.func.attr in words and not call.args:
             whole = source.statement(file, call.lineno)
             alone = isinstance(whole, ast.Expr) and whole.value is call
