@@ -74,8 +74,10 @@ def histogram(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
 
 def norm(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     """Layer and group norm read weight and bias in the input's own type; the CPU's take wider ones."""
+    wanted = payloads[0].dtype
+    if all(value.dtype is wanted for value in payloads if isinstance(value, Tensor)):
+        return payloads
     given = dict(zip(plan.names, payloads, strict=False))
-    wanted = given["input"].dtype
     weights = [v for n in ("weight", "bias") if isinstance(v := given.get(n), Tensor)]
     odd = next((v for v in weights if v.dtype is not wanted), None)
     if odd is None:
