@@ -100,6 +100,8 @@ EXAMPLES: dict[str, str] = {
     " Float for the"
     " destination and Half for the source.",
     "types-differ": "RuntimeError: index_add_(): self (Float) and source (BFloat16) must have the same scalar type",
+    "scaler-complex": 'RuntimeError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for '
+    "'ComplexFloat'",
     "half-on-cuda": "NotImplementedError: \"ctc_loss_cuda\" not implemented for 'Half'",
     "result-type": "RuntimeError: result type Float can't be cast to the desired output type Long",
     "half-overflow": "RuntimeError: value cannot be converted to type at::Half without overflow",

@@ -13,6 +13,8 @@ _BRINGS: dict[str, frozenset[str]] = {
     # The first number that is not finite makes those after it so.
     "non-finite": frozenset({"non-finite"}),
     "graph-kept": frozenset({"out-of-memory"}),
+    # A GPU that is full has no room for anything after either.
+    "out-of-memory": frozenset({"out-of-memory"}),
     # A scaler that saw no gradient complains about its own.
     "no-gradient": frozenset({"scaler-misuse", "no-gradient"}),
     # Ranks that average nothing drift apart.
