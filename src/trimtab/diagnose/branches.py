@@ -11,15 +11,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
 from trimtab.diagnose.finding import Cause, Edit
+from trimtab.diagnose.own_figures import RANK
 
 Way = Sequence[tuple[str, int]]
-_RANK = re.compile(r"(?:^|[_.\W])(?:rank|main|master|primary|chief|leader|zero)(?:$|[_.\W])", re.IGNORECASE)
-_SAME_EVERYWHERE = frozenset(
-    ("len", "int", "min", "max", "isinstance", "range", "bool", "hasattr", "getattr")
-)
-_TOGETHER = frozenset(("all_reduce", "broadcast", "all_gather", "reduce", "gather", "broadcast_object_list"))
 
 
 @dataclass
@@ -40,6 +36,19 @@ def guard(mine: Way, theirs: Way, rank: int, other: int) -> Said | None:
                     continue
                 if _asks_rank(file, node):
                     return _guarded(file, node, line, beside, who)
+    return None
+
+
+def only_here(way: Way) -> Said | None:
+    """The condition on the rank around a way that only some ranks went, and how all would."""
+    for file, line in way:
+        node = next((n for n in _conditions(file, line) if _asks_rank(file, n)), None)
+        if node is not None:
+            statement = source.statement(file, line)
+            what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
+            fix = f"Let every rank do it: put `{what}` outside of `if {ast.unparse(node.test)}`."
+            cause = source.cause(file, node.lineno, "only some ranks come here")
+            return Said(cause, fix, _taken_out(file, node, statement))
     return None
 
 
@@ -69,6 +78,14 @@ def _conditions(file: str, line: int) -> list[ast.If]:
     return sorted((n for n in nodes if _side(n, line)), key=lambda n: -n.lineno)
 
 
+def rank_conditions_before(file: str, line: int) -> list[ast.If]:
+    """The conditions on the rank, without another branch, that end before a line of the same function; last first."""
+    scope = _function(file, line)
+    nodes = [n for n in source.own_statements(scope) if isinstance(n, ast.If)] if scope is not None else []
+    ended = [n for n in nodes if (n.end_lineno or 0) < line and not n.orelse and _asks_rank(file, n)]
+    return sorted(ended, key=lambda n: -n.lineno)
+
+
 def _side(node: ast.If, line: int) -> str:
     """Which branch of a condition holds a line; empty for none."""
     for name, block in (("body", node.body), ("orelse", node.orelse)):
@@ -82,10 +99,10 @@ def _asks_rank(file: str, node: ast.If) -> bool:
     said = ast.unparse(node.test)
     if "__name__" in said:
         return False
-    if _RANK.search(said):
+    if RANK.search(said):
         return True
     made = [source.last_assignment(file, node.lineno, name) for name in source.names_in(node.test)]
-    return any(isinstance(m, ast.Assign) and _RANK.search(ast.unparse(m.value)) for m in made)
+    return any(isinstance(m, ast.Assign) and RANK.search(ast.unparse(m.value)) for m in made)
 
 
 def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -> Said:
@@ -100,7 +117,7 @@ def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -
     statement = source.statement(file, line)
     what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
     if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
-        rest = [part for part in node.test.values if not _RANK.search(ast.unparse(part))]
+        rest = [part for part in node.test.values if not RANK.search(ast.unparse(part))]
         if 0 < len(rest) < len(node.test.values):
             code = " and ".join(
                 rewrite.operand(p) if isinstance(p, ast.BoolOp) else ast.unparse(p) for p in rest
@@ -135,7 +152,9 @@ def way_out(mine: Way, other: int) -> Said | None:
             for node in _exits(loop, line):
                 if _own_decision(file, node):
                     return _decided_alone(file, node, line, other)
-            if (decided := _rows_of_rank(file, loop)) is not None:
+            if isinstance(loop, ast.While) and own_figures.decided_alone(file, loop):
+                return _goes_on_alone(file, loop, line, other)
+            if isinstance(loop, ast.For) and (decided := _rows_of_rank(file, loop)) is not None:
                 return decided
     return None
 
@@ -155,28 +174,7 @@ def _exits(loop: ast.For | ast.While, line: int) -> Iterator[ast.If | ast.Except
 
 def _own_decision(file: str, node: ast.If | ast.ExceptHandler) -> bool:
     """Whether ranks may decide differently: by what a call gives, not by counters and settings."""
-    if isinstance(node, ast.ExceptHandler):
-        return True
-    if _deciding(node.test):
-        return True
-    for name in source.names_in(node.test):
-        made = source.last_assignment(file, node.lineno, name)
-        if isinstance(made, ast.Assign) and _deciding(made.value) and not _agreed(file, made, node):
-            return True
-    return False
-
-
-def _deciding(node: ast.expr) -> bool:
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    return any(source.called_name(c) not in _SAME_EVERYWHERE for c in calls) or bool(
-        _RANK.search(ast.unparse(node))
-    )
-
-
-def _agreed(file: str, made: ast.stmt, node: ast.If) -> bool:
-    """Whether the ranks exchanged something between a value and the condition on it."""
-    calls = source.calls(file, *_TOGETHER)
-    return any(made.lineno <= call.lineno <= node.lineno for call in calls)
+    return isinstance(node, ast.ExceptHandler) or own_figures.decided_alone(file, node)
 
 
 def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int) -> Said:
@@ -186,40 +184,18 @@ def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other
         return Said(source.cause(file, node.lineno, why), fix)
     test = ast.unparse(node.test)
     why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
-    device = _device(file, node)
+    device = mends_ranks.device_at(file, node.lineno)
     flag = f"torch.tensor(float({test}), device={device or 'device'})"
-    fix = (
-        f"Decide together: flag = {flag}; torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX); then "
-        "`if flag.item():`."
-    )
+    module = mends_ranks.distributed(file)
+    share = f"{module}.all_reduce(flag, op={module}.ReduceOp.MAX)"
+    fix = f"Decide together: `flag = {flag}`, `{share}`, then `if flag.item():`."
     edits: list[Edit] = []
     if device is not None and "torch" in _imported(file) and not _is_elif(file, node):
         edits = [
-            rewrite.before(file, node, f"flag = {flag}"),
-            rewrite.before(
-                file, node, "torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)"
-            ),
+            rewrite.before(file, node, f"flag = {flag}\n{share}"),
             rewrite.in_place_of(file, node.test, "flag.item()"),
         ]
     return Said(source.cause(file, node.lineno, why), fix, edits=edits)
-
-
-def _device(file: str, node: ast.AST) -> str | None:
-    """A device that the function around a line has a name for."""
-    line = getattr(node, "lineno", 0)
-    scope = _function(file, line)
-    names = source.names_in(scope) if scope is not None else set()
-    own = {
-        n.attr
-        for n in ast.walk(scope or ast.Pass())
-        if isinstance(n, ast.Attribute) and source.root(n) == "self"
-    }
-    for name in ("device", "dev", "local_rank"):
-        if name in names:
-            return name
-        if name in own:
-            return f"self.{name}"
-    return None
 
 
 def _is_elif(file: str, node: ast.If) -> bool:
@@ -231,34 +207,86 @@ def _imported(file: str) -> set[str]:
     return {(alias.asname or alias.name).split(".")[0] for node in nodes for alias in node.names}
 
 
-def _rows_of_rank(file: str, loop: ast.For | ast.While) -> Said | None:
+def _goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
+    """A loop whose condition each rank answers for itself: asked of all of them, as the first thing in every round."""
+    why = (
+        f"each rank decides this for itself: rank {other} leaves the loop, and the others wait at line {line}"
+    )
+    device, module = mends_ranks.device_at(file, loop.lineno), mends_ranks.distributed(file)
+    code = [
+        f"flag = torch.tensor(float({ast.unparse(loop.test)}), device={device or 'device'})",
+        f"{module}.all_reduce(flag, op={module}.ReduceOp.MIN)",
+        "if not flag.item():",
+        "    break",
+    ]
+    share = "`, `".join(code[:2])
+    fix = f"Go on together: `while True:`, and first in it `{share}`, `if not flag.item(): break`; or make as many "
+    fix += "rounds on every rank."
+    edits: list[Edit] = []
+    if device is not None and "torch" in _imported(file) and not loop.orelse:
+        first = loop.body[0]
+        edits = [rewrite.in_place_of(file, loop.test, "True"), rewrite.before(file, first, "\n".join(code))]
+    return Said(source.cause(file, loop.lineno, why), fix, edits)
+
+
+def _rows_of_rank(file: str, loop: ast.For) -> Said | None:
     """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
-    if isinstance(loop, ast.While):
-        return None
     queue, seen = sorted(source.names_in(loop.iter)), set[str]()
     line = loop.lineno
-    while queue and len(seen) < 12:
+    while queue and len(seen) < 16:
         name = queue.pop(0)
         if name in seen:
             continue
         seen.add(name)
         made = source.last_assignment(file, line, name)
         value = source.value_for(made, name) if made is not None else None
-        if made is None or value is None:
-            continue
-        if "Sampler" not in ast.unparse(value) and _takes_part(value):
-            why = "every rank takes its own part here, and the parts are of different length"
-            fix = (
-                "Give every rank as many rows: a DistributedSampler, or cut the rest off before sharing out."
-            )
-            return Said(source.cause(file, made.lineno, why), fix)
-        queue += sorted(source.names_in(value) - seen)
+        values = [value] if value is not None else _in_class(file, name)
+        for one in values:
+            part = _part(one) if "Sampler" not in ast.unparse(one) else None
+            if part is not None:
+                why = "every rank takes its own part here, and the parts are of different length"
+                fix, edits = _even(file, part)
+                return Said(source.cause(file, part.lineno, why), fix, edits)
+            queue += sorted(source.names_in(one) - seen) if value is not None else []
     return None
 
 
-def _takes_part(node: ast.expr) -> bool:
-    slices = [n for n in ast.walk(node) if isinstance(n, ast.Slice | ast.Subscript)]
-    ranges = [
-        n for n in ast.walk(node) if isinstance(n, ast.Call) and source.called_name(n) in ("range", "Subset")
-    ]
-    return any(re.search(r"\brank\b|_rank\b|\brank_", ast.unparse(n)) for n in (*slices, *ranges))
+def _in_class(file: str, name: str) -> list[ast.expr]:
+    """What the methods of a class of this file compute that hand out its rows."""
+    methods = ("__init__", "__iter__", "__getitem__", "__len__")
+    found: list[ast.expr] = []
+    for owner in (n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == name):
+        for method in (m for m in owner.body if isinstance(m, source.Function) and m.name in methods):
+            found += [n for n in ast.walk(method) if isinstance(n, ast.Call | ast.Subscript)]
+    return found
+
+
+def _part(node: ast.expr) -> ast.expr | None:
+    """The slice, range or islice in an expression that depends on the rank."""
+    for inner in ast.walk(node):
+        takes = isinstance(inner, ast.Subscript) or (
+            isinstance(inner, ast.Call) and source.called_name(inner) in ("range", "Subset", "islice")
+        )
+        if takes and re.search(r"\brank\b|_rank\b|\brank_|\bget_rank\(", ast.unparse(inner)):
+            assert isinstance(inner, ast.expr)
+            return inner
+    return None
+
+
+def _even(file: str, part: ast.expr) -> tuple[str, list[Edit]]:
+    """A part of the rows that is as long on every rank: `rows[rank::world]` without the rest."""
+    fix = "Give every rank as many rows: a DistributedSampler, or cut the rest off before sharing out"
+    if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Slice):
+        low, high, step = part.slice.lower, part.slice.upper, part.slice.step
+        if high is None and low is not None and step is not None:
+            rows, size = ast.unparse(part.value), rewrite.operand(step)
+            code = f"{rows}[{ast.unparse(low)}:len({rows}) // {size} * {size}:{ast.unparse(step)}]"
+            return f"{fix}: {code}.", [rewrite.in_place_of(file, part, code)]
+    if isinstance(part, ast.Call) and source.called_name(part) == "islice" and len(part.args) == 4:
+        rows, size = ast.unparse(part.args[0]), rewrite.operand(part.args[3])
+        code = f"len({rows}) // {size} * {size}"
+        if source.is_constant(part.args[2], None) and not isinstance(part.args[0], ast.Call):
+            shown = ", ".join([rows, ast.unparse(part.args[1]), code, ast.unparse(part.args[3])])
+            said = f"{fix}: {ast.unparse(part.func)}({shown})."
+            return said, [rewrite.in_place_of(file, part.args[2], code)]
+    return f"{fix}.", []

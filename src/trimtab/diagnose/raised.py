@@ -21,6 +21,7 @@ from trimtab.diagnose import (
     raised_leaves,
     raised_loader,
     raised_output,
+    raised_ranks,
     raised_shape,
     source,
 )
@@ -145,6 +146,7 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "backward-twice": (raised_leaves.kept_state,),
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
+    "gather-list": (raised_ranks.list_of_parts,),
 }
 """For an error by its text's name: rules that look at the values, before those that only read the source."""
 

@@ -126,6 +126,7 @@ def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
         "size": group.size(),
         "numel": None if unequal else sum(tensor.numel() for tensor in tensors),
         "dtype": None if unequal or not tensors else str(tensors[0].dtype).removeprefix("torch."),
+        "shape": list(tensors[0].shape) if len(tensors) == 1 else None,
         "born": origin.born_of(tensors[0]) if tensors else None,
         "gpu": str(tensors[0].device) if tensors and _gpu_only(group) else None,
         "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,

@@ -20,12 +20,13 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
+    from trimtab.rehearse.checks.sharded import Sharded
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.steps import Steps
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.unwritten import Unwritten
     from trimtab.rehearse.checks.values import Values
 
-    first = (Gradients, Untrained, StaleOptimizer, GraphKept, InPlace, Ddp, DataOrder, Apart, Rows)
+    first = (Gradients, Untrained, StaleOptimizer, GraphKept, InPlace, Ddp, DataOrder, Apart, Rows, Sharded)
     last = (StaleLauncher, Scaler, Unwritten, Values, Steps)
     return [check(process) for check in (*first, *last)]
