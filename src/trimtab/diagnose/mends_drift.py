@@ -87,6 +87,15 @@ def wrap_again(unfrozen: Place, at: Place | None) -> Fix:
     return Fix(f"{fix}: {written}.", place, edits)
 
 
+def called_beside(place: Place, at: Place) -> Place:
+    """The one call, in the function around another line, of the function that holds a place; else the place itself."""
+    function = source.function_at(place.file, place.line)
+    around = source.function_at(at.file, at.line)
+    calls = source.calls(at.file, function.name) if function is not None and function is not around else []
+    beside = [c for c in calls if source.function_at(at.file, c.lineno) is around]
+    return source.place(at.file, beside[0].lineno) if len(beside) == 1 else place
+
+
 def _in_function_of(place: Place, at: Place) -> Place:
     """The one call of the function that holds a place, behind the line that wrapped; else the place itself."""
     function = source.function_at(place.file, place.line)
@@ -120,4 +129,22 @@ def through_ddp(past: Place) -> Fix:
             edit = rewrite.in_place_of(past.file, inner, outer)
             said = f"{outer}({', '.join(ast.unparse(a) for a in (*call.args, *call.keywords))})"
             return Fix(f"Call the DDP object itself: {said}; {fix}", past, [edit])
+    for node in source.walk(past.file):
+        if isinstance(node, ast.Assign) and _unwraps(node):
+            fix = (
+                f"Train with the wrapped model, and unwrap it only to save: leave out `{ast.unparse(node)}`."
+            )
+            return Fix(fix, source.place(past.file, node.lineno), [rewrite.without(past.file, node)])
     return Fix(f"Call the DDP object, not the module inside it; {fix}", past)
+
+
+def _unwraps(node: ast.Assign) -> bool:
+    """`model = accelerator.unwrap_model(model)`, `model = model.module`: the wrapped one is gone."""
+    target, value = ast.unparse(node.targets[0]), node.value
+    if isinstance(value, ast.Attribute):
+        return value.attr == "module" and ast.unparse(value.value) == target
+    return (
+        isinstance(value, ast.Call)
+        and source.called_name(value) in ("unwrap_model", "unwrap", "extract_model_from_parallel")
+        and [ast.unparse(a) for a in value.args] == [target]
+    )

@@ -193,10 +193,22 @@ def looking_for_unused(at: Place) -> list[Edit]:
     """find_unused_parameters=True, written into the call that wraps."""
     if (call := _call(at)) is None:
         return []
-    old = source.keyword(call, "find_unused_parameters")
+    static = next((k for k in call.keywords if k.arg == "static_graph"), None)
+    if static is not None and not source.is_constant(static.value, False):
+        start = (static.lineno, static.col_offset)
+        end = (static.value.end_lineno or 0, static.value.end_col_offset or 0)
+        return [Edit(at.file, start, end, "find_unused_parameters=True")]
+    return with_setting(at, "find_unused_parameters", "True")
+
+
+def with_setting(at: Place, name: str, value: str) -> list[Edit]:
+    """A setting of DDP, written into the call that wraps."""
+    if (call := _call(at)) is None:
+        return []
+    old = source.keyword(call, name)
     if old is not None:
-        return [rewrite.in_place_of(at.file, old, "True")]
-    return [rewrite.add_keyword(at.file, call, "find_unused_parameters", "True")]
+        return [rewrite.in_place_of(at.file, old, value)]
+    return [rewrite.add_keyword(at.file, call, name, value)]
 
 
 def frozen_before(at: Place, path: str) -> Fix:
@@ -207,59 +219,6 @@ def frozen_before(at: Place, path: str) -> Fix:
         code = f"{ast.unparse(given)}.{path}.requires_grad_(False)"
         return Fix(code, at, [rewrite.before(at.file, node, code)])
     return Fix(f"{path}.requires_grad_(False)", at, looking_for_unused(at))
-
-
-def padded(at: Place | None, one: list[int] | None, other: list[int] | None) -> Fix | None:
-    """What is gathered, padded to the longest of all ranks before it is used in the function that gathers."""
-    if at is None or one is None or other is None or len(one) != len(other):
-        return None
-    apart = [n for n, (left, right) in enumerate(zip(one, other, strict=True)) if left != right]
-    call = next((c for c in source.call_on(at.file, at.line) if len(c.args) > 1), None)
-    given = call.args[1] if call is not None else None
-    function = source.function_at(at.file, at.line)
-    if len(apart) != 1 or not isinstance(given, ast.Name) or function is None:
-        return None
-    name, dim, module = given.id, apart[0], distributed(at.file)
-    behind = ", ".join(["0"] * (2 * (len(one) - 1 - dim)) + ["0", f"longest.item() - {name}.size({dim})"])
-    code = [
-        f"longest = torch.tensor({name}.size({dim}), device={name}.device)",
-        f"{module}.all_reduce(longest, op={module}.ReduceOp.MAX)",
-        f"{name} = torch.nn.functional.pad({name}, ({behind}))",
-    ]
-    made = source.last_assignment(at.file, at.line, name)
-    text = "\n".join(code)
-    inside = made is not None and source.function_at(at.file, made.lineno) is function
-    edit = rewrite.after(at.file, made, text) if inside and made is not None else None
-    edit = edit or rewrite.before(at.file, function.body[0], text)
-    return Fix(f"Pad to the longest of all ranks first: {'; '.join(code)}.", at, [edit])
-
-
-def of_type(at: Place, dtype: str) -> Fix:
-    """A tensor that is made on a line, made of the type that the other ranks have."""
-    fix = f"Make it of the type that the other ranks give: dtype=torch.{dtype}"
-    node = source.statement(at.file, at.line)
-    made = rewrite.factory_calls(node) if node is not None else []
-    if len(made) == 1 and source.keyword(made[0], "dtype") is None:
-        code = rewrite.with_keyword(at.file, made[0], "dtype", f"torch.{dtype}")
-        return Fix(f"{fix}: {code}.", at, [rewrite.add_keyword(at.file, made[0], "dtype", f"torch.{dtype}")])
-    return Fix(f"{fix}.", at)
-
-
-def clip_whole(at: Place | None) -> Fix:
-    """FSDP's own clipping in place of torch.nn.utils'."""
-    for call in source.call_on(at.file, at.line) if at is not None else ():
-        given = call.args[0] if call.args else None
-        if source.called_name(call) != "clip_grad_norm_" or not isinstance(given, ast.Call) or at is None:
-            continue
-        if source.called_name(given) == "parameters" and isinstance(given.func, ast.Attribute):
-            model = ast.unparse(given.func.value)
-            rest = ", ".join(ast.unparse(part) for part in (*call.args[1:], *call.keywords))
-            code = f"{model}.clip_grad_norm_({rest})"
-            fix = f"Let FSDP clip by the norm over all ranks: {code}."
-            return Fix(fix, at, [rewrite.in_place_of(at.file, call, code)])
-    return Fix(
-        "Let FSDP clip by the norm over all ranks: call clip_grad_norm_ of the outermost FSDP module.", at
-    )
 
 
 def own_gpu(at: Place) -> tuple[str, list[Edit]]:

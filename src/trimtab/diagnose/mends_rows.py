@@ -37,6 +37,8 @@ def _with_sampler(place: Place, call: ast.Call, data: ast.expr | None, rows: str
     name = imported(place.file, "DistributedSampler", "torch.utils.data.DistributedSampler")
     shuffles = source.is_constant(source.keyword(call, "shuffle"), True)
     made = f"{name or 'DistributedSampler'}({rows}{'' if shuffles else ', shuffle=False'})"
+    idle = _idle_sampler(place, rows)
+    made, shuffles = (idle, False) if idle is not None else (made, shuffles)
     changed = copy.deepcopy(call)
     changed.keywords = [k for k in changed.keywords if k.arg not in ("shuffle", "sampler")]
     changed.keywords.append(ast.keyword("sampler", ast.parse(made, mode="eval").body))
@@ -49,6 +51,18 @@ def _with_sampler(place: Place, call: ast.Call, data: ast.expr | None, rows: str
         epoch = _epoch_call(place)
         edits += [epoch] if edits and epoch is not None else []
     return Fix(f"Give each rank rows of its own: {written}.{more}", None, edits)
+
+
+def _idle_sampler(place: Place, rows: str) -> str | None:
+    """The name of a DistributedSampler of these rows that the function has made and given to no loader."""
+    for call in source.calls(place.file, "DistributedSampler"):
+        node = source.statement(place.file, call.lineno)
+        same = source.function_at(place.file, call.lineno) is source.function_at(place.file, place.line)
+        if not same or call.lineno >= place.line or not call.args or ast.unparse(call.args[0]) != rows:
+            continue
+        if isinstance(node, ast.Assign) and node.value is call and isinstance(node.targets[0], ast.Name):
+            return node.targets[0].id
+    return None
 
 
 def _epoch_call(place: Place) -> Edit | None:

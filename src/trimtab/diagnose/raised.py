@@ -147,6 +147,7 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
     "gather-list": (raised_ranks.list_of_parts,),
+    "ddp-models-differ": (raised_ranks.built_of_own_rows,),
 }
 """For an error by its text's name: rules that look at the values, before those that only read the source."""
 

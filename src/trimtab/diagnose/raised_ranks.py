@@ -6,8 +6,9 @@ Reads the source of the failing lines; runs nothing.
 from __future__ import annotations
 
 import ast
+import re
 
-from trimtab.diagnose import branches, mends_ranks, rewrite, source
+from trimtab.diagnose import branches, loops_left, mends_ranks, rewrite, source
 from trimtab.diagnose.own_figures import RANK
 from trimtab.diagnose.raised_common import own_frames
 from trimtab.diagnose.rules_common import Verdict
@@ -49,6 +50,37 @@ def list_of_parts(error: BaseException) -> Verdict | None:
             edits = [rewrite.in_place_of(file, parts, code)]
             fix = f"Give the list on that rank alone: {keyword}={code}."
             return Verdict(source.cause(file, line, why), fix, edits=edits)
+    return None
+
+
+def built_of_own_rows(error: BaseException) -> Verdict | None:
+    """A model whose sizes hang on what each rank has of the rows: the line that counts them there."""
+    for frame, line in own_frames(error)[:1]:
+        file, at = frame.f_code.co_filename, line
+        queue = [(name, at) for call in source.call_on(file, line) for name in sorted(source.names_in(call))]
+        seen: set[str] = set()
+        while queue and len(seen) < 16:
+            name, before = queue.pop(0)
+            made = source.last_assignment(file, before + (before == line), name)
+            value = source.value_for(made, name) if made is not None else None
+            if made is None or value is None or name in seen:
+                continue
+            seen.add(name)
+            for read in sorted(source.names_in(value)):
+                part = source.last_assignment(file, made.lineno, read)
+                taken = source.value_for(part, read) if part is not None else None
+                if part is not None and taken is not None and loops_left.part_of_rank(taken) is not None:
+                    why = f"computed from `{read}`, of which every rank has a part of its own (line {part.lineno})"
+                    whole = ast.unparse(getattr(loops_left.part_of_rank(taken), "value", taken))
+                    code = re.sub(rf"\b{read}\b", whole, ast.unparse(value))
+                    edits = [rewrite.in_place_of(file, value, code)]
+                    return Verdict(
+                        source.cause(file, made.lineno, why),
+                        f"Compute it from all rows: {name} = {code}.",
+                        edits=edits,
+                    )
+                queue.append((read, made.lineno))
+            queue.append((name, made.lineno))
     return None
 
 

@@ -39,6 +39,8 @@ class _World:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     peers: dict[int, _Peer] = field(default_factory=dict)
     last: dict[str, Any] | None = None
+    shared_gpu: bool = False
+    """Whether it was told that two ranks use one GPU."""
 
 
 @dataclass
@@ -122,7 +124,8 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
     for rank, peer in world.peers.items():
         peer.read()
         theirs = peer.calls.get((group, number))
-        if theirs is not None and _same_gpu(mine, theirs):
+        if theirs is not None and not world.shared_gpu and _same_gpu(mine, theirs):
+            world.shared_gpu = True
             process.report(disagreements.shared_gpu(world.rank, rank, mine))
         if theirs is not None and _signature(theirs) != _signature(mine):
             process.recorder.write(t="failed")

@@ -8,7 +8,7 @@ import os
 import re
 from typing import Any
 
-from trimtab.diagnose import branches, flow, mends_ranks, rewrite, source
+from trimtab.diagnose import branches, flow, loops_left, mends_collectives, rewrite, source
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place, cause_at, place_from
 
 Record = dict[str, Any]
@@ -40,8 +40,9 @@ def shared_gpu(rank: int, other: int, record: Record) -> Finding:
         "own for every rank.",
         where=where,
         cause=cause_at(_device_choice(where), "the tensors of every rank are on the same GPU"),
-        fix='Give each rank its own GPU before any use of CUDA: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])).',
+        fix=f"Give each rank its own GPU before any use of CUDA: {mends_collectives.SET_DEVICE}.",
         op=record["op"],
+        edits=mends_collectives.own_device(where.file) if where is not None else [],
     )
 
 
@@ -84,7 +85,7 @@ def _unequal(
     anew = made is not None and rewrite.has_factory(made)
     if [file, line] in second.get("way", ()) or (first["born"] == second["born"] and not anew):
         shapes = [first.get("shape"), second.get("shape")]
-        padded = mends_ranks.padded(stands, *shapes) if first["op"].startswith("all_gather") else None
+        padded = mends_collectives.padded(stands, *shapes) if first["op"].startswith("all_gather") else None
         why = "what each rank gives here is of another size"
         if padded is not None:
             return cause_at(stands, why), padded.text, padded.edits
@@ -93,7 +94,9 @@ def _unequal(
     odd = first if first["dtype"] != second["dtype"] and first["dtype"] == "float32" else second
     file, line = odd["born"]
     if first["dtype"] != second["dtype"]:
-        told = mends_ranks.of_type(source.place(file, line), (second if odd is first else first)["dtype"])
+        told = mends_collectives.of_type(
+            source.place(file, line), (second if odd is first else first)["dtype"]
+        )
         return (
             source.cause(file, line, "made here, of another type than on the other rank"),
             told.text,
@@ -110,10 +113,12 @@ def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said
     if guarded is not None and not (left is not None and "rank" in left.code):
         return guarded
     if left is None or where is None or stands is None:
-        return None
+        return branches.left_function(_way(first), _way(second), high) or branches.left_function(
+            _way(second), _way(first), low
+        )
     inner, other = (first, high) if (loop := flow.loop_at(where)) and _holds(loop, left) else (second, low)
     why = "one rank leaves this loop before the other: unequal numbers of steps"
-    return branches.way_out(_way(inner), other) or branches.Said(
+    return loops_left.way_out(_way(inner), other) or branches.Said(
         source.cause(left.file, left.line, why), _EVEN
     )
 
@@ -161,7 +166,13 @@ def missing(
     idle = flow.idle_context(where) if where else None
     way = _way(mine)
     said = (
-        (branches.guard(way, _way(last), rank, other) or branches.way_out(way, other)) if not idle else None
+        (
+            branches.guard(way, _way(last), rank, other)
+            or loops_left.way_out(way, other)
+            or branches.left_function(way, _way(last), other)
+        )
+        if not idle
+        else None
     )
     return Finding(
         kind="ranks-disagree",

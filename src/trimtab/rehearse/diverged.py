@@ -105,7 +105,10 @@ def _parted(before: _Sides) -> tuple[Fix, str]:
     mine = next(iter(before.values()))
     if any(side["rates"] != mine["rates"] for side in before.values()):
         rated = place_from(next((s["rated"] for s in before.values() if s["rated"]), None))
-        place = rated or _sets_rate(place_from(mine["place"]))
+        step = place_from(mine["place"])
+        place = rated or _sets_rate(step)
+        if rated is None and place is not None and step is not None:
+            place = mends_drift.called_beside(place, step)
         return mends_drift.same_rate(
             place
         ), "the ranks step with different learning rates, which are set here"

@@ -65,7 +65,7 @@ class Ddp(BaseCheck):
         real(ddp, module, *args, **kwargs)
         entry = Wrapped(ref(ddp), len(self._wrapped), WeakSet(module.modules()))
         entry.collectives = agreement.made()
-        entry.at = places.here()
+        entry.at, entry.module = places.here(), ref(module)
         for parameter in module.parameters():
             (entry.averaged if parameter.requires_grad else entry.frozen).add(id(parameter))
             entry.memory.add(exchanges.memory(parameter))
@@ -129,6 +129,7 @@ class Ddp(BaseCheck):
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._in_backward, self._drift.paused = False, True
+        self._without_wrapper(optimizer)
         for entry, ddp in self._living():
             mine = _shared(ddp, optimizer)
             if not mine or world_size() < 2:
@@ -141,6 +142,20 @@ class Ddp(BaseCheck):
                 entry.alone[self._report_unsynced, entry.unsynced] += 1
             elif not entry.forwards and entry.past_it is not None and any(p.grad is not None for p in mine):
                 entry.alone[self._report_bypass, entry.past_it] += 1
+
+    def _without_wrapper(self, optimizer: torch.optim.Optimizer) -> None:
+        """A module that is trained on after its wrapper is gone, by calls that nothing averages."""
+        stepped = {id(parameter) for parameter in trained_by(optimizer)}
+        known = exchanges.shared | exchanges.averaged
+        for _, ddp in self._living():
+            known |= {id(parameter) for parameter in ddp.module.parameters()}
+        for entry in (entry for entry in self._wrapped if entry.held() is None):
+            module = entry.module() if entry.module is not None else None
+            mine = [p for p in module.parameters() if id(p) in stepped] if module is not None else []
+            trained = any(p.grad is not None for p in mine) and not any(id(p) in known for p in mine)
+            if trained and entry.past_it is not None and world_size() > 1:
+                entry.alone[self._report_bypass, entry.past_it] += 1
+            entry.past_it = None
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._drift.paused = False
@@ -180,7 +195,7 @@ class Ddp(BaseCheck):
             "The module inside DistributedDataParallel was called directly, and the optimizer stepped without a pass "
             "through DDP: gradients are not averaged, every rank trains a model of its own.",
             place,
-            cause_at(place, "only a call of the DDP object itself makes the ranks share gradients"),
+            cause_at(fix.place, "only a call of the DDP object itself makes the ranks share gradients"),
             fix=fix.text,
             op="DistributedDataParallel.forward",
             edits=fix.edits,
@@ -203,6 +218,8 @@ class Ddp(BaseCheck):
         """Say which parameters, and which line made them unused or ready twice."""
         if finding.kind == "ddp-ready-twice":
             return ddp_errors.ready_twice(finding, self._wrapped, self._reentrant)
+        if "modified by an inplace operation" in finding.message:
+            return ddp_errors.buffers_written(finding, finding.message, list(self._living())) or finding
         for entry, ddp in self._living():
             if finding.kind == "ddp-unused" and entry.unused:
                 return ddp_errors.unused(finding, entry, ddp, self._grad_switched)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import mends_ranks
+from trimtab.diagnose import mends_collectives
 from trimtab.diagnose.finding import cause_at
 from trimtab.rehearse import places, shield
 from trimtab.rehearse.checks.base import BaseCheck, around, world_size
@@ -32,7 +32,7 @@ class Sharded(BaseCheck):
         if world_size() < 2 or not ({id(p) for p in given} & _shards()):
             return
         place = places.here()
-        fix = mends_ranks.clip_whole(place)
+        fix = mends_collectives.clip_whole(place)
         self.report(
             "ranks-disagree",
             "torch.nn.utils.clip_grad_norm_ was given the shards of a FullyShardedDataParallel model: every rank "
