@@ -174,6 +174,7 @@ def device_at(file: str, line: int) -> str | None:
     """A device, or the number of a rank's own GPU, that the program has a name for at a line."""
     scope = source.function_at(file, line) or source.tree(file)
     own = {ast.unparse(n) for n in ast.walk(scope or ast.Pass()) if isinstance(n, ast.Name | ast.Attribute)}
+    own |= set(source.parameters(file, line))
     for name in ("device", "dev", "local_rank", "gpu", "local"):
         for text in (name, f"self.{name}", f"args.{name}", f"env.{name}", f"accelerator.{name}"):
             if text in own and ("." in text or _is_bound(file, line, name)):

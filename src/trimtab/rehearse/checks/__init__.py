@@ -34,5 +34,18 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.values import Values
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
-    then = (InPlace, Ddp, DataOrder, Apart, Rows, Sharded, StaleLauncher, Scaler, Underflow, Unwritten, Values, Steps)
+    then = (
+        InPlace,
+        Ddp,
+        DataOrder,
+        Apart,
+        Rows,
+        Sharded,
+        StaleLauncher,
+        Scaler,
+        Underflow,
+        Unwritten,
+        Values,
+        Steps,
+    )
     return [check(process) for check in (*first, *then)]
