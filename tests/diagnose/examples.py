@@ -164,6 +164,10 @@ EXAMPLES: dict[str, str] = {
     "ddp-ready-twice-checkpoint": "RuntimeError: Expected to mark a variable ready only once. This error"
     " is caused by one"
     " of the following reasons: 1) Use of a module parameter outside the `forward` function.",
+    "gather-list": "ValueError: Argument ``gather_list`` must NOT be specified on non-destination ranks.",
+    "ddp-static-graph": "RuntimeError: Your training graph has changed in this iteration, e.g., one"
+    " parameter is unused in first iteration, but then got used in the second iteration. this is not"
+    " compatible with static_graph set to True.",
     "ddp-unused": "RuntimeError: Expected to have finished reduction in the prior iteration before"
     " starting a new one.",
     "ddp-no-gradient": "RuntimeError: DistributedDataParallel is not needed when a module doesn't have"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.diagnose import branches, mends_graph, mends_values, rewrite, source, trace
+from trimtab.diagnose import branches, loops_left, mends_graph, mends_values, rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
 
 
@@ -158,10 +158,10 @@ def test_the_condition_on_the_rank_is_found_where_the_ways_part(tmp_path: Path) 
 
 def test_a_count_that_all_ranks_share_is_no_way_out(tmp_path: Path) -> None:
     file = written(tmp_path, GUARDED)
-    said = branches.way_out([(file, line_of(file, "backward"))], 1)
+    said = loops_left.way_out([(file, line_of(file, "backward"))], 1)
     assert said is not None
     assert said.cause.line == line_of(file, "isnan")
-    assert branches.way_out([(file, line_of(file, "train()"))], 1) is None
+    assert loops_left.way_out([(file, line_of(file, "train()"))], 1) is None
 
 
 def test_a_statement_moves_only_where_nothing_needs_it_before(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ _BRINGS: dict[str, frozenset[str]] = {
     # Ranks that average nothing drift apart.
     "ddp-bypassed": frozenset({"ranks-apart", "ranks-disagree"}),
     "ranks-apart": frozenset({"ranks-disagree"}),
+    "ddp-unused": frozenset({"no-gradient"}),
     "stale-launcher": frozenset({"ranks-disagree", "placement-conflict"}),
     # Two ranks on one GPU: NCCL refuses it, memory is shared, tensors are where a rank does not expect them.
     "placement-conflict": frozenset(
