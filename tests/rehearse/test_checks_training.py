@@ -20,6 +20,7 @@ from trimtab.rehearse.checks.left_out import LeftOut
 from trimtab.rehearse.checks.modes import Modes
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.steps import Steps
+from trimtab.rehearse.checks.underflow import Underflow
 from trimtab.rehearse.checks.untrained import Untrained
 from trimtab.rehearse.checks.unwritten import Unwritten
 from trimtab.rehearse.checks.values import Values
@@ -154,6 +155,49 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         loss = w.square().sum().sqrt()  # cause
         loss.backward()
         opt.step()  # where
+        """,
+    ),
+    "activations that a hook keeps": (
+        GraphKept,
+        "graph-kept",
+        """
+        model = nn.Sequential(nn.Linear(4, 4), *[nn.Tanh() for _ in range(8)], nn.Linear(4, 1)).cuda()
+        seen = []
+        model[0].register_forward_hook(lambda layer, given, out: seen.append(out))  # where, cause
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            opt.zero_grad()
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
+    "a scaled and a plain loss in one gradient": (
+        Scaler,
+        "scaler-misuse",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(2):
+            opt.zero_grad()
+            scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+            model.weight.square().sum().backward()  # where, cause
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
+    "gradients that are 0 in half precision only": (
+        Underflow,
+        "no-gradient",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with torch.autocast("cuda", dtype=torch.float16):
+                out = model(torch.ones(1, 4).cuda())
+            opt.zero_grad()
+            (1e-9 * out.float().sum()).backward()  # where, cause
+            opt.step()
         """,
     ),
     "steps that are too large": (
@@ -332,6 +376,48 @@ def test_a_fault_is_found_with_its_lines(checked: Checked, name: str) -> None:
 
 
 CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
+    "a gradient that is 0 in any precision": (
+        Underflow,
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            with torch.autocast("cuda", dtype=torch.float16):
+                out = model(torch.zeros(1, 4).cuda())
+            opt.zero_grad()
+            (0 * out.float().sum()).backward()
+            opt.step()
+        """,
+    ),
+    "two losses that are both scaled, and a plain one for other weights": (
+        Scaler,
+        """
+        model, other = nn.Linear(4, 2).cuda(), nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(2):
+            opt.zero_grad()
+            other.zero_grad()
+            scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+            other(torch.ones(1, 4).cuda()).sum().backward()
+            scaler.scale(model.weight.square().sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
+    "layers that take turns keep what they last gave": (
+        GraphKept,
+        """
+        heads = [nn.Linear(4, 1).cuda() for _ in range(4)]
+        last = {}
+        opt = torch.optim.SGD([p for head in heads for p in head.parameters()], lr=0.1)
+        for step in range(12):
+            last[step % 2] = heads[step % 4](torch.ones(2, 4).cuda())
+            opt.zero_grad()
+            last[step % 2].sum().backward()
+            opt.step()
+        """,
+    ),
     "a network that only judges, in front of which an input or a small layer is trained": (
         LeftOut,
         """

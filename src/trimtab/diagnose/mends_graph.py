@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
+from types import FrameType
 
-from trimtab.diagnose import rewrite, source
+from torch import nn
+
+from trimtab.diagnose import rewrite, scope, source
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.flow import switches_off
 
@@ -243,25 +247,23 @@ def bound_again(made: Place | None) -> Place | None:
     return None
 
 
-def of_kept(place: Place | None, name: str = "") -> Mend | None:
-    """The fix for a line that keeps a tensor with its graph: what it adds or appends, let go of its graph."""
-    node = source.statement(place.file, place.line) if place is not None else None
-    if place is None or node is None:
-        return None
-    if isinstance(node, ast.AugAssign) and not isinstance(node.value, ast.Constant):
-        return _let_go(place.file, node.value)
-    calls = [n for n in source.header(node) if isinstance(n, ast.Call) and n.args]
-    if name:
-        given = [a for c in calls for a in c.args if isinstance(a, ast.Name) and a.id == name]
-        return _let_go(place.file, given[0]) if given else None
-    appends = [c for c in calls if source.called_name(c) in ("append", "extend", "insert", "appendleft")]
-    if len(appends) == 1 and isinstance(appends[0].args[-1], ast.Name | ast.Attribute | ast.Subscript):
-        return _let_go(place.file, appends[0].args[-1])
-    return None
-
-
-def _let_go(file: str, node: ast.expr) -> Mend:
-    code = f"{rewrite.operand(node)}.detach()"
-    return f"Keep the value without its graph: {code} (or .item() for a number).", [
-        rewrite.in_place_of(file, node, code)
+def of_evaluation(frames: Iterable[FrameType]) -> Mend:
+    """A model that is evaluated with gradients on: the function that runs it, without them."""
+    frame = next((f for f in frames if not isinstance(f.f_locals.get("self"), nn.Module)), None)
+    file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+    function = source.function_at(file, line) if file else None
+    if function is None or not scope.is_bound(file, function.lineno, "torch"):
+        return (
+            "Evaluate inside `with torch.no_grad():`, or keep what is needed of the results with .detach().",
+            [],
+        )
+    if "backward" in {source.called_name(n) for n in ast.walk(function) if isinstance(n, ast.Call)}:
+        return f"Evaluate inside `with torch.no_grad():` (line {line}), which {function.name} does not.", []
+    first = min((function, *function.decorator_list), key=lambda node: node.lineno)
+    edits = [
+        Edit(file, (first.lineno, 0), (first.lineno, 0), f"{' ' * function.col_offset}@torch.no_grad()\n")
     ]
+    return (
+        f"Switch gradients off where the model is evaluated: @torch.no_grad() above def {function.name}.",
+        edits,
+    )

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import faults, origin, refused, state
+from trimtab.virtual.assignment import set_data
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
-from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, set_data, wrap
+from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, wrap
 from trimtab.virtual.wording import in_cuda_words
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -250,7 +251,11 @@ def assign_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     if tensor.__class__ in VIRTUAL or new.__class__ in VIRTUAL:
         set_data(tensor, new)
     else:
+        kind = tensor.dtype
         func(*args, **kwargs)
+        machine = state.machine()
+        if kind is not new.dtype and machine is not None and machine.observer is not None:
+            origin.note_cast(tensor, origin.trace_of(tensor))
 
 
 def assign_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -27,10 +27,11 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.steps import Steps
+    from trimtab.rehearse.checks.underflow import Underflow
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.unwritten import Unwritten
     from trimtab.rehearse.checks.values import Values
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
-    last = (InPlace, Ddp, DataOrder, Apart, Rows, StaleLauncher, Scaler, Unwritten, Values, Steps)
-    return [check(process) for check in (*first, *last)]
+    then = (InPlace, Ddp, DataOrder, Apart, Rows, StaleLauncher, Scaler, Underflow, Unwritten, Values, Steps)
+    return [check(process) for check in (*first, *then)]
