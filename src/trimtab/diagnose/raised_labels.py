@@ -174,7 +174,7 @@ def none_given(error: BaseException) -> Verdict | None:
 def no_pad_token(error: BaseException) -> Verdict | None:
     """A tokenizer without a pad token: where the program makes it, and the token that it can pad with."""
     for frame, name, _ in known_here(
-        error, lambda v: hasattr(v, "pad_token") and getattr(v, "eos_token", None)
+        error, lambda v: hasattr(v, "pad_token") and bool(getattr(v, "eos_token", None))
     ):
         file = frame.f_code.co_filename
         made = source.last_assignment(file, frame.f_lineno, name)

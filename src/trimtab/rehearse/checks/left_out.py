@@ -131,6 +131,9 @@ class LeftOut(BaseCheck):
             named = [(name, p) for name, p in own if p.grad is not None and self._is_own(top, name)]
             if any(id(p) in lasting for _, p in named) and len(named) == len(own):
                 left.append((top, named))
+        if not left:
+            return
+        chosen, instead = self._meant_for([top for top, _ in left])
         # An input that is trained (an image, a prompt) does not count: a model behind it only judges.
         held = [
             p
@@ -139,9 +142,8 @@ class LeftOut(BaseCheck):
             if p is not None and id(p) in self._held
         ]
         size = sum(p.numel() for _, named in left for _, p in named)
-        if not left or size >= sum(p.numel() for p in held):
+        if not instead and size >= sum(p.numel() for p in held):
             return
-        chosen, instead = self._meant_for([top for top, _ in left])
         made = self._made.get(chosen) if chosen is not None else None
         if made is None:
             return
