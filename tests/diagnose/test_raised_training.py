@@ -52,9 +52,9 @@ FAULTS = {
         """,
     "a state that goes from round to round": """
         cell = nn.LSTMCell(4, 4).cuda()
-        state = (torch.zeros(2, 4).cuda(), torch.zeros(2, 4).cuda())
+        x, state = torch.ones(2, 4).cuda(), (torch.zeros(2, 4).cuda(), torch.zeros(2, 4).cuda())
         for _ in range(2):
-            state = cell(torch.ones(2, 4).cuda(), state)  # CAUSE
+            state = cell(x, state)  # CAUSE
             loss = state[0].sum()
             loss.backward()
         """,

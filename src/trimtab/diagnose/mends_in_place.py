@@ -26,10 +26,16 @@ def out_of_place(place: Place) -> Mend | None:
         )
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         name = ast.unparse(node.targets[0].value)
+        # What is read of the same tensor is read from a copy, which later writes leave as it is.
+        reads = [
+            n for n in ast.walk(node.value) if isinstance(n, ast.Subscript) and ast.unparse(n.value) == name
+        ]
+        edits = [rewrite.in_place_of(place.file, n, f"{ast.unparse(n)}.clone()") for n in reads]
+        code = f" ({', '.join(dict.fromkeys(edit.text for edit in edits))})" if edits else ""
         return (
-            "Keep the parts in a list and put them together at the end (torch.stack, torch.cat), or write into a copy: "
-            f"{name} = {name}.clone() before this line.",
-            [rewrite.before(place.file, node, f"{name} = {name}.clone()")] if name.isidentifier() else [],
+            f"Read from a copy what is computed with{code}, or keep the parts in a list and put them together at the end "
+            "(torch.stack, torch.cat).",
+            edits,
         )
     for call in source.call_on(place.file, place.line):
         flag = source.keyword(call, "inplace")

@@ -108,8 +108,14 @@ def _indexed(error: BaseException) -> Verdict | None:
     bad, size = int(said[1]), int(said[2])
     frame, line = frame_line
     file = frame.f_code.co_filename
-    for name, tensor in holders.expressions(file, line, frame):
-        ends = extremes(tensor)
+    node = source.statement(file, line)
+    named = (
+        [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
+        if node is not None
+        else []
+    )
+    for name, tensor in ((ast.unparse(n), holders.value_of(n, frame)) for n in named):
+        ends = extremes(tensor) if isinstance(tensor, torch.Tensor) else None
         if ends is None or (ends[0] >= 0 and ends[1] < size):
             continue
         made = rows.label_line(error) if name in rows.LABELS else None

@@ -31,6 +31,7 @@ class _Rounds:
 
     frame: FrameType
     name: str
+    node: ast.expr
     iterator: Any
     made: Place
     loop: Place
@@ -94,8 +95,7 @@ class Consumed(BaseCheck):
             ended = isinstance(rounds.iterator, GeneratorType) and rounds.iterator.gi_frame is None
             if after == rounds.last or (not ended and after < rounds.last + 2):
                 continue
-            name = ast.parse(rounds.name, mode="eval").body
-            made, fix, edits = mends_data.kept_as_list(rounds.loop, name)
+            made, fix, edits = mends_data.made_anew(rounds.loop, rounds.node)
             self.report(
                 "used-up",
                 f"{rounds.name} is an iterator and was used up in the round {rounds.counter} = {rounds.last}: in the "
@@ -129,7 +129,7 @@ def _rounds(frame: FrameType) -> Iterator[_Rounds]:
                 at = source.place(file, made.lineno if made is not None else inner.lineno)
                 loop = source.place(file, inner.lineno)
                 value = holders.value_of(name, frame)
-                yield _Rounds(frame, ast.unparse(name), value, at, loop, outer.target.id, None)
+                yield _Rounds(frame, ast.unparse(name), name, value, at, loop, outer.target.id, None)
 
 
 def _is_iterator(node: ast.expr, frame: FrameType) -> bool:

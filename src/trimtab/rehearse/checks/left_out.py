@@ -23,6 +23,7 @@ from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
     around,
+    backward_hub,
     ever_held,
     optimizers_made,
     plain_values,
@@ -67,14 +68,18 @@ class LeftOut(BaseCheck):
         """Modules whose weights were loaded, or whose gradients the program clears by themselves."""
         self._seen: dict[int, _Seen] = {}
         self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._steps = 0
+        self._steps = self._passes = self._looked_at = 0
         self._held = ever_held()
         self._told: _Told | None = None
+        backward_hub().after.append(self._passed)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
         around(torch.optim.Optimizer, "__init__", self._init)
         around(nn.Module, "load_state_dict", self._spare)
         around(nn.Module, "zero_grad", self._clear)
+
+    def _passed(self) -> None:
+        self._passes += 1
 
     def _init(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         real(optimizer, *args, **kwargs)
@@ -102,8 +107,12 @@ class LeftOut(BaseCheck):
             self._behind.add(module)
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # Optimizers that step in turn use the gradients of one backward pass: that is one look.
+        if self._passes == self._looked_at or self._told is not None:
+            return
+        self._looked_at = self._passes
         self._steps += 1
-        if self._steps > _STEPS + 1 or self._told is not None:
+        if self._steps > _STEPS + 1:
             return
         for module in list(self._behind):
             for parameter in module._parameters.values():
@@ -192,8 +201,8 @@ class LeftOut(BaseCheck):
         module: Any = top
         for part in (*name.split(".")[:-1], ""):
             named = holders.source_of(module)
-            if hasattr(module, "from_pretrained"):
-                return False  # its weights may have come from a file
+            if named is not None and hasattr(module, "from_pretrained"):
+                return False  # a library's model: its weights may have come from a file
             if module in self._spared or not module.training or (named and not source.is_user_file(named[0])):
                 return False
             module = getattr(module, part) if part else module
