@@ -33,8 +33,8 @@ def out_of_place(place: Place) -> Mend | None:
         edits = [rewrite.in_place_of(place.file, n, f"{ast.unparse(n)}.clone()") for n in reads]
         code = f" ({', '.join(dict.fromkeys(edit.text for edit in edits))})" if edits else ""
         return (
-            f"Read from a copy what is computed with{code}, or keep the parts in a list and put them together at the end "
-            "(torch.stack, torch.cat).",
+            f"Read from a copy what is computed with{code}, or keep the parts in a list and put them together at the "
+            "end (torch.stack, torch.cat).",
             edits,
         )
     for call in source.call_on(place.file, place.line):
