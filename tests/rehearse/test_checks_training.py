@@ -287,7 +287,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         "stale-gradient",
         """
         model = nn.Linear(4, 1).cuda()
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(4):
             model(torch.ones(2, 4).cuda()).pow(2).sum().backward()
             opt.step()  # where, cause

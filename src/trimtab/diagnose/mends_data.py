@@ -8,6 +8,21 @@ from trimtab.diagnose import rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
 
 
+def made_anew(loop: Place, node: ast.expr) -> tuple[Place | None, str, list[Edit]]:
+    """Of an iterator over which a loop's header goes by name: where it was made, and how every round makes it anew."""
+    made, value = trace.decided(loop.file, loop.line, node)
+    again = isinstance(value, ast.Call) and source.called_name(value) != "iter" and made.file == loop.file
+    same = source.function_at(made.file, made.line) is source.function_at(loop.file, loop.line)
+    if not again or not same:
+        return kept_as_list(loop, node)
+    code = rewrite.text_of(made.file, value)
+    return (
+        made,
+        f"Make it anew in every round, in the loop of line {loop.line}: {code}.",
+        [rewrite.in_place_of(loop.file, node, code)],
+    )
+
+
 def kept_as_list(place: Place, node: ast.expr) -> tuple[Place | None, str, list[Edit]]:
     """Of an iterator that an expression on a line stands for: where it was made, and how it is kept as a list."""
     made, value = trace.decided(place.file, place.line, node)

@@ -99,51 +99,6 @@ def _call(file: str, call: ast.Call) -> Mend | None:
     return None
 
 
-def out_of_place(place: Place) -> Mend | None:
-    """A line that changes a tensor in place, written so that it makes a new one."""
-    node = source.statement(place.file, place.line)
-    if isinstance(node, ast.AugAssign):
-        target, operator = ast.unparse(node.target), type(node.op)
-        if isinstance(node.target, ast.Name | ast.Attribute):
-            code = ast.unparse(
-                ast.Assign([node.target], ast.BinOp(node.target, operator(), node.value), lineno=0)
-            )
-            return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, node, code)]
-        root = source.root(node.target)
-        return (
-            f"Change a copy, not the tensor that backward needs: {root} = {root}.clone() before {target} is set.",
-            [],
-        )
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-        name = ast.unparse(node.targets[0].value)
-        return (
-            "Keep the parts in a list and put them together at the end (torch.stack, torch.cat), or write into a copy: "
-            f"{name} = {name}.clone() before this line.",
-            [rewrite.before(place.file, node, f"{name} = {name}.clone()")] if name.isidentifier() else [],
-        )
-    for call in source.call_on(place.file, place.line):
-        flag = source.keyword(call, "inplace")
-        if flag is not None and source.is_constant(flag, True):
-            return "Leave inplace=True away: inplace=False.", [rewrite.in_place_of(place.file, flag, "False")]
-        if (
-            not isinstance(call.func, ast.Attribute)
-            or not call.func.attr.endswith("_")
-            or call.func.attr[0] == "_"
-        ):
-            continue
-        text = ast.unparse(
-            ast.Call(ast.Attribute(call.func.value, call.func.attr[:-1]), call.args, call.keywords)
-        )
-        alone = (
-            isinstance(node, ast.Expr)
-            and node.value is call
-            and isinstance(call.func.value, ast.Name | ast.Attribute)
-        )
-        code = f"{ast.unparse(call.func.value)} = {text}" if alone else text
-        return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, call, code)]
-    return None
-
-
 def _through_numpy(call: ast.Call, tensor: str, inner: list[ast.AST]) -> Mend | None:
     """A value that numpy goes on computing with: the names that torch has for the same."""
     roots = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 
-from trimtab.diagnose import rewrite, scope, source
+from trimtab.diagnose import rewrite, scope, source, trace
 from trimtab.diagnose.finding import Edit, Place
 
 Mend = tuple[str, list[Edit]]
@@ -28,14 +28,17 @@ def attribute_set(file: str, class_name: str, attribute: str) -> tuple[Place, as
     return None
 
 
-def registered(file: str, attribute: str, value: ast.expr, kind: str) -> Mend:
+def registered(file: str, attribute: str, given: ast.expr, kind: str) -> Mend:
     """A list or dict of layers or parameters as the container that registers them: `kind` is ModuleList, …"""
+    value = given
+    if isinstance(value, ast.Call) and source.called_name(value) in ("list", "tuple") and value.args:
+        value = value.args[0]
     written = rewrite.text_of(file, value)
-    empty = written.replace(" ", "") in ("[]", "{}", "list()", "dict()")
-    inner = "" if empty else written if written.startswith(("[", "{")) else f"list({written})"
+    empty = written.replace(" ", "") in ("[]", "{}", "()", "list()", "dict()")
+    inner = "" if empty else written[1:-1] if isinstance(value, ast.GeneratorExp) else written
     code = f"{_nn(file)}{kind}({inner})"
     return f"Use a container that registers them: self.{attribute} = {code}.", [
-        rewrite.in_place_of(file, value, code)
+        rewrite.in_place_of(file, given, code)
     ]
 
 
@@ -87,24 +90,32 @@ def _nn(file: str) -> str:
     return "torch.nn."
 
 
-def given_too(made: Place, optimizer: str, missing: list[str], instead: bool) -> Mend:
-    """An optimizer's line with modules that it lacks: beside what it is given, or instead of it."""
-    wanted = [f"{name}.parameters()" for name in missing]
-    bound = all(scope.is_bound(made.file, made.line, name.split(".")[0]) for name in missing)
+def given_too(
+    made: Place, optimizer: str, missing: list[str], instead: bool
+) -> tuple[Place, str, list[Edit]]:
+    """Modules given to an optimizer that lacks them, beside what it is given or instead of it; and on which line."""
+    wanted = [f"{name}.parameters()" for name in missing if name]
+    bound = wanted and all(scope.is_bound(made.file, made.line, name.split(".")[0]) for name in missing)
     for call in source.call_on(made.file, made.line):
         given = source.keyword(call, "params") or next(iter(call.args), None)
-        if source.called_name(call) != optimizer or given is None:
+        if source.called_name(call) != optimizer or given is None or not wanted:
             continue
-        plain = isinstance(given, ast.Call) and source.called_name(given) == "parameters"
+        place, value = trace.decided(made.file, made.line, given)
+        text = rewrite.text_of(place.file, value)
         if instead and len(wanted) == 1:
-            code = wanted[0]
-        elif plain:
-            code = f"[{', '.join(f'*{one}' for one in [rewrite.text_of(made.file, given), *wanted])}]"
+            place, value, code = made, given, wanted[0]
+        elif isinstance(value, ast.Call) and source.called_name(value) == "parameters":
+            code = f"[{', '.join(f'*{one}' for one in [text, *wanted])}]"
+        elif isinstance(value, ast.BinOp) or (
+            isinstance(value, ast.Call) and source.called_name(value) == "list"
+        ):
+            code = " + ".join([text, *(f"list({one})" for one in wanted)])
         else:
             break
-        edits = [rewrite.in_place_of(made.file, given, code)] if bound else []
-        return f"Give it their parameters{' instead' if instead else ' too'}: {code}.", edits
-    return f"Give the optimizer their parameters too: {', '.join(wanted)}.", []
+        edits = [rewrite.in_place_of(place.file, value, code)] if bound else []
+        return place, f"Give it their parameters{' instead' if instead else ' too'}: {code}.", edits
+    said = f": {', '.join(wanted)}" if wanted else ""
+    return made, f"Give the optimizer their parameters too{said}.", []
 
 
 def late_deed(made: Place, deed: Place) -> Place:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,12 +15,12 @@ from torch import nn
 from trimtab.diagnose import holders, raised_half, rewrite, rows, source, trace
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.diagnose.index_makers import extremes, numbers_made, rows_decided, width_decided
-from trimtab.diagnose.raised_common import called_by, frames_of, known_here, own_frames
+from trimtab.diagnose.raised_common import called_by, known_here, own_frames, values_named
+from trimtab.diagnose.raised_labels import skipped
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
 from trimtab.virtual.tensor import payload_of
 
-_LOSSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
 _BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
 _LENGTHS = ("position", "length", "ctx", "context", "seq")
 _KINDS = ("vocab", "type", "token", "num_embeddings")
@@ -51,9 +49,9 @@ def _labels(frame: FrameType, error: BaseException) -> Verdict | None:
     kept = labels[labels != ignored]
     # One number far from all others is no class: positions to skip are marked by it (255 in masks, -1 in labels).
     if low == high and (high < 0 or high > classes + 1) and bad.numel() < kept.numel():
-        return _skipped(low, int(ignored), error)
+        return skipped(low, int(ignored), error)
     if low == high < 0:
-        return _skipped(low, int(ignored), error)
+        return skipped(low, int(ignored), error)
     made = rows.label_line(error) or numbers_made(error, high) or _born(target)
     top, least = int(kept.max()), int(kept.min())
     span = f"the labels go from {least} to {top}, the scores have {classes} classes (0 to {classes - 1})"
@@ -110,8 +108,14 @@ def _indexed(error: BaseException) -> Verdict | None:
     bad, size = int(said[1]), int(said[2])
     frame, line = frame_line
     file = frame.f_code.co_filename
-    for name, tensor in holders.expressions(file, line, frame):
-        ends = extremes(tensor)
+    node = source.statement(file, line)
+    named = (
+        [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
+        if node is not None
+        else []
+    )
+    for name, tensor in ((ast.unparse(n), holders.value_of(n, frame)) for n in named):
+        ends = extremes(tensor) if isinstance(tensor, torch.Tensor) else None
         if ends is None or (ends[0] >= 0 and ends[1] < size):
             continue
         made = rows.label_line(error) if name in rows.LABELS else None
@@ -143,80 +147,6 @@ def _size_of_one_hot(file: str, line: int, frame: FrameType, size: int) -> tuple
         if source.called_name(call) == "one_hot" and given is not None:
             return trace.decided(file, line, given)
     return None
-
-
-def _skipped(value: int, ignored: int, error: BaseException) -> Verdict | None:
-    """Positions to skip are marked by a number that the loss does not skip."""
-    why = f"positions to skip are marked {value} here, and the loss skips {ignored} alone"
-    for file in (
-        dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)) if value < 0 else ()
-    ):
-        nodes = list(dict.fromkeys(_written(file, value)))
-        if len(nodes) == 1:
-            fix = f"Mark them with {ignored}, or tell the loss: ignore_index={value}."
-            edits = [rewrite.in_place_of(file, nodes[0], str(ignored))]
-            return Verdict(source.cause(file, nodes[0].lineno, why), fix, edits=edits)
-    why = f"labels are {value}, which is no class, and the loss skips {ignored} alone"
-    place = _loss_made(error)
-    fix = f"Tell the loss to skip it: ignore_index={value}; or mark such positions {ignored}."
-    for call in source.call_on(place.file, place.line) if place is not None else ():
-        if source.called_name(call) in _LOSSES and place is not None:
-            said = source.keyword(call, "ignore_index")
-            edit = (
-                rewrite.in_place_of(place.file, said, str(value))
-                if said is not None
-                else rewrite.add_keyword(place.file, call, "ignore_index", str(value))
-            )
-            code = rewrite.with_keyword(place.file, call, "ignore_index", str(value))
-            return Verdict(cause_at(place, why), f"Tell the loss to skip it: {code}.", edits=[edit])
-    return Verdict(cause_at(place, why), fix)
-
-
-def _written(file: str, value: int) -> Iterator[ast.expr]:
-    """The places of a file at which a negative number is given to a call, a list or an entry: to pad or mark with."""
-    for node in source.walk(file):
-        given: list[ast.expr] = []
-        if isinstance(node, ast.Call):
-            given = [*node.args, *(k.value for k in node.keywords if k.arg not in ("dim", "axis"))]
-            if source.called_name(node) in (
-                "flatten",
-                "view",
-                "reshape",
-                "squeeze",
-                "unsqueeze",
-                "softmax",
-                "size",
-            ):
-                continue
-        elif isinstance(node, ast.List):
-            given = node.elts
-        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) for t in node.targets):
-            given = [node.value]
-        for inner in given:
-            # A constant of the program's own: `PAD = -1`, given by its name.
-            decided = trace.decided(file, inner.lineno, inner)[1] if isinstance(inner, ast.Name) else inner
-            if isinstance(decided, ast.UnaryOp) and ast.unparse(decided) == str(value):
-                yield decided
-
-
-def _loss_made(error: BaseException) -> Place | None:
-    """The line that made the loss module, else the one that calls the loss."""
-    module = next((m for m in _selves(error) if isinstance(m, nn.Module)), None)
-    for frame, name, _ in known_here(error, lambda value: value is module and module is not None):
-        file = frame.f_code.co_filename
-        if (made := source.last_assignment(file, frame.f_lineno, name)) is not None:
-            return source.place(file, made.lineno)
-    frames = [frame for frame, _ in own_frames(error)]
-    for kept in holders.kept_in(lambda value: value is module and module is not None, frames):
-        named = holders.source_of(kept.owner)
-        line = source.attribute_assignment(*named, kept.name) if named is not None else None
-        if named is not None and line is not None:
-            return source.place(named[0], line)
-    return next((source.place(f.f_code.co_filename, line) for f, line in own_frames(error)), None)
-
-
-def _selves(error: BaseException) -> Iterator[Any]:
-    return (frame.f_locals["self"] for frame in frames_of(error) if "self" in frame.f_locals)
 
 
 def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
@@ -255,7 +185,7 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
         return Verdict(cause_at(made or _born(ids), why), fix, edits=edits)
     why = f"the table has {size} rows (ids 0 to {size - 1}), and the largest id is {high}"
     ids_made = numbers_made(error, high)
-    said = f": {edits[0].text}" if edits else ""
+    said = f": {edits[0].text}" if edits and not edits[0].text.isdigit() else ""
     fix = f"Give the table at least {high + 1} rows{said}, or map the ids to 0 … {size - 1}{_at(ids_made)}."
     return Verdict(cause_at(made or ids_made or _born(ids), why), fix, edits=edits)
 
@@ -296,7 +226,7 @@ def _assigned(file: str, frame: FrameType, name: str) -> Place | None:
 
 def _table_made(error: BaseException, words: tuple[str, ...]) -> Place | None:
     """Of a table that a library makes: the setting that gives its size, else the line that asked the library for it."""
-    table = next((m for m in _selves(error) if isinstance(m, nn.Embedding)), None)
+    table = next((m for m in values_named(error, "self") if isinstance(m, nn.Embedding)), None)
     born = origin.born_of(table.weight) if table is not None else None
     if table is None or born is None or not source.is_user_file(born.file):
         return None

@@ -1,4 +1,4 @@
-"""Labels that a loss cannot take: float where classes are counted, or none at all. Which line of the data made them.
+"""Labels that a loss cannot take: float where classes are counted, marks that it does not skip, none at all.
 
 Follows the label from the loss back over the loop's own casts to the data set or collator; fetches no row.
 """
@@ -9,13 +9,15 @@ import ast
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
-from trimtab.diagnose import rewrite, rows, source
-from trimtab.diagnose.finding import Place
-from trimtab.diagnose.raised_common import called_by, frames_of, known_here, own_frames
+from trimtab.diagnose import holders, rewrite, rows, source, trace
+from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose.raised_common import called_by, frames_of, known_here, own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 
+_LOSSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
 _CASTS = frozenset(("float", "double", "half", "bfloat16"))
 
 
@@ -70,6 +72,76 @@ def _stored(data: object, dtype: torch.dtype) -> Iterator[tuple[Place, ast.expr]
             yield source.place(line.file, value.lineno), value
 
 
+def skipped(value: int, ignored: int, error: BaseException) -> Verdict | None:
+    """Positions to skip are marked by a number that the loss does not skip."""
+    why = f"positions to skip are marked {value} here, and the loss skips {ignored} alone"
+    for file in (
+        dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)) if value < 0 else ()
+    ):
+        nodes = list(dict.fromkeys(_written(file, value)))
+        if len(nodes) == 1:
+            fix = f"Mark them with {ignored}, or tell the loss: ignore_index={value}."
+            edits = [rewrite.in_place_of(file, nodes[0], str(ignored))]
+            return Verdict(source.cause(file, nodes[0].lineno, why), fix, edits=edits)
+    why = f"labels are {value}, which is no class, and the loss skips {ignored} alone"
+    place = _loss_made(error)
+    fix = f"Tell the loss to skip it: ignore_index={value}; or mark such positions {ignored}."
+    for call in source.call_on(place.file, place.line) if place is not None else ():
+        if source.called_name(call) in _LOSSES and place is not None:
+            said = source.keyword(call, "ignore_index")
+            edit = (
+                rewrite.in_place_of(place.file, said, str(value))
+                if said is not None
+                else rewrite.add_keyword(place.file, call, "ignore_index", str(value))
+            )
+            code = rewrite.with_keyword(place.file, call, "ignore_index", str(value))
+            return Verdict(cause_at(place, why), f"Tell the loss to skip it: {code}.", edits=[edit])
+    return Verdict(cause_at(place, why), fix)
+
+
+def _written(file: str, value: int) -> Iterator[ast.expr]:
+    """The places of a file at which a negative number is given to a call, a list or an entry: to pad or mark with."""
+    for node in source.walk(file):
+        given: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(k.value for k in node.keywords if k.arg not in ("dim", "axis"))]
+            if source.called_name(node) in (
+                "flatten",
+                "view",
+                "reshape",
+                "squeeze",
+                "unsqueeze",
+                "softmax",
+                "size",
+            ):
+                continue
+        elif isinstance(node, ast.List):
+            given = node.elts
+        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) for t in node.targets):
+            given = [node.value]
+        for inner in given:
+            # A constant of the program's own: `PAD = -1`, given by its name.
+            decided = trace.decided(file, inner.lineno, inner)[1] if isinstance(inner, ast.Name) else inner
+            if isinstance(decided, ast.UnaryOp) and ast.unparse(decided) == str(value):
+                yield decided
+
+
+def _loss_made(error: BaseException) -> Place | None:
+    """The line that made the loss module, else the one that calls the loss."""
+    module = next((m for m in values_named(error, "self") if isinstance(m, nn.Module)), None)
+    for frame, name, _ in known_here(error, lambda value: value is module and module is not None):
+        file = frame.f_code.co_filename
+        if (made := source.last_assignment(file, frame.f_lineno, name)) is not None:
+            return source.place(file, made.lineno)
+    frames = [frame for frame, _ in own_frames(error)]
+    for kept in holders.kept_in(lambda value: value is module and module is not None, frames):
+        named = holders.source_of(kept.owner)
+        line = source.attribute_assignment(*named, kept.name) if named is not None else None
+        if named is not None and line is not None:
+            return source.place(named[0], line)
+    return next((source.place(f.f_code.co_filename, line) for f, line in own_frames(error)), None)
+
+
 def none_given(error: BaseException) -> Verdict | None:
     """A model of a library gives no loss because the program's own collator makes a batch without labels."""
     loaders = known_here(error, lambda value: isinstance(value, DataLoader))
@@ -96,4 +168,19 @@ def none_given(error: BaseException) -> Verdict | None:
             source.cause(file, batch.lineno, why),
             'Add "labels" to it: of a language model the input_ids, with -100 where they are padded.',
         )
+    return None
+
+
+def no_pad_token(error: BaseException) -> Verdict | None:
+    """A tokenizer without a pad token: where the program makes it, and the token that it can pad with."""
+    for frame, name, _ in known_here(
+        error, lambda v: hasattr(v, "pad_token") and bool(getattr(v, "eos_token", None))
+    ):
+        file = frame.f_code.co_filename
+        made = source.last_assignment(file, frame.f_lineno, name)
+        if made is not None:
+            code = f"{name}.pad_token = {name}.eos_token"
+            why = "this tokenizer has no token to pad with, and rows of different length are padded"
+            fix = f"Give it one: {code}; mask the labels by position (attention mask), not by the token's id."
+            return Verdict(source.cause(file, made.lineno, why), fix, edits=[rewrite.after(file, made, code)])
     return None

@@ -142,6 +142,31 @@ def _unregistered(model: nn.Module) -> Verdict | None:
     return None
 
 
+def carried(error: BaseException) -> Verdict | None:
+    """A variable that a loop computes from its own last value: cut from its graph after the backward pass."""
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        at = carried_state(file, [source.place(file, line)], error)
+        made, node = (source.statement(file, one) if one else None for one in (at, line))
+        if not isinstance(made, ast.Assign) or not isinstance(node, ast.Expr):
+            return None
+        for name in sorted(source.bound(made) & source.names_in(made.value)):
+            value = frame.f_locals.get(name)
+            parts = value if isinstance(value, tuple) else (value,)
+            if not all(isinstance(part, torch.Tensor) for part in parts) or not any(p.grad_fn for p in parts):
+                continue
+            cut = (
+                f"tuple(part.detach() for part in {name})" if isinstance(value, tuple) else f"{name}.detach()"
+            )
+            why = (
+                f"{name} comes from the last round with its graph, which that round's backward pass has freed"
+            )
+            fix = f"Cut it from the round that ends, after the backward pass (line {line}): {name} = {cut}."
+            edits = [rewrite.after(file, node, f"{name} = {cut}")]
+            return Verdict(source.cause(file, made.lineno, why), fix, edits=edits)
+    return None
+
+
 def kept_state(error: BaseException) -> Verdict | None:
     """An object of the program that keeps a tensor with its graph from one step to the next, and reads it there."""
     own = [source.place(frame.f_code.co_filename, line) for frame, line in own_frames(error)]

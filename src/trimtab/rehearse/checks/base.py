@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place, Severity
 from trimtab.rehearse import places, shield
 from trimtab.rehearse.shield import around
 from trimtab.virtual import functions, origin
+from trimtab.virtual.tensor import payload_of
 
 if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
@@ -27,6 +29,8 @@ __all__ = [
     "ever_held",
     "optimizers_made",
     "place_born",
+    "plain_values",
+    "same_values",
     "shown",
     "trained_by",
     "watch_function",
@@ -154,6 +158,20 @@ def ever_held() -> set[int]:
 def trained_by(optimizer: Any) -> list[torch.Tensor]:
     """The parameters that an optimizer steps; none of an object that only looks like one."""
     return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def plain_values(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The values of a tensor; None of one that has none here, or has them in parts or in a form of its own."""
+    values = payload_of(tensor.detach()) if tensor is not None and not tensor.is_sparse else None
+    plain = values is not None and type(values) in (torch.Tensor, nn.Parameter) and not values.is_meta
+    return values if plain and values is not None and values.numel() else None
+
+
+def same_values(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether both are there and equal."""
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one, other)
 
 
 def place_born(tensor: torch.Tensor) -> Place | None:

@@ -18,8 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trimtab.diagnose import rewrite, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, trained_by
-from trimtab.virtual.tensor import payload_of
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    plain_values,
+    same_values,
+    trained_by,
+)
 
 _ENOUGH = 2
 """Steps in a row."""
@@ -32,12 +38,14 @@ class _Watched:
     """The gradient as the last step left it."""
     waiting: bool = False
     """Whether no backward pass has reached the probe since the last step."""
+    before: torch.Tensor | None = None
+    """The gradient as the present backward pass found it."""
     as_left: bool = False
     stale: bool = False
     """Whether the pass that did so added to what the step had used."""
     times: int = 0
     gathered: int = 0
-    """Backward passes since the last step or clearing."""
+    """Backward passes that reached it since the last step or clearing."""
     lost_at: Place | None = None
     lost: int = 0
 
@@ -58,16 +66,19 @@ class Clearing(BaseCheck):
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         for watched in self._watched.values() if not self._done else ():
             gradient = _values(watched.probe)
+            watched.before = gradient.clone() if gradient is not None else None
             if watched.waiting:
-                watched.as_left = _same(gradient, watched.used)
+                watched.as_left = same_values(gradient, watched.used)
             elif gradient is None or not gradient.any():
                 watched.stale = False  # what an earlier pass left there by the way was cleared after all
 
     def _after(self) -> None:
         for watched in self._watched.values() if not self._done else ():
-            watched.gathered += 1
             gradient = _values(watched.probe)
-            if watched.waiting and gradient is not None and not _same(gradient, watched.used):
+            if gradient is None or same_values(gradient, watched.before):
+                continue  # this pass did not reach it
+            watched.gathered += 1
+            if watched.waiting:
                 watched.waiting, watched.stale = False, watched.as_left
 
     def _zero_grad(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,6 +143,9 @@ class Clearing(BaseCheck):
         above = list(source.above(file, clear))
         if every is None or every in above or loop is None or loop not in above:
             return
+        # A loss of its own for that step (the generator's, in every n-th round): what else came there is by the way.
+        if any(isinstance(n, ast.Call) and source.called_name(n) == "backward" for n in ast.walk(every)):
+            return
         self._done = True
         code = rewrite.text_of(file, clear)
         edits: list[Edit] = [rewrite.without(file, clear), rewrite.after(file, step, code)]
@@ -162,13 +176,4 @@ def _optimizer_on(place: Place | None) -> str | None:
 
 
 def _values(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """The values of a plain parameter's gradient; None where there is none, or it lies in parts on several ranks."""
-    gradient = parameter.grad if parameter is not None else None
-    if gradient is None or gradient.is_sparse or hasattr(gradient, "_local_tensor"):
-        return None
-    values = payload_of(gradient)
-    return values if values.numel() and not values.is_meta else None
-
-
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
+    return plain_values(parameter.grad) if parameter is not None else None

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class _Rounds:
 
     frame: FrameType
     name: str
+    node: ast.expr
+    iterator: Any
     made: Place
     loop: Place
     counter: str
@@ -87,10 +89,13 @@ class Consumed(BaseCheck):
     def finish(self) -> None:
         for rounds in (one for found in self._rounds.values() for one in found):
             after = rounds.frame.f_locals.get(rounds.counter)
-            if self.process.cut_off or not isinstance(after, int) or after == rounds.last:
+            if self.process.cut_off or not isinstance(after, int) or not isinstance(rounds.last, int):
                 continue
-            name = ast.parse(rounds.name, mode="eval").body
-            made, fix, edits = mends_data.kept_as_list(rounds.loop, name)
+            # A generator tells that it has ended; of anything else two rounds without a step do.
+            ended = isinstance(rounds.iterator, GeneratorType) and rounds.iterator.gi_frame is None
+            if after == rounds.last or (not ended and after < rounds.last + 2):
+                continue
+            made, fix, edits = mends_data.made_anew(rounds.loop, rounds.node)
             self.report(
                 "used-up",
                 f"{rounds.name} is an iterator and was used up in the round {rounds.counter} = {rounds.last}: in the "
@@ -123,7 +128,8 @@ def _rounds(frame: FrameType) -> Iterator[_Rounds]:
             if not inside and _is_iterator(name, frame):
                 at = source.place(file, made.lineno if made is not None else inner.lineno)
                 loop = source.place(file, inner.lineno)
-                yield _Rounds(frame, ast.unparse(name), at, loop, outer.target.id, None)
+                value = holders.value_of(name, frame)
+                yield _Rounds(frame, ast.unparse(name), name, value, at, loop, outer.target.id, None)
 
 
 def _is_iterator(node: ast.expr, frame: FrameType) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import mends_graph, shared_graph, source
+from trimtab.diagnose import mends_in_place, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, trained_by
@@ -54,7 +54,7 @@ class InPlace(BaseCheck):
         for changed, place in reversed(self._changes):
             if changed == shape:
                 why = "this changes in place a tensor that backward still needs"
-                fix, edits = mends_graph.out_of_place(place) or (finding.fix, [])
+                fix, edits = mends_in_place.out_of_place(place) or (finding.fix, [])
                 return replace(finding, cause=cause_at(place, why), fix=fix, edits=edits)
         for shapes, place in reversed(self._steps):
             if _unordered(shape) in shapes:
@@ -72,7 +72,7 @@ class InPlace(BaseCheck):
             filled = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
             if filled and shape and not Counter(shape) - Counter(changed):
                 why = "this writes into a tensor of which backward still needs other parts as they were"
-                fix, edits = mends_graph.out_of_place(place) or (finding.fix, [])
+                fix, edits = mends_in_place.out_of_place(place) or (finding.fix, [])
                 return replace(finding, cause=cause_at(place, why), fix=fix, edits=edits)
         return finding
 

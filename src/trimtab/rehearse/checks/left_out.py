@@ -18,12 +18,21 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trimtab.diagnose import holders, mends_graph, mends_layers, source
-from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, ever_held, optimizers_made, shown, trained_by
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    ever_held,
+    optimizers_made,
+    plain_values,
+    same_values,
+    shown,
+    trained_by,
+)
 from trimtab.rehearse.checks.cuts import leaves
 from trimtab.virtual import deeds, origin
-from trimtab.virtual.tensor import payload_of
 
 _STEPS = 3
 """Optimizer steps at which is looked, and at each of which the layers must have gradients."""
@@ -34,6 +43,17 @@ class _Seen:
     parameter: ref[torch.Tensor]
     values: torch.Tensor
     times: int = 1
+
+
+@dataclass
+class _Told:
+    """What is to be reported if no later optimizer takes them."""
+
+    stepped: Place | None
+    names: list[str]
+    cause: Place
+    fix: str
+    edits: list[Edit]
 
 
 class LeftOut(BaseCheck):
@@ -48,14 +68,18 @@ class LeftOut(BaseCheck):
         """Modules whose weights were loaded, or whose gradients the program clears by themselves."""
         self._seen: dict[int, _Seen] = {}
         self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._steps = 0
+        self._steps = self._passes = self._looked_at = 0
         self._held = ever_held()
-        self._told: tuple[Place | None, list[str], str, Place | None, mends_layers.Mend] | None = None
+        self._told: _Told | None = None
+        backward_hub().after.append(self._passed)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
         around(torch.optim.Optimizer, "__init__", self._init)
         around(nn.Module, "load_state_dict", self._spare)
         around(nn.Module, "zero_grad", self._clear)
+
+    def _passed(self) -> None:
+        self._passes += 1
 
     def _init(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         real(optimizer, *args, **kwargs)
@@ -83,19 +107,23 @@ class LeftOut(BaseCheck):
             self._behind.add(module)
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # Optimizers that step in turn use the gradients of one backward pass: that is one look.
+        if self._passes == self._looked_at or self._told is not None:
+            return
+        self._looked_at = self._passes
         self._steps += 1
-        if self._steps > _STEPS + 1 or self._told is not None:
+        if self._steps > _STEPS + 1:
             return
         for module in list(self._behind):
             for parameter in module._parameters.values():
                 if parameter is None or parameter.grad is None or id(parameter) in self._held:
                     continue
-                values = payload_of(parameter.detach())
+                values = plain_values(parameter)
                 seen = self._seen.get(id(parameter))
-                if seen is None:
+                if seen is not None:
+                    seen.times = seen.times + 1 if same_values(seen.values, values) else -_STEPS
+                elif values is not None:
                     self._seen[id(parameter)] = _Seen(ref(parameter), values.clone())
-                else:
-                    seen.times = seen.times + 1 if torch.equal(seen.values, values) else -_STEPS
         lasting = {
             key for key, seen in self._seen.items() if seen.times >= 2 and seen.parameter() is not None
         }
@@ -112,6 +140,9 @@ class LeftOut(BaseCheck):
             named = [(name, p) for name, p in own if p.grad is not None and self._is_own(top, name)]
             if any(id(p) in lasting for _, p in named) and len(named) == len(own):
                 left.append((top, named))
+        if not left:
+            return
+        chosen, instead = self._meant_for([top for top, _ in left])
         # An input that is trained (an image, a prompt) does not count: a model behind it only judges.
         held = [
             p
@@ -120,41 +151,35 @@ class LeftOut(BaseCheck):
             if p is not None and id(p) in self._held
         ]
         size = sum(p.numel() for _, named in left for _, p in named)
-        if not left or size >= sum(p.numel() for p in held):
+        if not instead and size >= sum(p.numel() for p in held):
             return
-        top, named = left[0]
-        chosen, instead = self._meant_for(top)
-        if chosen is None:
+        made = self._made.get(chosen) if chosen is not None else None
+        if made is None:
             return
-        paths = [name.rpartition(".")[0] for name, _ in named]
-        parts = (
-            list(dict.fromkeys(path.split(".")[0] for path in paths))
-            if any(id(p) in self._held for p in top.parameters())
-            else [""]
-        )
-        name = next((found for frame in places.frames() if (found := holders.expression_for(top, frame))), "")
-        dotted = [f".{part}" if part.isidentifier() else f"[{part}]" if part else "" for part in parts]
-        wanted = [f"{name}{part}" for part in dotted] if name else []
-        made = self._made.get(chosen)
+        time = self._times.get(chosen, 0)
         late = next(
-            (put for own, _ in named if (put := _put_after(top, own, self._times.get(chosen, 0)))), None
+            (put for top, named in left for own, _ in named if (put := _put_after(top, own, time))), None
         )
-        if late is not None and made is not None:
+        names, wanted = [], []
+        for top, named in left:
+            called = next((found for f in places.frames() if (found := holders.expression_for(top, f))), "")
+            names += [f"{called}.{own}".lstrip(".") for own, _ in named]
+            wanted += list(dict.fromkeys(self._expression(called, top, own) for own, _ in named))
+        if late is not None:
             behind = mends_layers.late_deed(made, late)
             edits = mends_graph.move_behind(made.file, made, behind)
             fix = f"Make the optimizer after line {behind.line} ({behind.code}), which puts them in."
-            self._told = places.here(), [own for own, _ in named], type(top).__name__, made, (fix, edits)
-            return
-        mend: mends_layers.Mend = ("Give the optimizer their parameters too.", [])
-        if made is not None and wanted:
+            mend = made, fix, edits
+        else:
             mend = mends_layers.given_too(made, type(chosen).__name__, wanted, instead)
-        self._told = (
-            places.here(),
-            [f"{name}.{own}".lstrip(".") for own, _ in named],
-            type(top).__name__,
-            made,
-            mend,
-        )
+        self._told = _Told(places.here(), names, *mend)
+
+    def _expression(self, called: str, top: nn.Module, name: str) -> str:
+        """The module to give to an optimizer for a parameter: the whole top, or its part where the rest is trained."""
+        first = name.split(".")[0]
+        if "." not in name or not any(id(p) in self._held for p in top.parameters()):
+            return called
+        return f"{called}.{first}" if first.isidentifier() else f"{called}[{first}]"
 
     def _tops(self) -> list[nn.Module]:
         ran = list(self._ran)
@@ -176,12 +201,14 @@ class LeftOut(BaseCheck):
         module: Any = top
         for part in (*name.split(".")[:-1], ""):
             named = holders.source_of(module)
+            if named is not None and hasattr(module, "from_pretrained"):
+                return False  # a library's model: its weights may have come from a file
             if module in self._spared or not module.training or (named and not source.is_user_file(named[0])):
                 return False
             module = getattr(module, part) if part else module
         return True
 
-    def _meant_for(self, top: nn.Module) -> tuple[Any, bool]:
+    def _meant_for(self, tops: list[nn.Module]) -> tuple[Any, bool]:
         """The optimizer that lacks them, and whether it holds what another one holds already."""
         made = list(self._made)
         sets = [{id(p) for p in trained_by(optimizer)} for optimizer in made]
@@ -192,7 +219,7 @@ class LeftOut(BaseCheck):
         ]
         if len(doubled) == 1:
             return doubled[0], True
-        inside = {id(p) for p in top.parameters()}
+        inside = {id(p) for top in tops for p in top.parameters()}
         known = [optimizer for optimizer, held in zip(made, sets, strict=True) if held & inside]
         if len(known) == 1 or len(made) == 1:
             return (known or made)[0], False
@@ -201,16 +228,15 @@ class LeftOut(BaseCheck):
     def finish(self) -> None:
         if self._told is None or any(key in self._held for key in self._seen):
             return
-        stepped, names, kind, made, (fix, edits) = self._told
         self.report(
             "no-gradient",
-            f"Layers of {kind} get gradients in every step and are in no optimizer, so they stay as they were drawn at "
-            f"random: {shown(names)}.",
-            stepped,
-            cause_at(made, "this optimizer is not given their parameters"),
-            fix=fix,
+            "Layers get gradients in every step and are in no optimizer, so they stay as they were drawn at random: "
+            f"{shown(self._told.names)}.",
+            self._told.stepped,
+            cause_at(self._told.cause, "their parameters are not given to the optimizer"),
+            fix=self._told.fix,
             op="optimizer.step",
-            edits=edits,
+            edits=self._told.edits,
         )
 
 

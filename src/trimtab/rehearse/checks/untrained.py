@@ -7,6 +7,7 @@ replaced, or when layers behind the trained ones stay as they were drawn at rand
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.diagnose import holders, mends_graph, mends_layers, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, ever_held, optimizers_made, place_born, shown, trained_by
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    ever_held,
+    optimizers_made,
+    place_born,
+    plain_values,
+    same_values,
+    shown,
+    trained_by,
+)
 from trimtab.rehearse.checks.cuts import leaves
 from trimtab.virtual import deeds, origin
-from trimtab.virtual.tensor import payload_of
 
 _STEPS = 3
 """Optimizer steps at which is looked."""
@@ -111,15 +120,15 @@ class Untrained(BaseCheck):
                         continue
                     key = (id(module), name, id(tensor))
                     if (seen := self._strays.get(key)) is not None and seen.tensor() is tensor:
-                        seen.again = torch.equal(seen.values, payload_of(tensor.detach()))
+                        seen.again = same_values(seen.values, plain_values(tensor))
                         continue
                     behind = list(leaves(tensor, 200))
                     if any(id(leaf) in held or id(leaf) in registered for leaf in behind):
                         continue  # computed from what is trained: kept from the last pass
-                    if behind and all(leaf.grad is not None for leaf in behind):
-                        values = payload_of(tensor.detach()).clone()
+                    values = plain_values(tensor)
+                    if values is not None and behind and all(leaf.grad is not None for leaf in behind):
                         refs = [ref(leaf) for leaf in behind]
-                        self._strays[key] = _Stray(ref(tensor), refs, module, name, values)
+                        self._strays[key] = _Stray(ref(tensor), refs, module, name, values.clone())
 
     def finish(self) -> None:
         held = self._ever_held
@@ -212,8 +221,8 @@ class Untrained(BaseCheck):
             "no-gradient",
             f"{shown([name])} receives gradients but is in no optimizer, while the optimizer holds parameters that the "
             "model no longer uses: it was made before the layer was replaced.",
-            places.here() or made,
-            cause_at(made, "the model's layers are replaced after this optimizer took their parameters"),
+            made or places.here(),
+            cause_at(behind, "this puts layers into the model after the optimizer took its parameters"),
             fix=f"Make the optimizer after all layers are in their place{after}.",
             op="optimizer.step",
             module=name.rpartition(".")[0],
@@ -234,12 +243,12 @@ def _entries(value: object) -> list[object]:
 
 
 def _set_at(owner: nn.Module, name: str) -> tuple[Place, Any] | None:
+    """Where a module's class sets an attribute, and what to, if that does not hang on a condition."""
     named = holders.source_of(owner)
-    return (
-        mends_layers.attribute_set(*named, name)
-        if named is not None and source.is_user_file(named[0])
-        else None
-    )
+    if named is None or not source.is_user_file(named[0]):
+        return None
+    found = mends_layers.attribute_set(*named, name)
+    return found if found is not None and not isinstance(found[1], ast.IfExp) else None
 
 
 def _put_at(top: nn.Module, name: str) -> Place | None:

@@ -1,0 +1,116 @@
+"""Errors of training and of indices out of range: the line to change, and a fix that runs in its place.
+
+The line to change is marked `# CAUSE`; the program is diagnosed without its mark. Its edits are made, and the mended
+program runs to its end on virtual GPUs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_raised import raised
+
+from trimtab.diagnose import rewrite
+from trimtab.virtual.context import virtual_gpus
+
+FAULTS = {
+    "a parameter that is scaled after it became one": """
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(4, device="cuda")) * 2  # CAUSE
+
+            def forward(self, x):
+                return (x * self.scale).pow(2)
+        model = Scaled()
+        for _ in range(2):
+            loss = model(torch.ones(2, 4).cuda()).sum()
+            loss.backward()
+        """,
+    "parameters that were counted before the optimizer got them": """
+        model = nn.Linear(4, 2).cuda()
+        trained = (p for p in model.parameters() if p.requires_grad)  # CAUSE
+        print(sum(p.numel() for p in trained))
+        opt = torch.optim.SGD(trained, lr=0.1)
+        """,
+    "layers in a list, and nothing else": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = [nn.Linear(4, 4)]  # CAUSE
+        net = Net()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        """,
+    "features that are computed once": """
+        encoder, head = nn.Linear(4, 4).cuda(), nn.Linear(4, 1).cuda()
+        features = encoder(torch.ones(2, 4).cuda()).tanh()  # CAUSE
+        for _ in range(2):
+            loss = head(features).sum()
+            loss.backward()
+        """,
+    "a state that goes from round to round": """
+        cell = nn.LSTMCell(4, 4).cuda()
+        x, state = torch.ones(2, 4).cuda(), (torch.zeros(2, 4).cuda(), torch.zeros(2, 4).cuda())
+        for _ in range(2):
+            state = cell(x, state)  # CAUSE
+            loss = state[0].sum()
+            loss.backward()
+        """,
+    "gradients switched off for good": """
+        def check(model):
+            torch.set_grad_enabled(False)  # CAUSE
+            return model(torch.ones(2, 4).cuda()).sum().item()
+        model = nn.Linear(4, 1).cuda()
+        for _ in range(2):
+            loss = model(torch.ones(2, 4).cuda()).sum()
+            loss.backward()
+            check(model)
+        """,
+    "a mark in a mask that is no class": """
+        criterion = nn.CrossEntropyLoss()  # CAUSE
+        scores = torch.zeros(2, 3, 4, 4, device="cuda")
+        mask = torch.zeros(2, 4, 4, dtype=torch.long)
+        mask[0, 0] = 255
+        criterion(scores, mask.cuda())
+        """,
+    "a head that is too narrow": """
+        classes = 2  # CAUSE
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, classes)).cuda()
+        labels = torch.tensor([0, 1, 2]).cuda()
+        nn.functional.cross_entropy(model(torch.ones(3, 4).cuda()), labels)
+        """,
+    "a table without a row for the padding": """
+        words = {"a": 0, "b": 1}
+        table = nn.Embedding(len(words), 4).cuda()  # CAUSE
+        table(torch.tensor([[0, 1, len(words)]]).cuda())
+        """,
+    "one_hot of a class too many": """
+        count = 3  # CAUSE
+        labels = torch.tensor([0, 3]).cuda()
+        nn.functional.one_hot(labels, count)
+        """,
+    "numbers from 1 that index from 0": """
+        edges = torch.tensor([1, 2, 3])  # CAUSE
+        nodes = torch.zeros(3, 4, device="cuda")
+        nodes[edges.cuda()]
+        """,
+    "the values of a tensor with a graph": """
+        out = nn.Linear(4, 1).cuda()(torch.ones(2, 4).cuda())
+        print(out.cpu().numpy())  # CAUSE
+        """,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_line_is_named_and_its_fix_runs(name: str, tmp_path: Path) -> None:
+    finding, marked = raised(FAULTS[name], tmp_path)
+    torch.set_grad_enabled(True)  # one of the programs leaves gradients off
+    assert finding.cause is not None
+    assert finding.cause.line == marked, finding
+    assert finding.edits, finding
+    path = Path(finding.edits[0].file)
+    mended = rewrite.applied(path.read_text(), finding.edits)
+    with virtual_gpus(1):
+        exec(compile(mended, "mended.py", "exec"), {"__name__": "__main__"})
