@@ -18,6 +18,7 @@ from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
+from trimtab.virtual import origin
 
 
 class Mend(NamedTuple):
@@ -225,6 +226,31 @@ def best(scene: Scene, stray: Suspect, file: str, line: int, bound: bool = True)
         or at_use(scene, stray)
         or sentence(scene, stray, line)
     )
+
+
+def other_goal(scene: Scene, stray: Suspect) -> Mend | None:
+    """The move to another GPU, made to the one where the rest is; what goes to the host for a while is brought back."""
+    ours = move_call(stray)
+    if ours is None or stray.device == "cpu":
+        return None
+    file, call = ours
+    assert isinstance(call.func, ast.Attribute)
+    device = device_at(scene, stray, file, call.lineno) or f'"{wanted(scene, stray)}"'
+    text = f"{rewrite.text_of(file, call.func.value)}.to({device})"
+    return Mend.by("move it there", rewrite.in_place_of(file, call, text))
+
+
+def move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:
+    """The call that last moved a tensor."""
+    if suspect.held is None:
+        return None
+    _, span = origin.spans_of(suspect.held)
+    node = source.node_at(*span) if span is not None else None
+    inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node is not None else []
+    for call in inside:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
+            return (span[0], call) if span is not None else None
+    return None
 
 
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:

@@ -148,17 +148,6 @@ def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
     return None
 
 
-def set_again(scene: Scene, stray: Suspect) -> Verdict | None:
-    """An attribute that a later method set anew, past the move that the object had got."""
-    verdict = kept(scene, stray)
-    born = stray.born
-    if verdict is None or verdict.cause is None or born is None or stray.device != "cpu":
-        return None
-    function = source.function_at(born.file, born.line)
-    same_line = (verdict.cause.file, verdict.cause.line) == (born.file, born.line)
-    return verdict if same_line and function is not None and function.name != "__init__" else None
-
-
 def kept(scene: Scene, stray: Suspect) -> Verdict | None:
     """An object of the program's own (a metric, a buffer of experience, a table of noise levels) keeps the tensor."""
     if stray.is_parameter or (tensor := stray.tensor) is None or _came_as_argument(scene, stray):
