@@ -274,6 +274,13 @@ def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: 
     return Mend(f'move it too: {name}.to("{wanted(scene, stray)}")', [])
 
 
+def line_after(file: str, statement: ast.stmt) -> int:
+    """The line after a statement; its own, where the next one belongs to another function, which knows other names."""
+    line = (statement.end_lineno or statement.lineno) + 1
+    same = source.function_at(file, line) is source.function_at(file, statement.lineno)
+    return line if same else statement.lineno
+
+
 def _first_place_with_device(
     scene: Scene, stray: Suspect, file: str, made: ast.stmt
 ) -> tuple[ast.stmt, str] | None:
@@ -283,7 +290,7 @@ def _first_place_with_device(
         if made not in block:
             continue
         for statement in block[block.index(made) :]:
-            following = (statement.end_lineno or statement.lineno) + 1
+            following = line_after(file, statement)
             if isinstance(statement, ast.Return) or hasattr(statement, "body"):
                 return None
             if device := device_at(scene, stray, file, following):

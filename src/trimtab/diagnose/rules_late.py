@@ -115,7 +115,8 @@ def _move_again(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend:
     owner = next(a.module for a in stray.attributes if a.registered)
     root = holders.outermost(owner, scene.modules)
     statement = source.statement(line.file, line.line)
-    device = mend.device_at(scene, stray, line.file, line.line + 1)
+    after = mend.line_after(line.file, statement) if statement is not None else line.line
+    device = mend.device_at(scene, stray, line.file, after)
     name = _name_at(scene, root, line.file, line.line)
     if statement is not None and not hasattr(statement, "body") and name and device:
         text = f"{name}.to({device})"

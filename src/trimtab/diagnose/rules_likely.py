@@ -177,7 +177,7 @@ def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: st
 def _after_binding(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: str) -> mend.Mend | None:
     """A line of its own after the one that binds a batch: `x = x.to(device)`."""
     first = made.body[0] if isinstance(made, ast.For) else None
-    line = first.lineno if first is not None else (made.end_lineno or made.lineno) + 1
+    line = first.lineno if first is not None else mend.line_after(sight.file, made)
     device = mend.device_at(scene, stray, sight.file, line)
     text = moved_whole(sight, made, name, device, stray.device) if device is not None else None
     if text is None:

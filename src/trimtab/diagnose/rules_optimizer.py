@@ -89,13 +89,13 @@ def _constructs(place: Origin) -> bool:
 def _move_first(line: Origin, why: str) -> Verdict | None:
     """The move that comes too late, in the same function, goes before the line that made the optimizer."""
     statement = source.statement(line.file, line.line)
-    for call in source.call_on(line.file, line.line):
-        name = source.root(call.func)
-        made = source.last_assignment(line.file, line.line + 1, name) if name else None
+    roots = [source.root(call.func) for call in source.call_on(line.file, line.line)]
+    makers = [source.last_assignment(line.file, line.line + 1, name) for name in roots if name]
+    for made in (statement, *makers):
         value = getattr(made, "value", None)
-        if made is None or not isinstance(value, ast.Call):
+        if made is None or statement is None or not isinstance(value, ast.Call):
             continue
-        move = rules_modules.later_move(line.file, statement or made, value)
+        move = rules_modules.later_move(line.file, statement, value)
         if move is not None:
             code = ast.unparse(move)
             swapped = rules_modules.swapped(line.file, made, move, why)

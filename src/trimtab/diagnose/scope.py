@@ -94,7 +94,7 @@ def device_at(
         or _own_weights(frames, file, line, wanted)
         or _first_meaning(texts, frames, file, line, wanted, several)
         or (_beside(frame, file, line, wanted) if frame is not None else None)
-        or _spelled(file, wanted)
+        or _spelled(file, line, wanted)
     )
 
 
@@ -149,8 +149,10 @@ def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> 
     return None
 
 
-def _spelled(file: str, wanted: str) -> str | None:
-    """The device in words, where the program itself spells it out in every place and has no name for it."""
+def _spelled(file: str, line: int, wanted: str) -> str | None:
+    """The device in words, in a script that spells it out in every place and has no name for it."""
+    if source.function_at(file, line) is not None:
+        return None
     texts = {text for node in source.walk(file) for text in _device_texts(node)}
     words = [w for node in source.walk(file) if isinstance(node, ast.Call) for w in _device_words(node)]
     if any(_sounds_like_device(text) for text in texts):
