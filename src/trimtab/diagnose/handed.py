@@ -73,6 +73,16 @@ def device_inside(hand: Hand, file: str, function: source.Function, wanted: str)
     return None
 
 
+def called_outside(name: str, frame: FrameType, frames: list[FrameType]) -> str:
+    """What the outermost function that has it calls what a function was given under a name."""
+    for outer in frames[frames.index(frame) + 1 :]:
+        given = _given(frame, outer, name)
+        if not isinstance(given, ast.Name):
+            break
+        name, frame = given.id, outer
+    return name
+
+
 def _made_here(file: str, line: int, name: str) -> ast.Assign | None:
     """The assignment that last bound a name before a line of the same function."""
     before = [made for made in source.assignments(file, line, name) if made.lineno < line]

@@ -65,9 +65,12 @@ def wanted(scene: Scene, stray: Suspect) -> str:
 def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """The program's own expression for that device, valid on a line."""
     frames, place = scene.frames, wanted(scene, stray)
-    found = scope.device_at(frames, file, line, place, scene.several, _explicit(scene, stray, file, line))
+    wrong = _explicit(scene, stray, file, line)
+    found = scope.device_near(frames, file, line, place, scene.several, wrong)
+    found = found or _given_inside(scene, stray, file, line)
+    found = found or scope.device_at(frames, file, line, place, scene.several, wrong)
     # NCCL takes what is on the present GPU.
-    return found or ('"cuda"' if alone(scene) else _given_inside(scene, stray, file, line))
+    return found or ('"cuda"' if alone(scene) else None)
 
 
 def _given_inside(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
@@ -135,6 +138,8 @@ def bound_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | No
     device = device_at(scene, stray, file, line)
     if device is None or not isinstance(statement, ast.Assign | ast.AnnAssign):
         return None
+    if any((frame.f_code.co_filename, frame.f_lineno) == (file, line) for frame in scene.frames[:1]):
+        return None  # what the failing line binds is not there yet
     target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
     value = statement.value
     if value is None or isinstance(target, ast.Tuple) or isinstance(value, _MANY):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import mend, rewrite, scope, source
+from trimtab.diagnose import handed, mend, rewrite, scope, source
 from trimtab.diagnose.finding import Cause
 from trimtab.diagnose.rewrite import assigned
 from trimtab.diagnose.rules_common import Verdict
@@ -99,8 +99,9 @@ def _prepared(scene: Scene, stray: Suspect, moved: Origin, helper: str) -> mend.
         loaders = [n for n in names if isinstance(sight.frame.f_locals.get(n), torch.utils.data.DataLoader)]
         if len(loaders) == 1 and statement is not None and not hasattr(statement, "body"):
             method = "setup_dataloaders" if "setup" in ast.unparse(statement) else "prepare"
-            text = f"{loaders[0]} = {helper}.{method}({loaders[0]})"
-            known = sight.file == moved.file and scope.is_bound(moved.file, moved.line, loaders[0])
+            name = handed.called_outside(loaders[0], sight.frame, scene.frames)
+            text = f"{name} = {helper}.{method}({name})"
+            known = scope.is_bound(moved.file, moved.line, name)
             edits = [rewrite.after(moved.file, statement, text)] if known else []
             return mend.Mend(f"give it the loader too: {text}", edits)
     return mend.at_use(scene, stray) or mend.sentence(scene, stray, moved.line)

@@ -83,19 +83,33 @@ def device_at(
     another device.
     """
     frame = frame_of(frames, file, line)
-    found: dict[str, int] = {}
-    for text, rank in _said(file, line):
-        found[text] = min(rank, found.get(text, rank))
-    texts = sorted(found.keys() - wrong, key=lambda text: (found[text], _plainness(text), len(text)))
-    near = [text for text in texts if found[text] < _GLOBAL]
     return (
-        _first_meaning(near, frames, file, line, wanted, several)
-        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
-        or _own_weights(frames, file, line, wanted)
-        or _first_meaning(texts, frames, file, line, wanted, several)
+        device_near(frames, file, line, wanted, several, wrong)
+        or _first_meaning(_texts(file, line, wrong), frames, file, line, wanted, several)
         or (_beside(frame, file, line, wanted) if frame is not None else None)
         or _spelled(file, line, wanted)
     )
+
+
+def device_near(
+    frames: list[FrameType], file: str, line: int, wanted: str, several: bool, wrong: frozenset[str]
+) -> str | None:
+    """The same of what the function around a line itself knows: its names, its object, what it was given."""
+    frame = frame_of(frames, file, line)
+    return (
+        _first_meaning(_texts(file, line, wrong, _GLOBAL), frames, file, line, wanted, several)
+        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
+        or _own_weights(frames, file, line, wanted)
+    )
+
+
+def _texts(file: str, line: int, wrong: frozenset[str], below: int = 9) -> list[str]:
+    """What the program writes for a device and can write on a line, the nearest first."""
+    found: dict[str, int] = {}
+    for text, rank in _said(file, line):
+        found[text] = min(rank, found.get(text, rank))
+    near = [text for text, rank in found.items() if rank < below and text not in wrong]
+    return sorted(near, key=lambda text: (found[text], _plainness(text), len(text)))
 
 
 _GLOBAL = 2
