@@ -15,6 +15,7 @@ from trimtab.diagnose.finding import Cause
 from trimtab.diagnose.rewrite import assigned
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Sight, Suspect
+from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
 
 
@@ -78,19 +79,25 @@ def _made_at(kind: str, files: list[str]) -> tuple[str, int] | None:
 def not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
     """A helper that moves models and loaders together (accelerate's prepare, Fabric's setup) got the model only."""
     partner = scene.partner(stray)
-    if partner is None or not partner.is_parameter or stray.is_parameter or stray.moved is not None:
+    if partner is None or stray.is_parameter or stray.moved is not None or stray.device != "cpu":
         return None
-    if (moved := partner.moved) is None or stray.device != "cpu":
-        return None
-    for call in source.call_on(moved.file, moved.line):
+    there = (p for m in scene.modules for p in m.parameters() if str(p.device) == partner.device)
+    weight = partner.held if partner.is_parameter else next(there, None)
+    moved = origin.moved_of(weight) if weight is not None else None
+    for call in source.call_on(moved.file, moved.line) if moved is not None else ():
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("prepare", "prepare_model", "setup"):
+            assert moved is not None
             helper = ast.unparse(call.func.value)
             why = f"{helper} moves the model here; the data does not come from a loader that it was given"
-            return _prepared(scene, stray, moved, helper).blames(moved.file, moved.line, why)
+            fix = _prepared(scene, stray, moved, helper)
+            if fix is None and partner.is_parameter:
+                fix = mend.at_use(scene, stray) or mend.sentence(scene, stray, moved.line)
+            cause = source.cause(moved.file, moved.line, why)
+            return Verdict(cause, fix.text, edits=fix.edits) if fix is not None else None
     return None
 
 
-def _prepared(scene: Scene, stray: Suspect, moved: Origin, helper: str) -> mend.Mend:
+def _prepared(scene: Scene, stray: Suspect, moved: Origin, helper: str) -> mend.Mend | None:
     """The loader that a batch comes from, given to the helper after the model."""
     statement = source.statement(moved.file, moved.line)
     for sight in scene.sights(stray):
@@ -104,7 +111,7 @@ def _prepared(scene: Scene, stray: Suspect, moved: Origin, helper: str) -> mend.
             known = scope.is_bound(moved.file, moved.line, name)
             edits = [rewrite.after(moved.file, statement, text)] if known else []
             return mend.Mend(f"give it the loader too: {text}", edits)
-    return mend.at_use(scene, stray) or mend.sentence(scene, stray, moved.line)
+    return None
 
 
 def mover(scene: Scene, stray: Suspect) -> Verdict | None:

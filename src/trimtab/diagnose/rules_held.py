@@ -119,7 +119,7 @@ def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
         move = _own_mover(*named, found.name) if named and not found.container else None
         if named is None or move is None:
             continue
-        others = [getattr(found.owner, name, None) for name in source.self_targets(move)]
+        others = [vars(found.owner).get(name) for name in source.self_targets(move)]
         if not any(isinstance(o, torch.Tensor) and str(o.device) == home for o in others):
             continue
         text = ast.unparse(move).replace(ast.unparse(move.targets[0]), f"self.{found.name}")
