@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.rehearse import blame, lacking, tracebacks, unreachable
+from trimtab.rehearse import blame, errors, lacking, process, tracebacks, unreachable
 from trimtab.rehearse.errors import looked_at
+from trimtab.rehearse.session import Settings
 from trimtab.virtual.context import virtual_gpus
 
 Rehearse = Callable[..., dict[str, Any]]
@@ -155,6 +156,7 @@ def test_a_file_of_the_program_s_own_is_its_own_affair(program: str, tmp_path: P
 def test_what_gloo_lacks_is_not_the_program_s_fault() -> None:
     assert lacking.of_the_transport(RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo"), False)
     assert lacking.of_the_transport(RuntimeError("Unsupported data type for this"), True)
+    assert lacking.of_the_build(RuntimeError("libmpi.so.12: cannot open shared object file: No such file"))
     assert not lacking.of_the_transport(RuntimeError("Unsupported data type for this"), False)
 
 
@@ -314,3 +316,18 @@ def test_what_was_refused_and_caught_is_told_and_leaves_nothing_clean(
         report = rehearse_warm(str(path))
         assert report["verdict"] == verdict, report["text"]
         assert any("CUDAGraph" in note and "train.py:6" in note for note in report["notes"])
+
+
+def test_the_steps_asked_for_may_have_been_made_on_another_worker(tmp_path: Path) -> None:
+    Settings().save(tmp_path)
+    here = process.Process(tmp_path)
+    by_rpc = RuntimeError(
+        "On WorkerInfo(id=2, name=trainer2):\nRuntimeError('StopRehearsal: 2 optimizer steps made"
+    )
+    gone = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    assert errors.stopped_as_asked(process.StopRehearsal("2 optimizer steps made"), here)
+    assert errors.stopped_as_asked(by_rpc, here)
+    assert not errors.stopped_as_asked(gone, here)
+    (tmp_path / "records-1.jsonl").write_text('{"t": "stopped"}\n')
+    assert errors.stopped_as_asked(gone, here)
+    assert not errors.stopped_as_asked(ValueError("a mistake of its own"), here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import files_aside
+from trimtab.rehearse import files_aside, left_behind
 from trimtab.rehearse.overlay import NotPermittedHere, Overlay, lay
-from trimtab.rehearse.session import Settings
+from trimtab.rehearse.session import VARIABLE, Settings
 from trimtab.rehearse.written import Files, Written, sentence
 
 Ask = Callable[..., dict[str, Any]]
@@ -156,6 +157,40 @@ def test_what_is_only_opened_is_not_changed_and_the_session_is_shared(
     )
     assert overlay.changes() == []
     assert shared.exists(), "what goes to the session's folder is there for the parent"
+
+
+def test_what_a_killed_rehearsal_left_is_swept_once_none_of_its_processes_lives(tmp_path: Path) -> None:
+    ours = left_behind.make(left_behind.FILES, tmp_path)
+    unlocked = tmp_path / f"{left_behind.FILES}nobodys"
+    unlocked.mkdir()
+    killed = f"""
+import os, pathlib
+from trimtab.rehearse import left_behind
+folder = left_behind.make(left_behind.FILES, pathlib.Path({str(tmp_path)!r})).path
+(folder / "work" / "work").mkdir(parents=True)
+(folder / "work" / "work").chmod(0)
+print(folder, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    left = subprocess.run([sys.executable, "-c", killed], stdout=subprocess.PIPE, text=True).stdout.strip()
+    assert Path(left).is_dir()
+    rank = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        env={**os.environ, VARIABLE: left},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert rank.stdout is not None
+    assert rank.stdout.readline()
+    left_behind.sweep([tmp_path])
+    assert Path(left).is_dir(), "a rank that outlived its parent still writes there"
+    rank.communicate(b"\n")
+    left_behind.sweep([tmp_path])
+    assert not Path(left).exists()
+    assert ours.path.is_dir()
+    assert unlocked.is_dir()
+    ours.delete()
+    assert not ours.path.exists()
 
 
 def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def test_objects_and_barrier(listener: Listener) -> None:
     assert seen == [{"a": 1}]
     dist.barrier(device_ids=[1])
     assert listener.seen[-1]["op"] == "barrier"
+    assert listener.seen[-1]["gpu"] == "cuda:1"
+    dist.barrier()
+    assert listener.seen[-1]["gpu"] is None, "NCCL then goes by the rank, not by the current device"
 
 
 def test_nccl_takes_no_host_tensors(listener: Listener) -> None:

@@ -33,7 +33,7 @@ from trimtab.diagnose.raised import diagnose_exception
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_generator import generator
 from trimtab.diagnose.rules_launch import current_device
-from trimtab.diagnose.rules_precision import dtype
+from trimtab.diagnose.rules_precision import dtype, refused
 from trimtab.diagnose.rules_values import forked, host_only
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -117,6 +117,8 @@ def _judge(scene: Scene) -> Verdict | None:
     if kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
         return host_only(scene)
     if kind == "dtype-mismatch" and (verdict := dtype(scene)):
+        return verdict
+    if kind == "backend-unsupported" and (verdict := refused(scene)):
         return verdict
     placement = kind in ("device-mismatch", "index-device", "unmoved-state")
     pairs = [(rule, stray) for rule in _CERTAIN for stray in scene.strays] if placement else []

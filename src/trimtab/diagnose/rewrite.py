@@ -140,6 +140,12 @@ def in_place_of(file: str, node: ast.expr | ast.stmt, text: str) -> Edit:
     )
 
 
+def end_of(file: str, node: ast.expr) -> tuple[int, int]:
+    """Where an expression ends, in characters."""
+    line = node.end_lineno or node.lineno
+    return line, _column(file, line, node.end_col_offset or 0)
+
+
 def before(file: str, node: ast.stmt, text: str) -> Edit:
     """A line of its own before a statement, indented as the statement is."""
     return Edit(file, (node.lineno, 0), (node.lineno, 0), f"{_indent(file, node.lineno)}{text}\n")

@@ -64,6 +64,11 @@ class Suspect:
         """Where it was last moved."""
         return origin.moved_of(self.held) if self.held is not None else None
 
+    @property
+    def cast(self) -> Origin | None:
+        """Where it was last given another dtype in place."""
+        return origin.cast_of(self.held) if self.held is not None else None
+
 
 @dataclass
 class Sight:

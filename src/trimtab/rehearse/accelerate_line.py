@@ -33,7 +33,7 @@ def main(gpus: int, words: list[str]) -> dict[str, Any]:
         asked = load_config_from_file(options.config_file).num_processes
     install(gpus or max(asked or 1, 1))
     before = dict(os.environ)
-    said: dict[str, Any] = {"refused": "", "needs": ""}
+    said: dict[str, Any] = {"refused": ""}
     try:
         _taken(launch, before)(options)
         said["refused"] = (

@@ -15,7 +15,7 @@ import types
 from pathlib import Path
 
 from trimtab.rehearse import command, instead, process
-from trimtab.rehearse.errors import only_aborted
+from trimtab.rehearse.errors import only_aborted, stopped_as_asked
 
 
 def main(arguments: list[str]) -> int:
@@ -29,8 +29,6 @@ def main(arguments: list[str]) -> int:
             _run_module(arguments[1:])
         else:
             _run_script(arguments)
-    except process.StopRehearsal:
-        how = "max-steps"
     except SystemExit as error:
         here.failed(error)
         how, status = "exit", error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -39,10 +37,13 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         how, status = "interrupt", 130
     except BaseException as error:
-        _print(error)
-        if not only_aborted(error, here):
-            here.failed(error)
-            how, status = "error", 1
+        if stopped_as_asked(error, here):
+            how = "max-steps"
+        else:
+            _print(error)
+            if not only_aborted(error, here):
+                here.failed(error)
+                how, status = "error", 1
     here.finish(how, status)
     return status
 

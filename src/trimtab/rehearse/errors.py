@@ -29,6 +29,18 @@ _LOST_PEER = re.compile(
     r"gloo/transport|Socket Timeout|wait timeout after|TCPStore|Application timeout caused pair closure|NCCL",
     re.IGNORECASE,
 )
+_STOPPED = re.compile(r"\bStopRehearsal: \d+ optimizer steps made")
+
+
+def stopped_as_asked(error: BaseException, process: Process) -> bool:
+    """Whether an error only says that the steps asked for were made: here, or on another worker, of whose end RPC tells
+    the words and a collective that the connection is lost."""
+    from trimtab.rehearse.process import StopRehearsal
+
+    if isinstance(error, StopRehearsal) or _STOPPED.search(str(error)):
+        return True
+    lost = isinstance(error, Exception) and _LOST_PEER.search(str(error)) is not None
+    return lost and any(record["t"] == "stopped" for record in process.others_records())
 
 
 def finding_of(error: BaseException, process: Process) -> Finding | None:

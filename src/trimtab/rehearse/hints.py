@@ -1,5 +1,5 @@
-"""What the parent knows about a failure that the script's processes do not: a package that the launch line asks for and
-that is not here, an overlay that could not take a write, an option of ours that stands after the script."""
+"""What the parent knows about a failure that the script's processes do not: an overlay that could not take a write, an
+option of ours that stands after the script."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ _OPTIONS = re.compile(
 """Options of `trimtab rehearse`, which stand before the script."""
 
 
-def set_aside(gathered: Gathered, target: Target, files: Apart) -> None:
+def set_aside(gathered: Gathered, files: Apart) -> None:
     """Errors that are not the script's are no findings: nothing is proven because of them."""
     for finding in list(gathered.findings):
         why = files.blamed(finding.message)
-        if why is None and target.needs and f"No module named '{target.needs}'" in finding.message:
-            why = f"{target.needs} is not installed here, and the script stands on it: install it to rehearse further"
         if why is not None:
             gathered.findings.remove(finding)
             gathered.unproven = True

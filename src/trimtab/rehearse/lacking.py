@@ -48,6 +48,7 @@ _BUILD = re.compile(
     r"lib(?:cu\w+|nv\w+|nccl)\.so|\bNVML\b|nvidia-smi|without CUDA support|CUDA extension|cpp_extension",
     re.I,
 )
+_LIBRARY = re.compile(r"([\w.+-]+\.so[\d.]*): cannot open shared object file")
 _GLOO = re.compile(
     r"ProcessGroupGloo|\[gloo|\bgloo/|backend gloo|with Gloo|Invalid scalar type|Cannot use ReduceOp", re.I
 )
@@ -67,6 +68,8 @@ def of_the_build(error: BaseException) -> str:
             return f"{error.name} is made for CUDA and is not installed here"
         if any(re.search(rf"\b{name}\b", text) for name in _CUDA_ONLY):
             return "it asks for a package that is made for CUDA and is not installed here"
+    if found := _LIBRARY.search(text):
+        return f"the library {found[1]} is not on this machine"
     missing = str(getattr(error, "filename", None) or "")
     if isinstance(error, FileNotFoundError) and missing.rpartition("/")[2] in ("nvcc", "nvidia-smi", "ptxas"):
         return f"{missing} comes with CUDA, and is not here"

@@ -6,7 +6,6 @@ A line that is not understood is refused with what to write instead: it is never
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -253,16 +252,15 @@ def _accelerate(words: list[str], reading: _Reading) -> Target:
     if said["refused"]:
         refuse(f"accelerate launch {' '.join(words[1:])}", said["refused"], "rehearse the script by torchrun")
     target = _launched(said["script"], said["words"], said["module"], said["ranks"], said["nodes"])
-    return replace(target, launched=said["launched"], environment=said["environment"], needs=said["needs"])
+    return replace(target, launched=said["launched"], environment=said["environment"])
 
 
 def _deepspeed(words: list[str], reading: _Reading) -> Target:
-    """DeepSpeed tells each rank its number on the command line, and has to be here for the script to run."""
+    """DeepSpeed tells each rank its number on the command line."""
     tasks = launch_tasks.deepspeed(words)
     script, *rest = tasks.command
     target = _launched(script, rest, "module" in tasks.switches, tasks.ranks, tasks.nodes)
-    missing = "" if importlib.util.find_spec("deepspeed") else "deepspeed"
-    return replace(target, local_rank_option="no-local-rank" not in tasks.switches, needs=missing)
+    return replace(target, local_rank_option="no-local-rank" not in tasks.switches)
 
 
 def _srun(words: list[str], reading: _Reading) -> Target:

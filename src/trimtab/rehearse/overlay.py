@@ -14,12 +14,11 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trimtab.rehearse import namespaces
+from trimtab.rehearse import left_behind, namespaces
 from trimtab.rehearse.namespaces import NotPermittedHere, call, is_admin
 from trimtab.rehearse.overlay_changes import between
 from trimtab.rehearse.overlay_places import Mount, mounts, roots, scratch_places
@@ -36,8 +35,12 @@ class Layer:
 
     root: Path
     scratch: Path
-    in_memory: bool = False
-    """Whether the scratch lies in memory that only the namespace sees, and goes with it."""
+    held: left_behind.Held | None = None
+    """The scratch folder as this rehearsal's own; None where it lies in memory that only the namespace sees."""
+
+    @property
+    def in_memory(self) -> bool:
+        return self.held is None
 
     @property
     def upper(self) -> Path:
@@ -108,6 +111,7 @@ def lay(words: Sequence[str], session: Path, places: Sequence[Path] | None = Non
         raise NotPermittedHere(f"{sys.platform} has no overlay file system")
     there = mounts()
     places = scratch_places(there) if places is None else places
+    left_behind.sweep(places)
     for users in (False, True) if is_admin() else (True,):
         layers = [_layer(root, places, session) for root in roots(words, privileged=not users, there=there)]
         prepare = functools.partial(_mount_all, layers, there, session)
@@ -124,8 +128,9 @@ def _layer(root: Path, places: Sequence[Path], session: Path) -> Layer:
     """Scratch for a folder, outside of it: an overlay cannot lie in what it covers."""
     outside = next((place for place in places if not place.is_relative_to(root)), None)
     if outside is None:
-        return Layer(root, session / "memory" / str(root).replace(os.sep, "-"), in_memory=True)
-    layer = Layer(root, Path(tempfile.mkdtemp(prefix="trimtab-files-", dir=outside)))
+        return Layer(root, session / "memory" / str(root).replace(os.sep, "-"))
+    held = left_behind.make(left_behind.FILES, outside, session)
+    layer = Layer(root, held.path, held)
     _make(layer)
     return layer
 
@@ -177,10 +182,6 @@ def _handle(number: int) -> bytes:
 
 
 def _delete(layers: list[Layer]) -> None:
-    """Delete the scratch folders; the kernel leaves folders in them that nobody may enter."""
-    for scratch in (layer.scratch for layer in layers if not layer.in_memory):
-        for base, names, _ in os.walk(scratch):
-            for path in (Path(base, name) for name in names):
-                if not path.is_symlink():
-                    path.chmod(0o700)
-        shutil.rmtree(scratch)
+    for held in (layer.held for layer in layers):
+        if held is not None:
+            held.delete()

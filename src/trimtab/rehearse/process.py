@@ -216,7 +216,7 @@ def _called(process: Process, machine: Machine, module: Any, _: Any) -> None:
 
 def _catch_ends(process: Process) -> None:
     """Uncaught errors, normal ends, os._exit and the ends of multiprocessing children all leave a record."""
-    from trimtab.rehearse.errors import only_aborted
+    from trimtab.rehearse.errors import only_aborted, stopped_as_asked
 
     real_exit = os._exit
     real_hook = sys.excepthook
@@ -226,9 +226,10 @@ def _catch_ends(process: Process) -> None:
         real_exit(status)
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if isinstance(error, StopRehearsal) or only_aborted(error, process):
+        stopped = stopped_as_asked(error, process)
+        if stopped or only_aborted(error, process):
             # To end as asked is no failure: a launcher above must not take it for one.
-            process.finish("max-steps" if isinstance(error, StopRehearsal) else "done")
+            process.finish("max-steps" if stopped else "done")
             sys.stdout.flush()
             sys.stderr.flush()
             process.hard_exit(0)
@@ -257,15 +258,17 @@ def _catch_ends(process: Process) -> None:
 
 def guarded(process: Process, run: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, whose error and end are recorded."""
+    from trimtab.rehearse.errors import stopped_as_asked
 
     @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except StopRehearsal:
-            return None
-        except Exception as error:
-            process.failed(error)
+        except BaseException as error:
+            if stopped_as_asked(error, process):
+                return None
+            if isinstance(error, Exception):
+                process.failed(error)
             raise
 
     return call

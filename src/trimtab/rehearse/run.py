@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import files_aside, hints, instead, one_rank, rank_variables
+from trimtab.rehearse import files_aside, hints, instead, left_behind, one_rank, rank_variables
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, Settings, gather
 from trimtab.rehearse.target import Target, parse_target
@@ -66,7 +66,10 @@ def rehearse(
 
     What the script writes is thrown away, or moved to the folder `keep`; with `in_place` it is written for real.
     """
-    folder = Path(tempfile.mkdtemp(prefix="trimtab-rehearsal-"))
+    place = Path(tempfile.gettempdir())
+    left_behind.sweep([place])
+    held = left_behind.make(left_behind.SESSION, place)
+    folder = held.path
     try:
         target = parse_target(words, scratch=folder, gpus=settings.gpus if settings.gpus_given else None)
         visible = target.visible_gpus()
@@ -105,7 +108,7 @@ def rehearse(
             if gathered.refused:
                 raise RequestError(gathered.refused)
             gathered.notes += target.notes
-            hints.set_aside(gathered, target, files)
+            hints.set_aside(gathered, files)
             result = judge(folder, gathered, children, timed_out, timeout, seconds, standstill)
             result.notes += hints.hints(result.findings, gathered, target)
             result.target, result.shapes_only, result.files = (
@@ -117,6 +120,7 @@ def rehearse(
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(held.lock)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ def stands_file(folder: Path, process: int) -> Path:
     return folder / f"stands-{process}"
 
 
+def stop_file(folder: Path) -> Path:
+    """There once the steps asked for were made by a worker without which the others cannot end."""
+    return folder / "stopped"
+
+
 class Recorder:
     """Writes this process's records. After a fork it goes on in a file of the new process."""
 

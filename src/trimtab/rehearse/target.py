@@ -32,8 +32,6 @@ class Target:
     """Options of python itself."""
     local_rank_option: bool = False
     """Whether the launcher tells each rank its number by `--local_rank=N` after the script's path."""
-    needs: str = ""
-    """A package that the line asks for and that is not here."""
     gpus: int = 1
     """How many GPUs the line itself counts on, where --gpus does not say."""
     notes: tuple[str, ...] = ()

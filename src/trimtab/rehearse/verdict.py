@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
 from trimtab.rehearse import blame, folding
-from trimtab.rehearse.session import AskedAt, Gathered
+from trimtab.rehearse.session import AskedAt, Gathered, stop_file
 from trimtab.rehearse.standstill import last_stack
 from trimtab.rehearse.waiting import Child
 from trimtab.rehearse.written import Files
@@ -85,7 +85,7 @@ def judge(
     proven = not timed_out and not gathered.unproven
     for child in children:
         end = gathered.ends.get(child.pid)
-        if timed_out or standstill is not None:
+        if timed_out or standstill is not None or (end is None and stop_file(folder).exists()):
             continue
         if end is None:
             proven = False

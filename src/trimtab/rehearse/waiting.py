@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse.session import read_lines
+from trimtab.rehearse.session import read_lines, stop_file
 from trimtab.rehearse.standstill import Standstill
 from trimtab.rehearse.system import belongs
 
@@ -19,6 +19,8 @@ Child = subprocess.Popen[bytes]
 
 _GRACE = 20.0
 """Seconds that the other ranks get to end by themselves after one has failed."""
+_AFTER_STOP = 3.0
+"""Seconds that workers tied by RPC get to end by themselves after one has made the steps asked for."""
 
 
 def wait(children: list[Child], deadline: float, folder: Path) -> tuple[bool, Finding | None]:
@@ -28,10 +30,13 @@ def wait(children: list[Child], deadline: float, folder: Path) -> tuple[bool, Fi
     """
     standstill = Standstill(folder)
     failed_at: float | None = None
+    stopped = stop_file(folder)
     while True:
         codes = [child.poll() for child in children]
         now = time.monotonic()
         if all(code is not None for code in codes):
+            return False, None
+        if stopped.exists() and time.time() > stopped.stat().st_mtime + _AFTER_STOP:
             return False, None
         if failed_at is None and any(c.returncode and not had_ended(folder, c) for c in children):
             failed_at = now

@@ -127,9 +127,18 @@ def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
         "numel": None if unequal else sum(tensor.numel() for tensor in tensors),
         "dtype": None if unequal or not tensors else str(tensors[0].dtype).removeprefix("torch."),
         "born": origin.born_of(tensors[0]) if tensors else None,
-        "gpu": str(tensors[0].device) if tensors and _gpu_only(group) else None,
+        "gpu": _gpu(name, named, tensors) if _gpu_only(group) else None,
         "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,
     }
+
+
+def _gpu(name: str, named: dict[str, Any], tensors: list[torch.Tensor]) -> str | None:
+    """The GPU on which NCCL runs it. Of a barrier only what the program says: NCCL takes the group's own, or one by the
+    rank's number, not the current device on which torch makes the tensor for it."""
+    if name == "barrier":
+        chosen = named.get("device_ids")
+        return f"cuda:{chosen[0]}" if chosen else None
+    return str(tensors[0].device) if tensors else None
 
 
 _asked: dict[str, str] = {}

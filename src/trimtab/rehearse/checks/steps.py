@@ -1,7 +1,9 @@
-"""Counts optimizer steps, and ends the script after as many as were asked for."""
+"""Counts optimizer steps, and ends the script after as many as were asked for. Workers that RPC ties together cannot go
+on without one of them: the parent is asked to end them all."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from trimtab.rehearse import session
 from trimtab.rehearse.checks.base import BaseCheck, backward_hub
 from trimtab.rehearse.process import StopRehearsal
 
@@ -25,22 +28,35 @@ class Steps(BaseCheck):
 
     def _differentiated(self) -> None:
         self.process.differentiated = True
+        self._tell()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.process.trained = True
         count = self._counts.get(optimizer, 0) + 1
         self._counts[optimizer] = count
         self._most = max(self._most, count)
+        self._tell()
+        limit = self.process.settings.max_steps
+        if limit is not None and self._most >= limit:
+            self.process.cut_off = True
+            self.process.recorder.write(t="stopped")
+            if _has_rpc():
+                session.stop_file(self.process.folder).touch()
+            raise StopRehearsal(f"{limit} optimizer steps made")
+
+    def _tell(self) -> None:
+        """Say now and then how far it is: a process may be ended without a word."""
         now = time.monotonic()
         if now > self._written_at + 1:
             self._written_at = now
             self.process.recorder.write(t="steps", n=self._most)
             self.process.memory()
-        limit = self.process.settings.max_steps
-        if limit is not None and self._most >= limit:
-            self.process.cut_off = True
-            raise StopRehearsal(f"{limit} optimizer steps made")
 
     def finish(self) -> None:
         if self._most:
             self.process.recorder.write(t="steps", n=self._most)
+
+
+def _has_rpc() -> bool:
+    api = sys.modules.get("torch.distributed.rpc.api")
+    return api is not None and bool(api._is_current_rpc_agent_set())
