@@ -43,7 +43,7 @@ def _changed(edits: list[Edit], file: str, line: int, why: str) -> Cause:
     if first is None or statement is None or first.start == first.end:  # nothing, or a line of its own
         return source.cause(file, line, why)
     last = line if hasattr(statement, "body") else statement.end_lineno or line
-    if first.file == file and line <= first.start[0] <= last:
+    if first.file == file and first.start[0] <= last and line <= first.end[0]:
         return source.cause(file, line, why)
     there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
     return source.cause(first.file, first.start[0], re.sub("(made|set) here", rf"\1 at {there}", why))
