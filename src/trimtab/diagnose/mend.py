@@ -76,6 +76,8 @@ def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
 def _given_inside(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """In a function that has ended: the device of what it was given when it made the tensor."""
     born, function = birthplace(stray), source.function_at(file, line)
+    if function is not None and (made := handed.construction(file, function, scene.frames)) is not None:
+        return handed.device_inside(made, file, function, wanted(scene, stray))
     if stray.tensor is None or function is None or born is None or born.file != file:
         return None
     if source.function_at(file, born.line) is not function:
@@ -206,8 +208,8 @@ def _to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend |
     frame, partner = scene.frames[0], scene.partner(stray)
     node: ast.expr | None = statement.value
     if spot.running(frame) is not None:
-        known = partner is not None and partner.tensor is not None
-        node = spot.expression(partner.tensor, partner.device, frame) if known else None  # type: ignore
+        tensor = partner.tensor if partner is not None else None
+        node = spot.expression(tensor, partner.device, frame) if partner and tensor is not None else None
     said = f"bring what is added to where the sum is kept, in line {statement.lineno}"
     device = f"{ast.unparse(statement.target)}.device"
     return brought(said, frame.f_code.co_filename, node, device) if node is not None else None

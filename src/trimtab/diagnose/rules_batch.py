@@ -14,6 +14,7 @@ from trimtab.diagnose import handed, mend, rewrite, scope, source
 from trimtab.diagnose.finding import Cause
 from trimtab.diagnose.rewrite import assigned
 from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose.rules_likely import moved_whole
 from trimtab.diagnose.scene import Scene, Sight, Suspect
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
@@ -220,5 +221,8 @@ def _with_its_siblings(scene: Scene, stray: Suspect, sight: Sight, line: int) ->
     if line == sight.line and given:
         return mend.brought("move it too", sight.file, given[0], device)
     text = f"{sight.name} = {sight.name}.to({device})"
+    if sight.made is not None and sight.name == sight.root:
+        # With all that came together and stayed there.
+        text = moved_whole(sight, sight.made, sight.name, device, stray.device) or text
     edits = [] if hasattr(statement, "body") else [rewrite.after(sight.file, statement, text)]
     return mend.Mend(f"move it too: {text}", edits)

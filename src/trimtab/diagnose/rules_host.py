@@ -60,8 +60,8 @@ def _gathered(tensor: torch.Tensor, frame: FrameType) -> Iterator[tuple[str, ast
         value = holders.value_of(name, frame)
         if not isinstance(value, list) or not any(entry is tensor for entry in value):
             continue
-        puts = [c for c in source.calls(file, "append") if isinstance(c.func, ast.Attribute) and c.args]
-        same = [c for c in puts if ast.unparse(c.func.value) == ast.unparse(name)]  # type: ignore[attr-defined]
+        puts = [c for c in source.calls(file, "append") if c.args]
+        same = [c for c in puts if ast.unparse(c.func) == f"{ast.unparse(name)}.append"]
         if len(same) == 1:
             yield file, same[0].args[0]
 

@@ -132,11 +132,11 @@ def _first_meaning(
 def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
     """The device of a tensor, or else of a model, that the running function was given."""
     given = [(name, frame.f_locals.get(name)) for name in source.parameters(file, line)]
-    texts = [text for name, value in given if (text := _device_of(name, value, file, line, wanted))]
+    texts = [text for name, value in given if (text := device_of(name, value, file, line, wanted))]
     return min(texts, key=len, default=None)
 
 
-def _device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:
+def device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:
     """Code for the device of a tensor or model, if that is the wanted one, and was so already on a line."""
     if isinstance(value, torch.Tensor) and str(value.device) == wanted:
         return f"{name}.device"
@@ -193,7 +193,7 @@ def _beside(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
         made = source.assignments(file, line, name)
         if len(made) != 1 or made[0].lineno >= line or hasattr(made[0], "body"):
             continue
-        if text := _device_of(name, value, file, line, wanted):
+        if text := device_of(name, value, file, line, wanted):
             return text
     return None
 
