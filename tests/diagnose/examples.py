@@ -100,6 +100,8 @@ EXAMPLES: dict[str, str] = {
     " Float for the"
     " destination and Half for the source.",
     "types-differ": "RuntimeError: index_add_(): self (Float) and source (BFloat16) must have the same scalar type",
+    "scaler-complex": 'RuntimeError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for '
+    "'ComplexFloat'",
     "half-on-cuda": "NotImplementedError: \"ctc_loss_cuda\" not implemented for 'Half'",
     "result-type": "RuntimeError: result type Float can't be cast to the desired output type Long",
     "half-overflow": "RuntimeError: value cannot be converted to type at::Half without overflow",
@@ -162,6 +164,10 @@ EXAMPLES: dict[str, str] = {
     "ddp-ready-twice-checkpoint": "RuntimeError: Expected to mark a variable ready only once. This error"
     " is caused by one"
     " of the following reasons: 1) Use of a module parameter outside the `forward` function.",
+    "gather-list": "ValueError: Argument ``gather_list`` must NOT be specified on non-destination ranks.",
+    "ddp-static-graph": "RuntimeError: Your training graph has changed in this iteration, e.g., one"
+    " parameter is unused in first iteration, but then got used in the second iteration. this is not"
+    " compatible with static_graph set to True.",
     "ddp-unused": "RuntimeError: Expected to have finished reduction in the prior iteration before"
     " starting a new one.",
     "ddp-no-gradient": "RuntimeError: DistributedDataParallel is not needed when a module doesn't have"

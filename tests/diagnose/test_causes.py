@@ -302,6 +302,20 @@ CASES = {
         down(x)  # WHERE
         """,
     ),
+    "a norm that was cast back to full precision": (
+        "dtype-mismatch",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.out = nn.LayerNorm(4), nn.Linear(4, 4)
+            def forward(self, x):
+                return self.out(self.norm(x))  # WHERE
+        net = Net().cuda().half()
+        net.norm.float()  # CAUSE
+        net(torch.ones(2, 4, device="cuda", dtype=torch.float16))
+        """,
+    ),
     "an average of a plain attribute": (
         "unmoved-state",
         """

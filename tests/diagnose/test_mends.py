@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.diagnose import branches, mends_graph, mends_values, rewrite, source, trace
+from trimtab.diagnose import branches, loops_left, mends_graph, mends_values, rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
 
 
@@ -85,6 +85,7 @@ def test_a_cut_is_mended_in_its_place(tmp_path: Path, line: str, mended: str) ->
         ("y = x / n.sum()", "div", "float32", "y = x / (n.sum() + 1e-8)"),
         ("y = x / (n.sum() + 1e-8)", "div", "float16", "y = x / (n.sum() + 1e-4)"),
         ("y = r.std(dim=1)", "std", "float32", "y = r.std(dim=1, correction=0)"),
+        ("y = torch.acos(c)", "acos", "float32", "y = torch.acos(c.clamp(-1 + 1e-6, 1 - 1e-6))"),
     ],
 )
 def test_numbers_are_kept_finite_at_their_expression(
@@ -94,6 +95,26 @@ def test_numbers_are_kept_finite_at_their_expression(
     mend = mends_values.of_zero(source.place(file, 1), name, dtype)
     assert mend is not None
     assert after(file, mend[1], "y =") == mended
+
+
+def test_an_eps_that_vanishes_is_changed_where_it_is_set(tmp_path: Path) -> None:
+    file = written(tmp_path, "EPS = 1e-9\n\n\ndef unit(x):\n    return x / (x.norm() + EPS)\n")
+    mend = mends_values.of_zero(source.place(file, 5), "div", "float16")
+    assert mend is not None
+    assert after(file, mend[1], "EPS =") == "EPS = 1e-4"
+
+
+@pytest.mark.parametrize(
+    ("line", "mended"),
+    [
+        ("y = torch.log(torch.exp(x).sum(-1))", "y = torch.logsumexp(x, -1)"),
+        ("y = (0.5 * v).exp()", "y = ((0.5 * v).clamp(max=80)).exp()"),
+    ],
+)
+def test_an_exponential_is_bounded_or_taken_as_a_whole(tmp_path: Path, line: str, mended: str) -> None:
+    file = written(tmp_path, line + "\n")
+    node = next(call for call in source.calls(file, "exp"))
+    assert after(file, mends_values.of_exp(file, node, "exp")[1], "y =") == mended
 
 
 @pytest.mark.parametrize(
@@ -137,10 +158,10 @@ def test_the_condition_on_the_rank_is_found_where_the_ways_part(tmp_path: Path) 
 
 def test_a_count_that_all_ranks_share_is_no_way_out(tmp_path: Path) -> None:
     file = written(tmp_path, GUARDED)
-    said = branches.way_out([(file, line_of(file, "backward"))], 1)
+    said = loops_left.way_out([(file, line_of(file, "backward"))], 1)
     assert said is not None
     assert said.cause.line == line_of(file, "isnan")
-    assert branches.way_out([(file, line_of(file, "train()"))], 1) is None
+    assert loops_left.way_out([(file, line_of(file, "train()"))], 1) is None
 
 
 def test_a_statement_moves_only_where_nothing_needs_it_before(tmp_path: Path) -> None:

@@ -207,7 +207,75 @@ def test_ranks_that_share_no_gradients_or_read_the_same_rows(
     assert [edit["text"].strip() for edit in finding["edits"]] == edits
 
 
+PARTED: dict[str, tuple[str, str, str]] = {
+    "a sampler with a seed of its own on each rank": (
+        "same-rows",
+        """
+loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, seed=3 + local_rank))  # cause
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+"""
+        + LOOP,
+        "3",
+    ),
+    "weights that one rank alone loads": (
+        "ranks-disagree",
+        """
+loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows))
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+if local_rank == 0:  # cause
+    model.module.load_state_dict(nn.Linear(8, 8).state_dict())
+"""
+        + LOOP,
+        "model.module.load_state_dict(nn.Linear(8, 8).state_dict())",
+    ),
+    "a learning rate that follows each rank's own loss": (
+        "ranks-disagree",
+        """
+device = torch.device("cuda", local_rank)
+model = DDP(nn.Linear(8, 8).to(device), device_ids=[local_rank])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0)
+for step in range(4):
+    opt.zero_grad()
+    model(torch.randn(4, 8).to(device)).pow(2).mean().backward()
+    opt.step()
+    plateau.step(step * local_rank)  # cause
+""",
+        "figure = torch.as_tensor(step * local_rank, dtype=torch.float32, device=device)\n"
+        "    dist.all_reduce(figure)",
+    ),
+    "two forward passes of a model with buffers before one backward": (
+        "other-error",
+        """
+model = DDP(nn.BatchNorm1d(8).cuda(), device_ids=[local_rank])  # cause
+one, two = model(torch.randn(4, 8).cuda()), model(torch.randn(4, 8).cuda())
+(one.sum() + two.sum()).backward()
+""",
+        ", broadcast_buffers=False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_what_parts_the_ranks_is_named_and_mended(rehearse_warm: Rehearse, tmp_path: Path, name: str) -> None:
+    kind, code, edit = PARTED[name]
+    path = tmp_path / "program.py"
+    path.write_text(RANKS + code)
+    report = rehearse_warm(str(path), ranks=2)
+    (finding,) = report["findings"]
+    assert finding["kind"] == kind, report["text"]
+    assert {finding["cause"]["line"]} == marked_lines(path, "cause"), report["text"]
+    assert finding["edits"][0]["text"].strip() == edit
+
+
 ON_PURPOSE: dict[str, str] = {
+    "rows that each rank draws by chance": """
+g = torch.Generator().manual_seed(local_rank)
+sampler = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=24, generator=g)
+loader = DataLoader(rows, batch_size=4, sampler=sampler)
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+"""
+    + LOOP,
     "weights that are averaged every few steps": """
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 averager = PeriodicModelAverager(period=4, warmup_steps=0)

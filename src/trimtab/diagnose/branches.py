@@ -7,19 +7,14 @@ unequal numbers of steps by where the other rank stood: under the condition, beh
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import own_figures, rewrite, source
 from trimtab.diagnose.finding import Cause, Edit
+from trimtab.diagnose.own_figures import RANK
 
 Way = Sequence[tuple[str, int]]
-_RANK = re.compile(r"(?:^|[_.\W])(?:rank|main|master|primary|chief|leader|zero)(?:$|[_.\W])", re.IGNORECASE)
-_SAME_EVERYWHERE = frozenset(
-    ("len", "int", "min", "max", "isinstance", "range", "bool", "hasattr", "getattr")
-)
-_TOGETHER = frozenset(("all_reduce", "broadcast", "all_gather", "reduce", "gather", "broadcast_object_list"))
 
 
 @dataclass
@@ -43,6 +38,40 @@ def guard(mine: Way, theirs: Way, rank: int, other: int) -> Said | None:
     return None
 
 
+def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
+    """The function in which one rank stands and which the other has left before, by what it alone decided."""
+    for depth, ((_, line), beside) in enumerate(_levels(mine, theirs), 1):
+        inside = mine[-depth - 1] if depth < len(mine) else None
+        if beside is None or beside <= line or inside is None:
+            continue
+        function = source.function_at(*inside)
+        for node in ast.walk(function) if function is not None else ():
+            leaves = isinstance(node, ast.If) and any(
+                isinstance(n, ast.Return) for s in node.body for n in ast.walk(s)
+            )
+            if not leaves or not isinstance(node, ast.If) or node.lineno >= inside[1]:
+                continue
+            if own_figures.decided_alone(inside[0], node):
+                why = f"each rank decides this for itself: rank {other} returns, and never comes to line {inside[1]}"
+                fix = f"Let every rank come to line {inside[1]}: ask `{ast.unparse(node.test)}` on one rank only, "
+                fix += "before it."
+                return Said(source.cause(inside[0], node.lineno, why), fix)
+    return None
+
+
+def only_here(way: Way) -> Said | None:
+    """The condition on the rank around a way that only some ranks went, and how all would."""
+    for file, line in way:
+        node = next((n for n in _conditions(file, line) if _asks_rank(file, n)), None)
+        if node is not None:
+            statement = source.statement(file, line)
+            what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
+            fix = f"Let every rank do it: put `{what}` outside of `if {ast.unparse(node.test)}`."
+            cause = source.cause(file, node.lineno, "only some ranks come here")
+            return Said(cause, fix, _taken_out(file, node, statement))
+    return None
+
+
 def _levels(one: Way, two: Way) -> Iterator[tuple[tuple[str, int], int | None]]:
     """The lines of one way from the outermost in, each with the other's line in the same function if it was there."""
     same = True
@@ -52,21 +81,30 @@ def _levels(one: Way, two: Way) -> Iterator[tuple[tuple[str, int], int | None]]:
             same
             and partner is not None
             and partner[0] == file
-            and _function(*partner) is _function(file, line)
+            and function_around(*partner) is function_around(file, line)
         )
         yield (file, line), partner[1] if together and partner is not None else None
         same = together and partner is not None and partner[1] == line
 
 
-def _function(file: str, line: int) -> ast.AST | None:
+def function_around(file: str, line: int) -> ast.AST | None:
+    """The function that holds a line, else its module."""
     return source.function_at(file, line) or source.tree(file)
 
 
 def _conditions(file: str, line: int) -> list[ast.If]:
     """The `if` statements of the same function around a line, innermost first."""
-    scope = _function(file, line)
+    scope = function_around(file, line)
     nodes = [n for n in ast.walk(scope) if isinstance(n, ast.If)] if scope is not None else []
     return sorted((n for n in nodes if _side(n, line)), key=lambda n: -n.lineno)
+
+
+def rank_conditions_before(file: str, line: int) -> list[ast.If]:
+    """The conditions on the rank, without another branch, that end before a line of the same function; last first."""
+    scope = function_around(file, line)
+    nodes = [n for n in source.own_statements(scope) if isinstance(n, ast.If)] if scope is not None else []
+    ended = [n for n in nodes if (n.end_lineno or 0) < line and not n.orelse and _asks_rank(file, n)]
+    return sorted(ended, key=lambda n: -n.lineno)
 
 
 def _side(node: ast.If, line: int) -> str:
@@ -82,10 +120,10 @@ def _asks_rank(file: str, node: ast.If) -> bool:
     said = ast.unparse(node.test)
     if "__name__" in said:
         return False
-    if _RANK.search(said):
+    if RANK.search(said):
         return True
     made = [source.last_assignment(file, node.lineno, name) for name in source.names_in(node.test)]
-    return any(isinstance(m, ast.Assign) and _RANK.search(ast.unparse(m.value)) for m in made)
+    return any(isinstance(m, ast.Assign) and RANK.search(ast.unparse(m.value)) for m in made)
 
 
 def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -> Said:
@@ -100,165 +138,28 @@ def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -
     statement = source.statement(file, line)
     what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
     if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
-        rest = [part for part in node.test.values if not _RANK.search(ast.unparse(part))]
+        rest = [part for part in node.test.values if not RANK.search(ast.unparse(part))]
         if 0 < len(rest) < len(node.test.values):
             code = " and ".join(
                 rewrite.operand(p) if isinstance(p, ast.BoolOp) else ast.unparse(p) for p in rest
             )
             fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
             return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
+    if not RANK.search(test):
+        fix = f"Decide by what all ranks have: `{test}` hangs on something that only some of them do."
+        return Said(cause, fix)
     fix = f"Every rank has to call it: put `{what}` outside of `if {test}`, and only what prints or writes under it."
     return Said(cause, fix, edits=_taken_out(file, node, statement))
 
 
 def _taken_out(file: str, node: ast.If, statement: ast.stmt | None) -> list[Edit]:
-    """The statement put before the condition, where it is the first under it."""
-    if statement is None or node.orelse or not node.body or node.body[0] is not statement:
+    """The statement put before the condition, where it is the first under it, or behind, where it is the last."""
+    if statement is None or node.orelse or statement not in (node.body[0], node.body[-1]):
         return []
+    text = rewrite.written(file, statement)
     if len(node.body) == 1:
-        return [rewrite.in_place_of(file, node, rewrite.written(file, statement))]
-    if isinstance(statement, ast.Assign | ast.Expr | ast.AugAssign):
-        gone = Edit(file, (statement.lineno, 0), ((statement.end_lineno or statement.lineno) + 1, 0), "")
-        return [rewrite.before(file, node, rewrite.written(file, statement)), gone]
-    return []
-
-
-def way_out(mine: Way, other: int) -> Said | None:
-    """Why a rank may have left, or skipped a round of, the loops in which another stands: by what it alone decided."""
-    for file, line in mine:
-        scope = _function(file, line)
-        loops = (
-            [n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)] if scope is not None else []
-        )
-        around = [n for n in loops if n.body[0].lineno <= line <= (n.end_lineno or 0)]
-        for loop in sorted(around, key=lambda n: -n.lineno):
-            for node in _exits(loop, line):
-                if _own_decision(file, node):
-                    return _decided_alone(file, node, line, other)
-            if (decided := _rows_of_rank(file, loop)) is not None:
-                return decided
-    return None
-
-
-def _exits(loop: ast.For | ast.While, line: int) -> Iterator[ast.If | ast.ExceptHandler]:
-    """The conditions and handlers of a loop that leave it, or skip the rest of a round before a line."""
-    for node in ast.walk(loop):
-        if not isinstance(node, ast.If | ast.ExceptHandler):
-            continue
-        for inner in (i for statement in node.body for i in ast.walk(statement)):
-            if isinstance(inner, ast.Break | ast.Return) or (
-                isinstance(inner, ast.Continue) and inner.lineno < line
-            ):
-                yield node
-                break
-
-
-def _own_decision(file: str, node: ast.If | ast.ExceptHandler) -> bool:
-    """Whether ranks may decide differently: by what a call gives, not by counters and settings."""
-    if isinstance(node, ast.ExceptHandler):
-        return True
-    if _deciding(node.test):
-        return True
-    for name in source.names_in(node.test):
-        made = source.last_assignment(file, node.lineno, name)
-        if isinstance(made, ast.Assign) and _deciding(made.value) and not _agreed(file, made, node):
-            return True
-    return False
-
-
-def _deciding(node: ast.expr) -> bool:
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    return any(source.called_name(c) not in _SAME_EVERYWHERE for c in calls) or bool(
-        _RANK.search(ast.unparse(node))
-    )
-
-
-def _agreed(file: str, made: ast.stmt, node: ast.If) -> bool:
-    """Whether the ranks exchanged something between a value and the condition on it."""
-    calls = source.calls(file, *_TOGETHER)
-    return any(made.lineno <= call.lineno <= node.lineno for call in calls)
-
-
-def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int) -> Said:
-    if isinstance(node, ast.ExceptHandler):
-        why = f"a rank that comes here skips the collective of line {line}, which the others wait in"
-        fix = "Let the error end the run, or let the ranks tell each other (all_reduce of a flag) and skip together."
-        return Said(source.cause(file, node.lineno, why), fix)
-    test = ast.unparse(node.test)
-    why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
-    device = _device(file, node)
-    flag = f"torch.tensor(float({test}), device={device or 'device'})"
-    fix = (
-        f"Decide together: flag = {flag}; torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX); then "
-        "`if flag.item():`."
-    )
-    edits: list[Edit] = []
-    if device is not None and "torch" in _imported(file) and not _is_elif(file, node):
-        edits = [
-            rewrite.before(file, node, f"flag = {flag}"),
-            rewrite.before(
-                file, node, "torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)"
-            ),
-            rewrite.in_place_of(file, node.test, "flag.item()"),
-        ]
-    return Said(source.cause(file, node.lineno, why), fix, edits=edits)
-
-
-def _device(file: str, node: ast.AST) -> str | None:
-    """A device that the function around a line has a name for."""
-    line = getattr(node, "lineno", 0)
-    scope = _function(file, line)
-    names = source.names_in(scope) if scope is not None else set()
-    own = {
-        n.attr
-        for n in ast.walk(scope or ast.Pass())
-        if isinstance(n, ast.Attribute) and source.root(n) == "self"
-    }
-    for name in ("device", "dev", "local_rank"):
-        if name in names:
-            return name
-        if name in own:
-            return f"self.{name}"
-    return None
-
-
-def _is_elif(file: str, node: ast.If) -> bool:
-    return any(isinstance(n, ast.If) and n.orelse == [node] for n in source.walk(file))
-
-
-def _imported(file: str) -> set[str]:
-    nodes = [n for n in source.walk(file) if isinstance(n, ast.Import | ast.ImportFrom)]
-    return {(alias.asname or alias.name).split(".")[0] for node in nodes for alias in node.names}
-
-
-def _rows_of_rank(file: str, loop: ast.For | ast.While) -> Said | None:
-    """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
-    if isinstance(loop, ast.While):
-        return None
-    queue, seen = sorted(source.names_in(loop.iter)), set[str]()
-    line = loop.lineno
-    while queue and len(seen) < 12:
-        name = queue.pop(0)
-        if name in seen:
-            continue
-        seen.add(name)
-        made = source.last_assignment(file, line, name)
-        value = source.value_for(made, name) if made is not None else None
-        if made is None or value is None:
-            continue
-        if "Sampler" not in ast.unparse(value) and _takes_part(value):
-            why = "every rank takes its own part here, and the parts are of different length"
-            fix = (
-                "Give every rank as many rows: a DistributedSampler, or cut the rest off before sharing out."
-            )
-            return Said(source.cause(file, made.lineno, why), fix)
-        queue += sorted(source.names_in(value) - seen)
-    return None
-
-
-def _takes_part(node: ast.expr) -> bool:
-    slices = [n for n in ast.walk(node) if isinstance(n, ast.Slice | ast.Subscript)]
-    ranges = [
-        n for n in ast.walk(node) if isinstance(n, ast.Call) and source.called_name(n) in ("range", "Subset")
-    ]
-    return any(re.search(r"\brank\b|_rank\b|\brank_", ast.unparse(n)) for n in (*slices, *ranges))
+        return [rewrite.in_place_of(file, node, text)]
+    if not isinstance(statement, ast.Assign | ast.Expr | ast.AugAssign):
+        return []
+    put = rewrite.before if statement is node.body[0] else rewrite.after
+    return [put(file, node, text), rewrite.without(file, statement)]

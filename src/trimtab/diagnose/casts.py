@@ -30,6 +30,8 @@ class Taker(NamedTuple):
 
 def joined(frame: FrameType, node: ast.expr, odd: torch.Tensor | None = None) -> Verdict | None:
     """The cast that makes a failing expression run: where the odd operand is made, else where it is used."""
+    if (kept := _odd_buffer(frame, node)) is not None:
+        return kept
     if (taker := _taker(frame, node)) is None:
         return None
     parts = list(_odd_parts(frame, node, taker, odd))
@@ -37,7 +39,7 @@ def joined(frame: FrameType, node: ast.expr, odd: torch.Tensor | None = None) ->
         return None
     file, line = frame.f_code.co_filename, node.lineno
     found = [_cast(file, line, part, taker) for part in parts]
-    place, how, _ = found[0]
+    place, how = found[0][0], "; ".join(dict.fromkeys(said for _, said, _ in found))
     value = holders.value_of(parts[0], frame)
     seen = value if isinstance(value, torch.Tensor) else odd
     kind = _plain(seen.dtype) if seen is not None else "of another precision"
@@ -45,6 +47,29 @@ def joined(frame: FrameType, node: ast.expr, odd: torch.Tensor | None = None) ->
     fix = f"{how} ({taker.code} is {_plain(taker.dtype)})."
     edits = [edit for _, _, edit in found]
     return Verdict(source.cause(file, place, why), fix, edits=edits)
+
+
+def _odd_buffer(frame: FrameType, node: ast.expr) -> Verdict | None:
+    """A module without weights that keeps a tensor in another precision than it is given: a loss's class weights."""
+    layer = holders.value_of(node.func, frame) if isinstance(node, ast.Call) else None
+    if not isinstance(layer, nn.Module) or any(True for _ in layer.parameters()):
+        return None
+    given = next((taker for part in _operands(node) if (taker := _by_value(frame, part)) is not None), None)
+    for name, kept in layer.named_buffers() if given is not None else ():
+        born = origin.born_of(kept)
+        if not kept.is_floating_point() or given is None or kept.dtype is given.dtype or born is None:
+            continue
+        why = f"{name} of {type(layer).__name__} is {_plain(kept.dtype)}, and meets {_plain(given.dtype)}"
+        calls = source.call_on(born.file, born.line)
+        made = [
+            c for c in calls if source.called_name(c) in ("tensor", "as_tensor", "from_numpy", "FloatTensor")
+        ]
+        code = f"{ast.unparse(made[0])}.to({given.dtype})" if len(made) == 1 else f".to({given.dtype})"
+        edits = [rewrite.in_place_of(born.file, made[0], code)] if len(made) == 1 else []
+        return Verdict(
+            source.cause(born.file, born.line, why), f"Make it in that precision: {code}.", edits=edits
+        )
+    return None
 
 
 def _plain(dtype: torch.dtype) -> str:
@@ -55,7 +80,8 @@ def _cast(file: str, line: int, part: ast.expr, taker: Taker) -> tuple[int, str,
     """One operand brought to the taker's precision: the line, the code in words, the edit."""
     used = f"{rewrite.operand(part)}.to({taker.code})"
     here = line, f"Cast it: {used}", rewrite.in_place_of(file, part, used)
-    made = source.last_assignment(file, line, part.id) if isinstance(part, ast.Name) else None
+    name = part.id if isinstance(part, ast.Name) else ""
+    made = source.last_assignment(file, line, name) if name else None
     if not isinstance(made, ast.Assign) or not isinstance(made.targets[0], ast.Name):
         return here
     if source.function_at(file, made.lineno) is not source.function_at(file, line):
@@ -72,7 +98,7 @@ def _cast(file: str, line: int, part: ast.expr, taker: Taker) -> tuple[int, str,
         return made.lineno, f"Make it in that precision: {text}", edit
     code = f"{rewrite.operand(made.value)}.to({taker.code})"
     edit = rewrite.in_place_of(file, made.value, code)
-    return made.lineno, f"Cast it where it is made: {part.id} = {code}", edit
+    return made.lineno, f"Cast it where it is made: {name} = {code}", edit
 
 
 def _is_factory(call: ast.Call) -> bool:
@@ -98,13 +124,16 @@ def _taker(frame: FrameType, node: ast.expr) -> Taker | None:
     if isinstance(node, ast.Call):
         layer = holders.value_of(node.func, frame)
         if isinstance(layer, nn.Module):
-            return _layer(ast.unparse(node.func), layer)
+            taker = _layer(ast.unparse(node.func), layer)
+            given = (t for part in _operands(node) if (t := _by_value(frame, part)) is not None)
+            return next((t for t in given if taker is not None and t.dtype is taker.dtype), taker)
         if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
             return _by_value(frame, node.func.value)
-    parts = sorted(
-        _operands(node), key=lambda part: not isinstance(holders.value_of(part, frame), nn.Parameter)
-    )
-    return next((taker for part in parts if (taker := _by_value(frame, part)) is not None), None)
+    owner = frame.f_locals.get("self")
+    own = _layer("self", owner) if isinstance(owner, nn.Module) else None
+    takers = [taker for part in _operands(node) if (taker := _by_value(frame, part)) is not None]
+    # What the layers around it work in, else the first operand.
+    return next((t for t in takers if own is not None and t.dtype is own.dtype), next(iter(takers), None))
 
 
 def _layer(code: str, layer: nn.Module) -> Taker | None:
@@ -189,8 +218,7 @@ def _raising(error: BaseException) -> tuple[FrameType | None, ast.expr | None]:
 
 def under_autocast(frames: list[FrameType], device: str, dtype: str) -> tuple[str, list[Edit]]:
     """A forward pass whose weights have two precisions, put under autocast where the model is called from outside."""
-    outside = (f for f in frames if not isinstance(f.f_locals.get("self"), nn.Module))
-    frame = next(outside, None)
+    frame = holders.outside(frames)
     opened = f'with torch.autocast("{device}", dtype=torch.{dtype}):'
     if frame is None:
         return f"run the model under `{opened}`", []

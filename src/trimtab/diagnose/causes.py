@@ -34,7 +34,7 @@ from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_generator import generator
 from trimtab.diagnose.rules_launch import current_device
 from trimtab.diagnose.rules_precision import dtype, refused
-from trimtab.diagnose.rules_values import forked, host_only
+from trimtab.diagnose.rules_values import forked, host_only, no_room
 from trimtab.diagnose.scene import Scene, Suspect
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def _judge(scene: Scene) -> Verdict | None:
     kind = scene.fault.kind
     if kind == "worker-uses-gpu" and (verdict := forked(scene)):
         return verdict
+    if kind == "out-of-memory":
+        return no_room(scene)
     if kind == "generator-device":
         return generator(scene)
     if kind == "placement-conflict":

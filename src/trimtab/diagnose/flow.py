@@ -138,14 +138,36 @@ def _is_number(node: ast.expr, value: int) -> bool:
 def choice_of(file: str, line: int, attribute: str) -> Place | None:
     """The condition inside the function at a line on which `self.attribute` is used."""
     function = source.function_at(file, line)
-    for node in ast.walk(function) if function is not None else ():
+    if function is None:
+        return None
+    loops = [n for n in ast.walk(function) if isinstance(n, ast.For) and _reads(n.iter, attribute, set())]
+    names = {name for loop in loops for name in source.bound(loop)}
+    for node in ast.walk(function):
         if not isinstance(node, ast.If | ast.IfExp):
             continue
         branches = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [*node.body, *node.orelse]
-        for inner in (n for branch in branches for n in ast.walk(branch)):
-            if isinstance(inner, ast.Attribute) and inner.attr == attribute:
-                return place(file, node.lineno)
+        if any(_reads(branch, attribute, names) for branch in branches):
+            return place(file, node.lineno)
+        # A round of a loop over the layers that is left out, or a return before they are used.
+        uses = [
+            n.lineno for n in ast.walk(function) if isinstance(n, ast.expr) and _reads(n, attribute, names)
+        ]
+        leaves = [n for branch in branches for n in ast.walk(branch)]
+        skips = any(isinstance(n, ast.Continue | ast.Break) for n in leaves) and any(
+            node in ast.walk(n) for n in loops
+        )
+        returns = any(isinstance(n, ast.Return) for n in leaves) and bool(uses) and min(uses) > node.lineno
+        if isinstance(node, ast.If) and (skips or returns):
+            return place(file, node.lineno)
     return None
+
+
+def _reads(node: ast.AST, attribute: str, names: set[str]) -> bool:
+    """Whether something reads an attribute, or one of these names."""
+    return any(
+        (isinstance(n, ast.Attribute) and n.attr == attribute) or (isinstance(n, ast.Name) and n.id in names)
+        for n in ast.walk(node)
+    )
 
 
 def condition_of_call(at: Place, names: tuple[str, ...]) -> Place | None:

@@ -263,6 +263,11 @@ def _path_inside(owner: Any, value: Any, depth: int) -> str | None:
     return None
 
 
+def outside(frames: Iterable[FrameType]) -> FrameType | None:
+    """The innermost frame that is no method of a module: the one that calls the model."""
+    return next((f for f in frames if not isinstance(f.f_locals.get("self"), nn.Module)), None)
+
+
 def path_of(module: nn.Module, modules: Iterable[nn.Module]) -> str:
     """The module's name from the outermost module that registers it: `layers.3.self_attn`."""
     return ".".join(reversed([holder.name for holder in climb(module, modules)]))

@@ -48,12 +48,9 @@ def built(place: Place) -> Found | None:
     node = source.statement(place.file, place.line)
     if not isinstance(node, ast.AugAssign | ast.Assign):
         return None
-    if isinstance(node, ast.Assign):
-        target = ast.unparse(node.targets[0])
-        if target not in {
-            ast.unparse(n) for n in ast.walk(node.value) if isinstance(n, ast.Name | ast.Attribute)
-        }:
-            return None
+    inside = {ast.unparse(n) for n in ast.walk(node.value) if isinstance(n, ast.expr)}
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) not in inside:
+        return None
     code = f"{rewrite.operand(node.value)}.detach()"
     said = f"Keep the value without its graph: {code} (or .item() for a number)."
     return place, said, [rewrite.in_place_of(place.file, node.value, code)]
@@ -161,7 +158,7 @@ def _owner_file(table: dict[Any, Any]) -> str | None:
     return None
 
 
-def _stores(file: str, name: str) -> Iterator[tuple[ast.AST, ast.expr]]:
+def _stores(file: str, name: str) -> Iterator[tuple[ast.stmt | ast.expr, ast.expr]]:
     """The statements that put something under a name, or into what has this name, and what they put there."""
     for node in source.walk(file):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:

@@ -6,9 +6,7 @@ import ast
 from collections.abc import Iterable
 from types import FrameType
 
-from torch import nn
-
-from trimtab.diagnose import rewrite, scope, source
+from trimtab.diagnose import holders, rewrite, scope, source
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.flow import switches_off
 
@@ -294,7 +292,7 @@ def bound_again(made: Place | None) -> Place | None:
 
 def of_evaluation(frames: Iterable[FrameType]) -> Mend:
     """A model that is evaluated with gradients on: the function that runs it, without them."""
-    frame = next((f for f in frames if not isinstance(f.f_locals.get("self"), nn.Module)), None)
+    frame = holders.outside(frames)
     file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
     function = source.function_at(file, line) if file else None
     if function is None or not scope.is_bound(file, function.lineno, "torch"):

@@ -6,6 +6,7 @@ Reads source and the variables of frames (live, or of a traceback); runs nothing
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
@@ -31,15 +32,12 @@ def scaled(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:
     loss = call.func.value if call is not None and isinstance(call.func, ast.Attribute) else None
     spoken = ast.unparse(loss) if loss is not None else "the loss"
     for frame in frames:
-        for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
-            if type(value).__name__ == "Accelerator":
-                code = f"{name}.backward({spoken})"
-                edits = (
-                    [rewrite.in_place_of(place.file, call, code)]
-                    if call is not None and not call.args
-                    else []
-                )
-                return f"Let accelerate do it, which holds the scaler: {code}.", edits
+        if (helper := _accelerator(frame)) is not None:
+            code = f"{helper}.backward({spoken})"
+            edits = (
+                [rewrite.in_place_of(place.file, call, code)] if call is not None and not call.args else []
+            )
+            return f"Let accelerate do it, which holds the scaler: {code}.", edits
         if (named := code_for(scaler, frame)) is not None:
             code = f"{named}.scale({spoken})"
             edits = [rewrite.in_place_of(place.file, loss, code)] if loss is not None else []
@@ -47,9 +45,29 @@ def scaled(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:
     return f"Scale the loss first: scaler.scale({spoken}).backward().", []
 
 
+def _accelerator(frame: FrameType) -> str | None:
+    """The name of accelerate's helper, which holds a scaler of its own, in a frame."""
+    known = [*frame.f_locals.items(), *frame.f_globals.items()]
+    return next((name for name, value in known if type(value).__name__ == "Accelerator"), None)
+
+
+def _through(helper: str, frame: FrameType) -> tuple[Place, Mend]:
+    """A plain clip, made by accelerate, which unscales first."""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    calls = [c for c in source.call_on(file, line) if source.called_name(c).startswith("clip_grad_")]
+    name = source.called_name(calls[0]) if calls else "clip_grad_norm_"
+    edits = [rewrite.in_place_of(file, call.func, f"{helper}.{name}") for call in calls[:1]]
+    return source.place(file, line), (
+        f"Let accelerate clip, which unscales first: {helper}.{name}(...).",
+        edits,
+    )
+
+
 def unscaled_first(frames: Iterable[FrameType], scaler: Any, optimizer: Any) -> tuple[Place | None, Mend]:
     """Gradients that are to be unscaled before they are clipped: the line of the function that knows both objects."""
     for frame in frames:
+        if (helper := _accelerator(frame)) is not None:
+            return _through(helper, frame)
         names = code_for(scaler, frame), code_for(optimizer, frame)
         node = source.statement(frame.f_code.co_filename, frame.f_lineno)
         if None in names or node is None or hasattr(node, "body"):
@@ -84,6 +102,20 @@ def updated(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:
     return f"Update behind this step, which is taken again: {code}.", [rewrite.after(place.file, node, code)]
 
 
+def stepped_last(place: Place) -> list[Edit]:
+    """A step put behind what stands between it and the scaler's update, in the same block."""
+    step = source.statement(place.file, place.line)
+    for node in source.walk(place.file) if step is not None else ():
+        block = getattr(node, "body", None)
+        if not isinstance(block, list) or step not in block:
+            continue
+        for before, after in itertools.pairwise(block[block.index(step) :]):
+            calls = [source.called_name(n) for n in source.header(after) if isinstance(n, ast.Call)]
+            if "update" in calls and before is not step and isinstance(step, ast.Expr):
+                return rewrite.moved(place.file, step, before)
+    return []
+
+
 def once(first: Place, again: Place) -> Mend:
     """Gradients are to be unscaled once in every step: the condition under which the step is taken."""
     if (first.file, first.line) != (again.file, again.line):
@@ -103,44 +135,14 @@ def once(first: Place, again: Place) -> Mend:
     )
 
 
-def scaler_added(place: Place | None, frames: Iterable[FrameType], optimizers: list[Any]) -> Mend:
-    """A loop in float16 without a scaler, given one: made before the loop, used for the loss and for the step."""
-    said = (
-        "Scale the loss: scaler.scale(loss).backward(), then scaler.step(optimizer) and scaler.update(), with one "
-        'scaler = torch.amp.GradScaler("cuda"); or use bfloat16, which has the range of float32.'
+def scaler_added(place: Place | None, frames: Iterable[FrameType], optimizers: list[Any]) -> str:
+    """What a loop in float16 without a scaler lacks, in its own names."""
+    calls = source.call_on(place.file, place.line) if place is not None else ()
+    losses = [c.func.value for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "backward"]
+    loss = ast.unparse(losses[0]) if losses else "loss"
+    names = (code for frame in frames for o in optimizers if (code := code_for(o, frame)) is not None)
+    optimizer = next(names, "optimizer")
+    return (
+        f'Make one scaler = torch.amp.GradScaler("cuda") before the loop, and write scaler.scale({loss}).backward(); '
+        f"scaler.step({optimizer}); scaler.update(). Or use bfloat16, which has the range of float32."
     )
-    frame = next(iter(frames), None)
-    loop = _outermost_loop(place) if place is not None else None
-    if frame is None or place is None or loop is None or frame.f_lineno != place.line:
-        return said, []
-    calls = [c for c in source.call_on(place.file, place.line) if source.called_name(c) == "backward"]
-    steps = [
-        n
-        for n in ast.walk(loop)
-        if isinstance(n, ast.Expr)
-        and isinstance(n.value, ast.Call)
-        and isinstance(n.value.func, ast.Attribute)
-        and n.value.func.attr == "step"
-        and any(holders.value_of(n.value.func.value, frame) is optimizer for optimizer in optimizers)
-    ]
-    if len(calls) != 1 or not isinstance(calls[0].func, ast.Attribute) or len(steps) != 1:
-        return said, []
-    loss, step = calls[0].func.value, steps[0]
-    assert isinstance(step.value, ast.Call)
-    assert isinstance(step.value.func, ast.Attribute)
-    stepped_by = f"scaler.step({ast.unparse(step.value.func.value)})"
-    edits = [
-        rewrite.before(place.file, loop, 'scaler = torch.amp.GradScaler("cuda")'),
-        rewrite.in_place_of(place.file, loss, f"scaler.scale({ast.unparse(loss)})"),
-        rewrite.in_place_of(place.file, step, stepped_by),
-        rewrite.after(place.file, step, "scaler.update()"),
-    ]
-    return f"{said} Here: scaler.scale({ast.unparse(loss)}).backward(), {stepped_by}.", edits
-
-
-def _outermost_loop(place: Place) -> ast.For | ast.While | None:
-    """The outermost loop of the function around a line that holds it."""
-    scope = source.function_at(place.file, place.line) or source.tree(place.file)
-    loops = [n for n in source.own_statements(scope) if isinstance(n, ast.For | ast.While)] if scope else []
-    around = [n for n in loops if n.lineno < place.line <= (n.end_lineno or 0)]
-    return min(around, key=lambda n: n.lineno, default=None)

@@ -26,7 +26,9 @@ def least(dtype: str) -> str:
     return {"float16": "1e-4", "bfloat16": "1e-8", "float64": "1e-12"}.get(dtype, "1e-8")
 
 
-def of_zero(place: Place, name: str, dtype: str, backward: bool = False) -> Mend | None:
+def of_zero(
+    place: Place, name: str, dtype: str, node: ast.expr | None = None, backward: bool = False
+) -> Mend | None:
     """The mend for an operation on zero: a root, a logarithm, a quotient; `backward` where only its gradient breaks."""
     if (vanished := _vanished(place, dtype)) is not None:
         return vanished
@@ -34,6 +36,7 @@ def of_zero(place: Place, name: str, dtype: str, backward: bool = False) -> Mend
     calls = [
         n for n in _header(place) if isinstance(n, ast.Call) and source.called_name(n).rstrip("_") == name
     ]
+    calls = [n for n in calls if n is node] or calls
     small = "1e-12" if dtype in ("float32", "float64") and name in _ROOTS else least(dtype)
     if name in _LOGS | _ROOTS:
         return _clamped(place, calls, name, small)
@@ -41,6 +44,8 @@ def of_zero(place: Place, name: str, dtype: str, backward: bool = False) -> Mend
         return _spread(place, calls, name)
     if name in _DIVIDES:
         return _divided(place, small)
+    if name in ("acos", "asin"):
+        return _bounded(place, calls, name)
     if name == "pow" and backward:
         return (
             f"The slope of {name} at 0 is infinite: keep what it is given away from 0 (add {small}, or clamp it).",
@@ -78,7 +83,7 @@ def of_infinite(places: Iterable[Place], dtype: str) -> tuple[Place, str, list[E
         return None
     for place in places:
         for at, node in _constants(place):
-            if not isinstance(node.value, bool) and abs(node.value) > 65504:
+            if isinstance(node.value, int | float) and abs(node.value) > 65504:
                 number = rewrite.text_of(at.file, node)
                 said = (
                     f"{number} is infinite in float16 (which ends at 65504), and 0 times infinity is NaN: "
@@ -88,20 +93,46 @@ def of_infinite(places: Iterable[Place], dtype: str) -> tuple[Place, str, list[E
     return None
 
 
+def of_exp(file: str, node: ast.expr | None, name: str) -> Mend:
+    """An exponential beyond float32: the logarithm of a sum as torch has it, else what it is given, bounded."""
+    said = f"Keep what {name} is given below 80"
+    given = _given(node)
+    if node is None or given is None:
+        return f"{said}: .clamp(max=80), or work with logarithms (logsumexp, log_softmax).", []
+    outer = [n for n in source.above(file, node) if isinstance(n, ast.Call)][:2]
+    if [source.called_name(n) for n in outer] == ["sum", "log"]:
+        total, log = outer
+        dim = source.keyword(total, "dim") or next((a for a in total.args if _given(total) is not a), None)
+        if dim is not None:
+            code = f"torch.logsumexp({ast.unparse(given)}, {ast.unparse(dim)})"
+            return f"Take the logarithm of the sum as a whole: {code}.", [
+                rewrite.in_place_of(file, log, code)
+            ]
+    code = f"{rewrite.operand(given)}.clamp(max=80)"
+    fix = f"{said}: {code}, or work with logarithms (logsumexp, log_softmax)."
+    return fix, [rewrite.in_place_of(file, given, code)]
+
+
+def _given(node: ast.expr | None) -> ast.expr | None:
+    """What a function or method is applied to: its first argument, or the object before the dot."""
+    if isinstance(node, ast.BinOp):
+        return node.left
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
+        return node.func.value
+    return next((a for a in node.args if not isinstance(a, ast.Starred)), None)
+
+
 def in_float32(file: str, node: ast.expr | None) -> Mend:
     """An operation whose result float16 cannot hold, computed in float32: what it is given, cast."""
     said = "Compute this in float32 (or use bfloat16, which has the range of float32)"
-    given = None
-    if isinstance(node, ast.Call):
-        method = isinstance(node.func, ast.Attribute) and not _is_module(node.func.value)
-        given = (
-            node.func.value
-            if method and isinstance(node.func, ast.Attribute)
-            else next(iter(node.args), None)
-        )
-    elif isinstance(node, ast.BinOp):
-        given = node.left
-    if given is None or isinstance(given, ast.Constant | ast.Starred):
+    given = _given(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        left, right = rewrite.operand(node.left), rewrite.operand(node.right)
+        wide = f"{left}.float() @ {right}.float(), cast back when it is small again (after the softmax)"
+        return f"{said}: {wide}; or scale {left} down before the product.", []
+    if given is None or isinstance(given, ast.Constant):
         return f"{said}: .float() on what it is given.", []
     code = f"{rewrite.operand(given)}.float()"
     return f"{said}: {code}.", [rewrite.in_place_of(file, given, code)]
@@ -115,15 +146,22 @@ def _header(place: Place) -> Iterator[ast.AST]:
 def _clamped(place: Place, calls: list[ast.Call], name: str, small: str) -> Mend:
     if len(calls) != 1:
         return f"Keep what {name} is given above 0: .clamp(min={small}).", []
-    call = calls[0]
-    method = isinstance(call.func, ast.Attribute) and not _is_module(call.func.value)
-    given = (
-        call.func.value if method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
-    )
+    given = _given(calls[0])
     if given is None:
         return f"Keep what {name} is given above 0: .clamp(min={small}).", []
     code = f"{rewrite.operand(given)}.clamp(min={small})"
     return f"Keep what {name} is given above 0: {code}.", [rewrite.in_place_of(place.file, given, code)]
+
+
+def _bounded(place: Place, calls: list[ast.Call], name: str) -> Mend:
+    """An angle whose slope is infinite at its ends."""
+    given = _given(calls[0]) if len(calls) == 1 else None
+    if given is None:
+        return f"Keep what {name} is given inside of -1 and 1: .clamp(-1 + 1e-6, 1 - 1e-6).", []
+    code = f"{rewrite.operand(given)}.clamp(-1 + 1e-6, 1 - 1e-6)"
+    return f"Keep what {name} is given inside of -1 and 1: {code}.", [
+        rewrite.in_place_of(place.file, given, code)
+    ]
 
 
 def _is_module(node: ast.expr) -> bool:
@@ -153,6 +191,12 @@ def _divided(place: Place, small: str) -> Mend:
 
 def of_mask(place: Place, dtype_of: str) -> Mend | None:
     """The mend for a mask of -inf that hides a whole row: the type's own smallest number leaves softmax a sum."""
+    for call in (n for n in _header(place) if isinstance(n, ast.Call) and source.called_name(n) == "triu"):
+        first = source.keyword(call, "diagonal") or next(iter(call.args[1:]), None)
+        if first is None or source.is_constant(first, 0):
+            said = "A position has to see itself, or the first one sees nothing: triu with diagonal=1."
+            edit = rewrite.add_keyword(place.file, call, "diagonal", "1")
+            return said, [rewrite.in_place_of(place.file, first, "1") if first is not None else edit]
     for node in _header(place):
         if _is_minus_infinity(node) and isinstance(node, ast.expr):
             code = f"torch.finfo({dtype_of}).min"

@@ -71,6 +71,11 @@ scaler-misuse: scaler-bf16
   text \"_amp_foreach_non_finite_check_and_unscale_\w+\" not implemented for 'BFloat16'
   why  a GradScaler is used with bf16 weights; bf16 has the range of fp32 and needs no loss scaling
   fix  remove the GradScaler (fp16=False, bf16=True), or keep the trainable weights in fp32
+scaler-misuse: scaler-complex
+  text \"_amp_foreach_non_finite_check_and_unscale_\w+\" not implemented for 'Complex\w+'
+  why  a GradScaler is given gradients of complex weights, for which CUDA has no kernel
+  fix  keep such weights as pairs of real numbers: nn.Parameter(torch.view_as_real(w)), torch.view_as_complex(...)
+       in forward; or train in bfloat16, without a scaler
 backend-unsupported: half-on-cuda
   text \"\w+_(?:cuda|cusolver)\w*\" not implemented for '(?:Half|BFloat16)'|HalfTensor is not supported|
        Low precision dtypes not supported\. Got \w+|Unsupported dtype (?:Half|BFloat16)|
@@ -132,7 +137,7 @@ scaler-misuse: unscale-twice
   fix  call it once per optimizer step: scaler.unscale_(opt); clip; scaler.step(opt); scaler.update()
 scaler-misuse: scaler-order
   text Attempted (?:step|unscale_?|update) but _scale is None|step\(\) has already been called since the last
-       update\(\)
+       update\(\)|unscale_\(\) is being called after step\(\)
   why  the scaler's calls are out of order
   fix  scaler.scale(loss).backward(); scaler.step(opt); scaler.update(), each once per step
 no-gradient: no-grad-fn

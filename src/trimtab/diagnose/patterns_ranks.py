@@ -18,6 +18,10 @@ ddp-unused: ddp-unused
        forward does not run, or outputs in an object that DDP cannot look into
   fix  freeze or remove what is unused (p.requires_grad_(False) before DDP), use every output in the loss, or
        pass find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names
+ddp-unused: ddp-static-graph
+  text Your training graph has changed in this iteration.{0,160}?static_graph
+  why  static_graph=True promises DDP that every step uses the same parameters, and the steps differ
+  fix  find_unused_parameters=True in place of static_graph=True
 no-gradient: ddp-no-gradient
   text DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient
   why  everything is frozen, so DDP has nothing to average
@@ -33,6 +37,10 @@ ranks-disagree: collective-mismatch
   why  the ranks do not call the same collective with the same shape: a branch depends on rank or on the data
   fix  call the same collectives in the same order on every rank; put only printing and saving under `if rank ==
        0`
+ranks-disagree: gather-list
+  text Argument `*(?P<name>gather_list|scatter_list)`* must (?:NOT )?be specified on (?:non-)?\w+ ranks?
+  why  only the rank that collects (or hands out) gives the list of all parts; the others give None
+  fix  {name} only on that rank, None on the others
 ranks-disagree: nccl-timeout (a consequence)
   text Watchdog caught collective operation timeout:?(?: WorkNCCL\((?P<work>[^)]*)\))?(?: ran for \d+
        milliseconds before timing out)?

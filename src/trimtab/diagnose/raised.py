@@ -24,6 +24,7 @@ from trimtab.diagnose import (
     raised_leaves,
     raised_loader,
     raised_output,
+    raised_ranks,
     raised_shape,
     shared_graph,
     source,
@@ -118,6 +119,10 @@ def _verdict(name: str, error: BaseException) -> Verdict | None:
     return next((said for rule in _VERDICTS.get(name, ()) if (said := rule(error)) is not None), None)
 
 
+_TWO_TYPES = (
+    *("conv-input-dtype", "expected-scalar", "attention-dtype", "index-put-dtype"),
+    *("matmul-dtype", "rnn-dtype", "types-differ"),
+)
 _INDEX = (raised_index.out_of_range,)
 _ROWS = (raised_loader.missing_row, raised_loader.unequal)
 _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
@@ -155,15 +160,12 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "empty-parameter-list": (raised_leaves.empty_list,),
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
+    "gather-list": (raised_ranks.list_of_parts,),
+    "ddp-models-differ": (raised_ranks.built_of_own_rows,),
     "old-type-of-gpu-tensor": (raised_devices.old_type,),
     "dataparallel-first-device": (raised_devices.first_device,),
-    "conv-input-dtype": (casts.failing,),
-    "expected-scalar": (casts.failing,),
-    "attention-dtype": (casts.failing,),
-    "index-put-dtype": (casts.failing,),
-    "matmul-dtype": (casts.failing,),
-    "rnn-dtype": (casts.failing,),
-    "types-differ": (casts.failing,),
+    **dict.fromkeys(_TWO_TYPES, (casts.failing,)),
+    "embedding-indices-dtype": (raised_half.cast_ids,),
     "unsafe-autocast": (raised_half.on_probabilities,),
     "unscale-fp16": (raised_half.narrow_weights,),
     "scaler-bf16": (raised_half.narrow_weights,),
@@ -180,8 +182,6 @@ _RULES: dict[str, Rule] = {
     "ddp-ready-twice-checkpoint": raised_graph.reentrant,
     "checkpoint-no-grad-input": raised_graph.reentrant,
     "ddp-unused": raised_graph.unused_branch,
-    "unscale-fp16": raised_graph.half_cast,
-    "scaler-bf16": raised_graph.half_cast,
     "no-inf-checks": raised_graph.frozen,
     "no-grad-fn": raised_graph.without_grad,
     "invalid-ordinal": raised_data.device_number,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, rewrite, source
+from trimtab.diagnose import holders, rewrite, source, trace
 from trimtab.diagnose.raised_common import frames_of, own_frames
 from trimtab.diagnose.rules_common import Verdict
 
@@ -105,30 +105,37 @@ def _linear_names(error: BaseException) -> Iterator[str]:
 
 def half_range(error: BaseException) -> Verdict | None:
     """A number that half precision cannot hold, written into a tensor: most often the mask value of attention."""
-    if not (own := own_frames(error)):
-        return None
-    frame, line = own[0]
-    file = frame.f_code.co_filename
-    for call in source.call_on(file, line):
-        for given in (*call.args, *(k.value for k in call.keywords)):
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        for given, masked in _numbers_given(file, line):
+            place, said = trace.decided(file, line, given)
             try:
-                number = ast.literal_eval(given)
+                number = ast.literal_eval(said)
             except ValueError:
                 continue
             if not isinstance(number, float | int) or abs(number) < 65504:
                 continue
-            masked = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if masked is None or ast.unparse(masked) == "torch":
-                masked = call.args[-2] if len(call.args) > 1 else None
-            end = "min" if number < 0 else "max"
-            known = isinstance(masked, ast.Name | ast.Attribute)
-            code = f"torch.finfo({ast.unparse(masked) if known and masked else 'x'}.dtype).{end}"
-            why = f"{ast.unparse(given)} is beyond what float16 can hold (65504)"
-            edits = [rewrite.in_place_of(file, given, code)] if known else []
-            return Verdict(
-                source.cause(file, given.lineno, why), f"Use the type's own limit: {code}.", edits=edits
-            )
+            named = isinstance(masked, ast.Name | ast.Attribute) and masked is not None
+            dtype = f"{ast.unparse(masked)}.dtype" if named and masked is not None else "torch.float16"
+            code = f"torch.finfo({dtype}).{'min' if number < 0 else 'max'}"
+            at = f" (line {place.line})" if said is not given else ""
+            why = f"{rewrite.text_of(file, given)}{at} is beyond what float16 can hold (65504)"
+            edits = [rewrite.in_place_of(file, given, code)]
+            fix = f"Use the type's own limit: {code}."
+            return Verdict(source.cause(file, given.lineno, why), fix, edits=edits)
     return None
+
+
+def _numbers_given(file: str, line: int) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a line gives to calls or writes into a tensor, each with the tensor that it goes into."""
+    node = source.statement(file, line)
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        yield node.value, node.targets[0].value
+    for call in source.call_on(file, line):
+        masked = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if masked is None or ast.unparse(masked) == "torch":
+            masked = call.args[-2] if len(call.args) > 1 else None
+        yield from ((given, masked) for given in (*call.args, *(k.value for k in call.keywords)))
 
 
 def leaf_in_place(error: BaseException) -> Verdict | None:

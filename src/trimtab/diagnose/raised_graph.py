@@ -13,8 +13,6 @@ from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 
-_HALF = ("float16", "fp16", "half")
-
 
 def reentrant(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """A checkpoint call that is re-entrant, by word or by default; else the return of an opaque output."""
@@ -117,19 +115,6 @@ def _unfrozen(file: str, owner: ast.ClassDef, attribute: str) -> int | None:
     for call in source.calls(file, "requires_grad_"):
         inside = owner.lineno <= call.lineno <= (owner.end_lineno or 0)
         if not inside and re.search(rf"\.{attribute}\b", ast.unparse(call.func)):
-            return call.lineno
-    return None
-
-
-def half_cast(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """The line that makes or casts weights in half precision, outside of autocast."""
-    for call in source.calls(file):
-        if source.called_name(call) in ("autocast", "autocast_mode"):
-            continue
-        given = (*call.args, *(k.value for k in call.keywords))
-        cast = isinstance(call.func, ast.Attribute) and call.func.attr == "half"
-        named = any(isinstance(v, ast.Attribute) and v.attr in _HALF for v in given)
-        if cast or named or any(isinstance(v, ast.Constant) and v.value in _HALF for v in given):
             return call.lineno
     return None
 

@@ -1,4 +1,4 @@
-"""What autocast and GradScaler refuse: a loss on probabilities, weights that are themselves 16 bits wide.
+"""Types that are too narrow: a loss on probabilities under autocast, 16-bit weights with GradScaler, ids that wrap.
 
 Looks at the objects of a traceback and follows them to the line that chose the precision. Changes nothing.
 """
@@ -10,13 +10,15 @@ from collections.abc import Iterator
 
 import torch
 
-from trimtab.diagnose import rewrite, source, trace
+from trimtab.diagnose import holders, rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
-from trimtab.diagnose.raised_common import frames_of, own_frames, values_named
+from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
+from trimtab.virtual.tensor import payload_of
 
-_NARROW = {torch.float16: ("float16", "half"), torch.bfloat16: ("bfloat16",)}
+_SMALL = (torch.int32, torch.int16, torch.int8, torch.uint8)
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 def on_probabilities(error: BaseException) -> Verdict | None:
@@ -64,21 +66,43 @@ def _without_sigmoid(call: ast.Call) -> str:
     return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ast.unparse(call)
 
 
+def cast_ids(error: BaseException) -> Verdict | None:
+    """Whole numbers that were cast with the rest of a batch: the line that casts everything."""
+    ids = next((v for v in values_named(error, "input") if isinstance(v, torch.Tensor)), None)
+    born = origin.born_of(ids) if ids is not None and ids.is_floating_point() else None
+    if born is None or not source.is_user_file(born.file):
+        return None
+    why = "ids are whole numbers, and this casts them too"
+    cause = source.cause(born.file, born.line, why)
+    for call in source.call_on(born.file, born.line):
+        plain = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if plain is None or source.called_name(call) not in ("half", "bfloat16", "float", "to", "type"):
+            continue
+        root, text = source.root(plain), ast.unparse(plain)
+        if source.called_name(call) == "to" and not any(
+            "dtype" in ast.unparse(a) or "float" in ast.unparse(a) for a in call.args
+        ):
+            continue
+        code = f"({ast.unparse(call)} if {root}.is_floating_point() else {text})"
+        edits = [rewrite.in_place_of(born.file, call, code)]
+        return Verdict(cause, f"Cast only what is floating-point: {code}.", edits=edits)
+    return Verdict(cause)
+
+
 def narrow_weights(error: BaseException) -> Verdict | None:
     """GradScaler is given 16-bit gradients: the line that made or cast the weights so; of bfloat16, the scaler's."""
     given = [v for v in values_named(error, "optimizer") if hasattr(v, "param_groups")]
     weights = [p for optimizer in given[:1] for group in optimizer.param_groups for p in group["params"]]
     narrow = next((p for p in weights if p.dtype in _NARROW and p.grad is not None), None)
-    if narrow is None:
-        return None
-    files = list(dict.fromkeys(frame.f_code.co_filename for frame in frames_of(error)))
-    own = [file for file in files if source.is_user_file(file)]
-    if narrow.dtype is torch.bfloat16:
+    own = list(dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)))
+    if "BFloat16" in str(error):
         return _no_scaler(own)
-    for place in (origin.cast_of(narrow), origin.moved_of(narrow), origin.born_of(narrow)):
-        if place is None or not source.is_user_file(place.file):
-            continue
-        for at, how, edits in _choices(place.file, place.line, _NARROW[narrow.dtype]):
+    deeds = (origin.cast_of, origin.moved_of, origin.born_of) if narrow is not None else ()
+    lines = [(place.file, place.line) for deed in deeds if narrow is not None and (place := deed(narrow))]
+    # Where nothing is known of the weights themselves, the first line of the program that chooses the type.
+    lines += [(file, call.lineno) for file in own for call in source.calls(file)]
+    for file, line in lines:
+        for at, how, edits in _choices(file, line, ("float16", "fp16", "half")):
             why = "this makes the trained weights float16, and so their gradients"
             fix = f"Keep the weights in float32 and let autocast compute in float16: {how}."
             casts = any(source.calls(file, "autocast") for file in own)
@@ -104,12 +128,12 @@ def _no_scaler(files: list[str]) -> Verdict | None:
 
 def _choices(file: str, line: int, words: tuple[str, ...]) -> Iterator[tuple[Place, str, list[Edit]]]:
     """How a line chooses a 16-bit type: a cast, or a type that it is given, followed to where that is said."""
-    for call in source.call_on(file, line):
+    for call in (c for c in source.call_on(file, line) if source.called_name(c) != "autocast"):
         if isinstance(call.func, ast.Attribute) and call.func.attr in words and not call.args:
-            node = source.statement(file, call.lineno)
-            alone = isinstance(node, ast.Expr) and node.value is call
+            whole = source.statement(file, call.lineno)
+            alone = isinstance(whole, ast.Expr) and whole.value is call
             text = ast.unparse(call.func.value)
-            edit = rewrite.without(file, node) if alone and node else rewrite.in_place_of(file, call, text)
+            edit = rewrite.without(file, whole) if alone and whole else rewrite.in_place_of(file, call, text)
             yield source.place(file, call.lineno), f"leave .{call.func.attr}() away", [edit]
         for given in (*call.args, *(k.value for k in call.keywords)):
             place, node = trace.decided(file, line, given)
@@ -118,3 +142,28 @@ def _choices(file: str, line: int, words: tuple[str, ...]) -> Iterator[tuple[Pla
                 yield place, f"{code} here", [rewrite.in_place_of(place.file, node, code)]
             elif isinstance(node, ast.Constant) and node.value in words:
                 yield place, '"float32" here', [rewrite.in_place_of(place.file, node, '"float32"')]
+
+
+def wrapped(error: BaseException) -> Verdict | None:
+    """A product of whole numbers that their type cannot hold, among what the failing functions computed."""
+    for frame, line in own_frames(error):
+        file = frame.f_code.co_filename
+        function = source.function_at(file, line)
+        products = (n for n in ast.walk(function or ast.Pass()) if isinstance(n, ast.BinOp))
+        for node in (n for n in products if isinstance(n.op, ast.Mult) and n.lineno <= line):
+            sides = [holders.value_of(side, frame) for side in (node.left, node.right)]
+            tensors = [s for s in sides if isinstance(s, torch.Tensor) and s.dtype in _SMALL and s.numel()]
+            if not tensors or not all(isinstance(s, torch.Tensor | int) for s in sides):
+                continue
+            most = [int(payload_of(s).abs().max()) if isinstance(s, torch.Tensor) else abs(s) for s in sides]
+            dtype = tensors[0].dtype
+            if most[0] * most[1] > torch.iinfo(dtype).max:
+                kind = str(dtype).removeprefix("torch.")
+                why = f"{ast.unparse(node)} is up to {most[0] * most[1]}, which {kind} cannot hold: it wraps around"
+                side = node.left if isinstance(sides[0], torch.Tensor) else node.right
+                code = f"{rewrite.operand(side)}.long()"
+                edits = [rewrite.in_place_of(file, side, code)]
+                return Verdict(
+                    source.cause(file, node.lineno, why), f"Compute in int64: {code}.", edits=edits
+                )
+    return None

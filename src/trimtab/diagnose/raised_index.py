@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, rewrite, rows, source, trace
+from trimtab.diagnose import holders, raised_half, rewrite, rows, source, trace
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.diagnose.index_makers import extremes, numbers_made, rows_decided, width_decided
 from trimtab.diagnose.raised_common import called_by, frames_of, known_here, own_frames
@@ -226,6 +226,8 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     values = payload_of(ids)
     low, high, size = int(values.min()), int(values.max()), int(table.shape[0])
     if low < 0:
+        if (wrapped := raised_half.wrapped(error)) is not None:
+            return wrapped
         why = f"an id is {low}, and a table has no such row"
         return Verdict(
             cause_at(_born(ids), why),

@@ -38,6 +38,11 @@ _FACTORIES = (
 
 def factories(node: ast.AST) -> list[ast.Call]:
     """The torch factory calls in an expression that lack `device=`."""
+    return [call for call in factory_calls(node) if source.keyword(call, "device") is None]
+
+
+def factory_calls(node: ast.AST) -> list[ast.Call]:
+    """The torch factory calls in an expression."""
     calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
     return [
         call
@@ -45,7 +50,6 @@ def factories(node: ast.AST) -> list[ast.Call]:
         if isinstance(call.func, ast.Attribute)
         and ast.unparse(call.func.value) == "torch"
         and call.func.attr in _FACTORIES
-        and source.keyword(call, "device") is None
     ]
 
 
@@ -147,14 +151,16 @@ def end_of(file: str, node: ast.expr) -> tuple[int, int]:
 
 
 def before(file: str, node: ast.stmt, text: str) -> Edit:
-    """A line of its own before a statement, indented as the statement is."""
-    return Edit(file, (node.lineno, 0), (node.lineno, 0), f"{_indent(file, node.lineno)}{text}\n")
+    """Lines of their own before a statement, indented as the statement is."""
+    indented = textwrap.indent(text, _indent(file, node.lineno))
+    return Edit(file, (node.lineno, 0), (node.lineno, 0), f"{indented}\n")
 
 
 def after(file: str, node: ast.stmt, text: str) -> Edit:
-    """A line of its own after a statement, indented as the statement is."""
+    """Lines of their own after a statement, indented as the statement is."""
     line = (node.end_lineno or node.lineno) + 1
-    return Edit(file, (line, 0), (line, 0), f"{_indent(file, node.lineno)}{text}\n")
+    indented = textwrap.indent(text, _indent(file, node.lineno))
+    return Edit(file, (line, 0), (line, 0), f"{indented}\n")
 
 
 def applied(text: str, edits: Iterable[Edit]) -> str:

@@ -15,6 +15,8 @@ from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual.origin import Origin
 
+_SIZES = ("in_features", "out_features", "in_channels", "out_channels", "embedding_dim")
+
 
 def dtype(scene: Scene) -> Verdict | None:
     """Two precisions in one operation: a layer unlike the rest of its model, else an input that lacks a cast."""
@@ -134,25 +136,29 @@ def _odd_layer(scene: Scene, parameter: Suspect, wanted: str) -> Verdict:
 
 
 def _made_beside(parameter: Suspect, wanted: str) -> Verdict | None:
-    """A layer that was made on another tensor's device and not in its precision: `Linear(…, device=base.device)`."""
-    born = parameter.born
+    """A layer of torch's that was made without a word on its precision, beside others in another one."""
+    born = parameter.born if parameter.cast is None else None
     for call in source.call_on(born.file, born.line) if born is not None else ():
-        device = source.keyword(call, "device")
-        if (
-            born is None
-            or not isinstance(device, ast.Attribute)
-            or device.attr != "device"
-            or source.keyword(call, "dtype") is not None
-        ):
+        layer = getattr(nn, source.called_name(call), None)
+        if born is None or not isinstance(layer, type) or source.keyword(call, "dtype") is not None:
             continue
-        code = f"{ast.unparse(device).removesuffix('.device')}.dtype"
-        why = f"made here in {parameter.operand.dtype}, on the device of what it stands beside but not in its {wanted}"
+        code = _precision_beside(call) or f"torch.{wanted}"
+        why = f"made here in {parameter.operand.dtype}, while what it stands beside is {wanted}"
         return Verdict(
             source.cause(born.file, born.line, why),
             f"Make it in the same precision: dtype={code}; or run it under torch.autocast.",
             edits=[rewrite.add_keyword(born.file, call, "dtype", code)],
         )
     return None
+
+
+def _precision_beside(call: ast.Call) -> str | None:
+    """The precision of what a layer is sized or placed by: `Linear(base.in_features, 4, device=base.weight.device)`."""
+    device = source.keyword(call, "device")
+    if isinstance(device, ast.Attribute) and device.attr == "device":
+        return f"{ast.unparse(device.value)}.dtype"
+    sizes = [a for a in call.args if isinstance(a, ast.Attribute) and a.attr in _SIZES]
+    return f"{ast.unparse(sizes[0].value)}.weight.dtype" if sizes else None
 
 
 def _doubles(scene: Scene) -> Verdict | None:

@@ -1,20 +1,24 @@
-"""The rules for faults that are not about two devices: tensors that must be on the host."""
+"""The rules for faults that are not about two devices: tensors that must be on the host, memory that is used up."""
 
 from __future__ import annotations
 
 import ast
+import gc
 import sys
+from collections import defaultdict
 from types import FrameType
 
 import torch
+from torch import nn
 
-from trimtab.diagnose import holders, rewrite, source
+from trimtab.diagnose import holders, mends_graph, rewrite, source
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_host import read_by_host
 from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
 from trimtab.virtual import origin
+from trimtab.virtual.origin import Origin
 
 _FORKING = {"Process": 1, "Pool": 1, "ProcessPoolExecutor": 1, "fork": 2}
 """What starts a process, the likelier first."""
@@ -133,3 +137,29 @@ def forked(scene: Scene) -> Verdict | None:
     why = "the process is forked, after CUDA was initialised in its parent"
     fix = 'start it with torch.multiprocessing.get_context("spawn")'
     return Verdict(source.cause(here.file, min(starts)[1], why), fix)
+
+
+def no_room(scene: Scene) -> Verdict | None:
+    """A GPU that is full: a model that is evaluated with its graph, else the line whose tensors hold most of it."""
+    selves = (frame.f_locals.get("self") for frame in scene.frames)
+    model = next((one for one in selves if isinstance(one, nn.Module)), None)
+    outside = holders.outside(scene.frames)
+    if outside is not None and model is not None and not model.training and torch.is_grad_enabled():
+        fix, edits = mends_graph.of_evaluation(scene.frames)
+        why = "a model in eval mode runs with gradients on: what all its layers give is kept for a backward pass"
+        cause = source.cause(outside.f_code.co_filename, outside.f_lineno, why)
+        return Verdict(cause, fix, edits=edits)
+    held: dict[Origin, int] = defaultdict(int)
+    seen: set[int] = set()
+    for tensor in (t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)):
+        born, storage = origin.born_of(tensor), holders.storage_of(tensor)
+        if born is not None and tensor.device.type == "cuda" and storage not in seen:
+            seen.add(storage)
+            held[born] += tensor.numel() * tensor.element_size()
+    if not held:
+        return None
+    line, most = max(held.items(), key=lambda pair: pair[1])
+    if most < sum(held.values()) / 2:
+        return None
+    why = f"what this line makes holds {most / 2**30:.1f} of {sum(held.values()) / 2**30:.1f} GiB in use"
+    return Verdict(source.cause(line.file, line.line, why))

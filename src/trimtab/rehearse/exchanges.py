@@ -156,18 +156,19 @@ def _of_a_wrapper() -> bool:
     return False
 
 
-def _memory(tensor: Any) -> int:
+def memory(tensor: Any) -> int:
+    """Where a tensor's values lie, as a number; 0 for one that has none of its own."""
     values = payload_of(tensor)
     return 0 if values.is_meta or values.layout is not torch.strided else values.untyped_storage().data_ptr()
 
 
 def _known(tensors: list[torch.Tensor]) -> set[int]:
     """The trained parameters whose weight or gradient lies in one of these."""
-    given = {_memory(tensor) for tensor in tensors} - {0}
+    given = {memory(tensor) for tensor in tensors} - {0}
     found = set()
     for optimizer in list(optimizers_made()):
         for parameter in trained_by(optimizer):
             gradient = parameter.grad
-            if _memory(parameter) in given or (gradient is not None and _memory(gradient) in given):
+            if memory(parameter) in given or (gradient is not None and memory(gradient) in given):
                 found.add(id(parameter))
     return found

@@ -13,11 +13,14 @@ _BRINGS: dict[str, frozenset[str]] = {
     # The first number that is not finite makes those after it so.
     "non-finite": frozenset({"non-finite"}),
     "graph-kept": frozenset({"out-of-memory"}),
+    # A GPU that is full has no room for anything after either.
+    "out-of-memory": frozenset({"out-of-memory"}),
     # A scaler that saw no gradient complains about its own.
     "no-gradient": frozenset({"scaler-misuse", "no-gradient"}),
     # Ranks that average nothing drift apart.
     "ddp-bypassed": frozenset({"ranks-apart", "ranks-disagree"}),
     "ranks-apart": frozenset({"ranks-disagree"}),
+    "ddp-unused": frozenset({"no-gradient"}),
     "stale-launcher": frozenset({"ranks-disagree", "placement-conflict"}),
     # Two ranks on one GPU: NCCL refuses it, memory is shared, tensors are where a rank does not expect them.
     "placement-conflict": frozenset(

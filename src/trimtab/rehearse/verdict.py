@@ -66,7 +66,7 @@ def judge(
     seconds: float,
     standstill: Finding | None = None,
 ) -> Result:
-    from trimtab.rehearse import agreement, apart_ranks, same_rows
+    from trimtab.rehearse import agreement, apart_ranks, disagreements, same_rows
 
     findings, notes = gathered.findings, list(gathered.notes)
     if not any(finding.kind in ("ddp-bypassed", "ranks-disagree") for finding in findings):
@@ -76,7 +76,7 @@ def judge(
         findings.insert(0, standstill)
     faults = [finding for finding in findings if finding.severity == "fault"]
     if timed_out:
-        stuck = agreement.stuck(folder) if not faults else None
+        stuck = disagreements.stuck(agreement.worlds(folder)) if not faults else None
         if stuck is not None:
             findings.insert(0, stuck)
             faults.append(stuck)

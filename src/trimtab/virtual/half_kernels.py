@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.virtual import determinism, faults
 from trimtab.virtual.plans import Args, Plan
-from trimtab.virtual.wording import scalar_name
+from trimtab.virtual.wording import scalar_name, words
 
 HALF = (torch.float16, torch.bfloat16)
 _MATRIX_AT = 25
@@ -23,15 +23,17 @@ _NORMS = ("layer_norm", "group_norm")
 _KERNELS = {
     "_ctc_loss": "ctc_loss_cuda",
     "_pdist_forward": "pdist_cuda",
-    "igamma": "igamma_cuda",
-    "igammac": "igammac_cuda",
+    "_linalg_svd": "svd_cuda_gesvdj",
     "cholesky": "cholesky_cusolver",
-    "cholesky_inverse": "cholesky_inverse_cuda",
-    "_cholesky_solve_helper": "cholesky_solve_cuda",
-    "triangular_solve": "triangular_solve_cuda",
-    "geqrf": "geqrf_cuda",
-    "ormqr": "ormqr_cuda",
-    "lu_unpack": "lu_unpack_cuda",
+} | {
+    name: f"{name.strip('_')}_cuda"
+    for name in words(
+        """
+        igamma igammac cholesky_inverse _cholesky_solve_helper triangular_solve geqrf ormqr lu_unpack linalg_cholesky_ex
+        linalg_eig _linalg_eigh _linalg_eigvals linalg_householder_product linalg_ldl_factor_ex linalg_lstsq linalg_lu
+        linalg_lu_factor_ex linalg_qr linalg_solve_triangular
+        """
+    )
 }
 
 
@@ -72,8 +74,10 @@ def histogram(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
 
 def norm(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
     """Layer and group norm read weight and bias in the input's own type; the CPU's take wider ones."""
+    wanted = payloads[0].dtype
+    if all(value.dtype is wanted for value in payloads if isinstance(value, Tensor)):
+        return payloads
     given = dict(zip(plan.names, payloads, strict=False))
-    wanted = given["input"].dtype
     weights = [v for n in ("weight", "bias") if isinstance(v := given.get(n), Tensor)]
     odd = next((v for v in weights if v.dtype is not wanted), None)
     if odd is None:
@@ -98,6 +102,9 @@ def transform(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
                 f"got a signal size of{sizes}"
             )
             _refuse("backend-unsupported", message, plan, args, RuntimeError)
+            # Repaired as the program will be: what comes of it stays in 32 bits.
+            wide = torch.complex64 if given.is_complex() else torch.float32
+            return [given.to(wide), *payloads[1:]]
     return payloads
 
 

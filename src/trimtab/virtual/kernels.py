@@ -73,9 +73,11 @@ def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
 
 
 def unscale(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
-    """GradScaler's kernel has no bfloat16 on CUDA."""
-    if any(grad.dtype is torch.bfloat16 for grad in payloads[0]):
-        message = "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
+    """GradScaler's kernel has no bfloat16 and no complex numbers on CUDA."""
+    odd = next((g.dtype for g in payloads[0] if g.dtype is torch.bfloat16 or g.is_complex()), None)
+    if odd is not None:
+        kind = "ComplexFloat" if odd.is_complex else "BFloat16"
+        message = f"\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for '{kind}'"
         _tell("scaler-misuse", message, plan, args, NotImplementedError)
     return payloads
 

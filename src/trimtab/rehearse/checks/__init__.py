@@ -25,6 +25,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.modes import Modes
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
+    from trimtab.rehearse.checks.sharded import Sharded
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.steps import Steps
     from trimtab.rehearse.checks.underflow import Underflow
@@ -33,5 +34,18 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.values import Values
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
-    then = (InPlace, Ddp, DataOrder, Apart, Rows, StaleLauncher, Scaler, Underflow, Unwritten, Values, Steps)
+    then = (
+        InPlace,
+        Ddp,
+        DataOrder,
+        Apart,
+        Rows,
+        Sharded,
+        StaleLauncher,
+        Scaler,
+        Underflow,
+        Unwritten,
+        Values,
+        Steps,
+    )
     return [check(process) for check in (*first, *then)]

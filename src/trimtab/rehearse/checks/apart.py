@@ -6,7 +6,7 @@ Only plain parameters are looked at: shards differ by design, and those of a DDP
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trimtab.diagnose import source
-from trimtab.diagnose.finding import Place
+from trimtab.diagnose.finding import Finding, Place
+from trimtab.diagnose.raised_ranks import not_written_yet
 from trimtab.rehearse import agreement, exchanges, places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
@@ -99,6 +100,15 @@ class Apart(BaseCheck):
         for number, ids in self._ids.items():
             shared = [n for n, one in enumerate(ids) if one in exchanges.shared]
             agreement.note(self.process, {"exchanged": number, "shared": shared})
+
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """A file that another rank has yet to write."""
+        told = not_written_yet(error) if isinstance(error, FileNotFoundError) and world_size() > 1 else None
+        if told is None or finding.kind not in ("other-error", "data-unreachable"):
+            return finding
+        return replace(
+            finding, kind=told.kind, severity="fault", cause=told.cause, fix=told.fix, edits=told.edits
+        )
 
 
 def _sums(tensor: torch.Tensor) -> tuple[float, float]:

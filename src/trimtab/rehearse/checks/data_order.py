@@ -16,9 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trimtab.diagnose import flow, source
+from trimtab.diagnose import flow, mends_rows, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
-from trimtab.rehearse import places, rank_fixes
+from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around
 
 _NEARLY = 0.9
@@ -125,7 +125,7 @@ class DataOrder(BaseCheck):
         where = again.where
         loader = _loop_over(where) if where is not None else None
         missing = flow.round_start(where) if where else None
-        edit = rank_fixes.set_epoch(where, loader) if where is not None and loader is not None else None
+        edit = mends_rows.set_epoch(where, loader) if where is not None and loader is not None else None
         call = edit.text.strip() if edit is not None else f"{loader or 'loader'}.sampler.set_epoch(epoch)"
         if "data-order" in self._said:
             return

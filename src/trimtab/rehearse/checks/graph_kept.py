@@ -82,6 +82,7 @@ class GraphKept(BaseCheck):
         count = self._evaluated[id(module)] = self._evaluated.get(id(module), 0) + 1
         if count == _FIRST_LOOK:
             self._before = _kept_by_line()
+            _remember_lines()
         elif count == _SECOND_LOOK:
             for line, now in _kept_by_line().items():
                 many = now >= self._before.get(line, now) + _SECOND_LOOK - _FIRST_LOOK
@@ -152,7 +153,7 @@ class GraphKept(BaseCheck):
         """Values that go on from their own last one over several steps, as averages of weights do."""
         self._looked.add(self._steps)
         if self._steps == _CHAIN_LOOKS[0]:
-            _kept_by_line()
+            _remember_lines()
             return
         for line in dict.fromkeys(line for _, line in _results()):
             found = kept.built(source.place(*line))
@@ -208,22 +209,23 @@ class GraphKept(BaseCheck):
 
 
 def _kept_by_line() -> dict[tuple[str, int], int]:
-    """How many living results with a graph were made at each line of the user's code. Marks them with their line."""
+    """How many living results with a graph were made at each line of the user's code."""
     counts: dict[tuple[str, int], int] = defaultdict(int)
-    for result, line in _results():
+    for _, line in _results():
         counts[line] += 1
-        result.grad_fn.metadata.setdefault(_LINE, line)
     return counts
 
 
+def _remember_lines() -> None:
+    """Lay the line that made it into the graph of every living result."""
+    for result, line in _results():
+        result.grad_fn.metadata.setdefault(_LINE, line)
+
+
 def _built_on_itself(line: tuple[str, int]) -> bool:
-    """Whether a living result was made from what the same line gave when it was first looked at."""
-    return any(
-        (node.metadata or {}).get(_LINE) == line and node is not result.grad_fn
-        for result, made in _results()
-        if made == line
-        for node in _top(result.grad_fn, _FAR)
-    )
+    """Whether a result that is new since lines were remembered was made from what the same line gave then."""
+    new = [result for result, made in _results() if made == line and _LINE not in result.grad_fn.metadata]
+    return any((node.metadata or {}).get(_LINE) == line for one in new for node in _top(one.grad_fn, _FAR))
 
 
 def _mark_made_at(line: tuple[str, int]) -> None:

@@ -12,15 +12,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from trimtab.diagnose import mends_rows, rows
+from trimtab.diagnose.finding import Place
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, world_size
 from trimtab.virtual.tensor import payload_of
 
 _STEPS = 8
+_ROWS = 2048
 _BYTES = 1 << 16
 
 
@@ -36,8 +39,17 @@ class Rows(BaseCheck):
         self._fed: list[int] = []
         self._awaits = False
         self._steps: Counter[str] = Counter()
+        self._drawn: dict[str, dict[str, Any]] = {}
+        """The rows that each loader gave in its first pass, as numbers: when the script ends it may be gone."""
+        self._passes: Counter[int] = Counter()
+        self._loaders = 0
+        self._samplers: WeakKeyDictionary[Any, Place | None] = WeakKeyDictionary()
+        self._splits: WeakKeyDictionary[Any, Place | None] = WeakKeyDictionary()
+        around(DistributedSampler, "__init__", self._sampled)
+        around(Subset, "__init__", self._split)
         around(DataLoader, "__init__", self._made)
         around(_BaseDataLoaderIter, "__init__", self._begun)
+        around(_BaseDataLoaderIter, "_next_index", self._indexed)
         around(_BaseDataLoaderIter, "__next__", self._fetch)
         nn.modules.module.register_module_forward_pre_hook(self._called)
         backward_hub().before.append(self._backward)
@@ -49,12 +61,55 @@ class Rows(BaseCheck):
         self._known[loader] = {
             "place": asdict(place) if place else None,
             "iterable": isinstance(loader.dataset, IterableDataset),
-            "sampler": isinstance(getattr(loader, "sampler", None), DistributedSampler),
+            "sampler": self._sampler(getattr(loader, "sampler", None)),
+            "split": self._part(loader.dataset),
+            "sliced": _sliced(place, loader.dataset),
+            "name": f"{place.file}:{place.line}:{self._loaders}" if place else "",
         }
+        self._loaders += 1
+
+    def _sampled(self, real: Any, sampler: Any, *args: Any, **kwargs: Any) -> None:
+        real(sampler, *args, **kwargs)
+        self._samplers[sampler] = places.here()
+
+    def _split(self, real: Any, subset: Any, *args: Any, **kwargs: Any) -> None:
+        real(subset, *args, **kwargs)
+        self._splits[subset] = places.here()
+
+    def _sampler(self, sampler: Any) -> dict[str, Any] | None:
+        if not isinstance(sampler, DistributedSampler):
+            return None
+        place = self._samplers.get(sampler)
+        seed = sampler.seed if sampler.shuffle else 0
+        return {"place": asdict(place) if place else None, "seed": seed}
+
+    def _part(self, data: Any) -> dict[str, Any] | None:
+        """Which rows a data set takes of another one, and the line that chose them."""
+        if not isinstance(data, Subset):
+            return None
+        place = self._splits.get(data)
+        chosen = zlib.crc32(repr(list(map(int, data.indices))).encode())
+        return {"place": asdict(place) if place else None, "print": chosen}
 
     def _begun(self, real: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         self._iterates[iterator] = loader
+        self._passes[id(loader)] += 1
         real(iterator, loader, *args, **kwargs)
+
+    def _indexed(self, real: Any, iterator: Any) -> Any:
+        """Which rows of the whole data set are asked for, where a DistributedSampler chose them."""
+        chosen = real(iterator)
+        loader = self._iterates.get(iterator)
+        known = self._known.get(loader) if loader is not None else None
+        if loader is not None and known is not None and known["sampler"]:
+            numbers = chosen if isinstance(chosen, list | tuple) else [chosen]
+            self._draw(loader, known, [_whole(loader.dataset, n) for n in numbers])
+        return chosen
+
+    def _draw(self, loader: Any, known: dict[str, Any], ids: list[int]) -> None:
+        drawn = self._drawn.setdefault(known["name"], {"drawn": known["name"], "ids": [], "loader": known})
+        if self._passes[id(loader)] == 1 and known["name"] and len(drawn["ids"]) < _ROWS:
+            drawn["ids"] += ids
 
     def _fetch(self, real: Any, iterator: Any) -> Any:
         batch = real(iterator)
@@ -62,12 +117,19 @@ class Rows(BaseCheck):
         if loader is not None and world_size() > 1 and sum(self._steps.values()) < 4 * _STEPS:
             self._last, self._awaits = loader, True
             self._seen.setdefault(id(loader), []).append(_print(batch))
+            known = self._known.get(loader)
+            if known is not None and known["sliced"] and not known["sampler"]:
+                self._draw(loader, known, _prints(batch))
         return batch
 
     def _called(self, module: nn.Module, args: Any) -> None:
         if self._awaits and torch.is_grad_enabled() and (tensors := _tensors(args)):
             self._awaits = False
             self._fed.append(_print(tensors))
+
+    def finish(self) -> None:
+        for record in self._drawn.values():
+            agreement.note(self.process, record)
 
     def _backward(self, roots: Any, place: Any) -> None:
         self._trained = self._last
@@ -84,6 +146,30 @@ class Rows(BaseCheck):
         if self._steps[key] <= _STEPS:
             record = {"rows": key, "n": self._steps[key], "seen": seen, "fed": fed, "loader": known}
             agreement.note(self.process, record)
+
+
+def _sliced(place: Place | None, data: Any) -> dict[str, Any] | None:
+    """The line, in the files of a loader and of its data set, that takes this rank's part of the rows."""
+    method = rows.method_of_rows(data)
+    files = [at.file for at in (place, method) if at is not None]
+    found = next((at for file in files if (at := mends_rows.sliced_by_rank(file)) is not None), None)
+    return asdict(found) if found is not None else None
+
+
+def _whole(data: Any, number: Any) -> int:
+    """The number of a row in the data set that others take their parts of."""
+    while isinstance(data, Subset):
+        data, number = data.dataset, data.indices[number]
+    return int(number)
+
+
+def _prints(batch: Any) -> list[int]:
+    """A number for the contents of each row of a batch; none where it has no rows of tensors."""
+    tensors = [tensor for tensor in _tensors(batch) if tensor.dim()]
+    count = len(tensors[0]) if tensors else 0
+    if any(len(tensor) != count for tensor in tensors):
+        return []
+    return [_print([tensor[n] for tensor in tensors]) for n in range(count)]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

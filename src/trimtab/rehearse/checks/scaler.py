@@ -30,6 +30,8 @@ class Scaler(BaseCheck):
         self._bare: dict[int, tuple[int, Place | None]] = {}
         """The same of losses that were not scaled, with their line."""
         self._last: torch.amp.GradScaler | None = None
+        self._through: Place | None = None
+        """Where an optimizer was last stepped through a scaler."""
         self._called: Any = None
         """The scaler that was last asked to step or to unscale."""
         self._made = optimizers_made()
@@ -63,7 +65,7 @@ class Scaler(BaseCheck):
 
     def _within(self, real: _Real, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._inside += 1
-        self._called = scaler
+        self._called, self._through = scaler, places.here()
         try:
             return real(scaler, optimizer, *args, **kwargs)
         finally:
@@ -117,7 +119,8 @@ class Scaler(BaseCheck):
         held = [leaf for root in roots for leaf in leaves(root) if leaf.grad is not None]
         bare = place
         if self._roots:
-            met = [at for leaf in held if (at := self._bare.get(id(leaf))) and at[0] == leaf.grad._version]
+            known = [(self._bare.get(id(leaf)), leaf.grad) for leaf in held]
+            met = [at for at, grad in known if at is not None and grad is not None and at[0] == grad._version]
             bare = met[0][1] if met else None
         elif not self._carry(held):
             return
@@ -191,6 +194,11 @@ class Scaler(BaseCheck):
         ):
             fix, edits = mends_scaler.scaled(self._plain, frames, self._called)
             cause = cause_at(self._plain, "the loss is sent backward here without the scaler")
+            return replace(finding, cause=cause, fix=fix, edits=edits)
+        if "called after step()" in finding.message and self._through is not None:
+            edits = mends_scaler.stepped_last(self._through)
+            fix = f"Step last: put line {self._through.line} behind what uses the unscaled gradients, before update()."
+            cause = cause_at(self._through, "this steps before the gradients are unscaled and clipped")
             return replace(finding, cause=cause, fix=fix, edits=edits)
         if "already been called" not in finding.message or finding.where is None:
             return finding

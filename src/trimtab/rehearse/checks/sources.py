@@ -99,8 +99,10 @@ class Sources:
                 )
             if steep:
                 place = source.place(file, line)
-                why = f"the gradient of {name.strip('_')} is infinite here: its result is 0 for some element"
-                mend = mends_values.of_zero(place, name, _dtype(values), backward=True)
+                at = "what it is given is 1 or -1" if name[0] == "a" else "its result is 0"
+                why = f"the gradient of {name.strip('_')} is infinite here: {at} for some element"
+                node = spot.running(caller)
+                mend = mends_values.of_zero(place, name, _dtype(values), node, backward=True)
                 self._steep.append(Source(_where(place, mend[1]) if mend else place, why, *(mend or ())))
 
     def _mask(self, file: str, line: int, values: torch.Tensor) -> None:
@@ -160,7 +162,7 @@ def _broken(
         said = f"Nothing is left to take the {plain} of: skip the batch, or divide the sum by a count of at least 1."
         return Source(place, f"the {plain} of no element is NaN", said)
     infinite = bool((values.detach().abs() == float("inf")).any()) if values.numel() else False
-    zero = mends_values.of_zero(place, name, dtype)
+    zero = mends_values.of_zero(place, name, dtype, node)
     if zero is not None and (not infinite or not _overflows(plain)):
         where = _where(place, zero[1])
         if where.line != place.line:
@@ -170,8 +172,7 @@ def _broken(
         why = f"the result of {plain} is beyond what float16 can hold (65504)"
         return Source(place, why, *mends_values.in_float32(place.file, node))
     if infinite and plain in ("exp", "exp2", "expm1"):
-        said = f"Keep what {plain} is given below 80: .clamp(max=80), or work with logarithms (logsumexp, log_softmax)."
-        return Source(place, why, said)
+        return Source(place, why, *mends_values.of_exp(place.file, node, plain))
     return Source(place, why)
 
 

@@ -1,0 +1,170 @@
+"""Why a rank may have left, or skipped a round of, a loop in which another still stands: by what it alone decided, by
+an error that it swallowed, or by rows that are fewer. Reads source only; `branches` tells the branches on the rank."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
+from trimtab.diagnose.branches import Said, Way, function_around
+from trimtab.diagnose.finding import Edit
+
+
+def way_out(mine: Way, other: int) -> Said | None:
+    """Why a rank may have left, or skipped a round of, the loops in which another stands: by what it alone decided."""
+    for file, line in mine:
+        scope = function_around(file, line)
+        loops = (
+            [n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)] if scope is not None else []
+        )
+        around = [n for n in loops if n.body[0].lineno <= line <= (n.end_lineno or 0)]
+        for loop in sorted(around, key=lambda n: -n.lineno):
+            for node in _exits(loop, line):
+                if _own_decision(file, node):
+                    return _decided_alone(file, node, line, other)
+            if isinstance(loop, ast.While) and own_figures.decided_alone(file, loop):
+                return _goes_on_alone(file, loop, line, other)
+            if isinstance(loop, ast.For) and (decided := _rows_of_rank(file, loop)) is not None:
+                return decided
+    return None
+
+
+def _exits(loop: ast.For | ast.While, line: int) -> Iterator[ast.If | ast.ExceptHandler]:
+    """The conditions and handlers of a loop that leave it, or skip the rest of a round before a line."""
+    for node in ast.walk(loop):
+        # An error that is swallowed leaves out the rest of what was tried.
+        if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
+            yield from (h for h in node.handlers if not any(isinstance(n, ast.Raise) for n in ast.walk(h)))
+        if not isinstance(node, ast.If | ast.ExceptHandler):
+            continue
+        for inner in (i for statement in node.body for i in ast.walk(statement)):
+            if isinstance(inner, ast.Break | ast.Return) or (
+                isinstance(inner, ast.Continue) and inner.lineno < line
+            ):
+                yield node
+                break
+
+
+def _own_decision(file: str, node: ast.If | ast.ExceptHandler) -> bool:
+    """Whether ranks may decide differently: by what a call gives, not by counters and settings."""
+    return isinstance(node, ast.ExceptHandler) or own_figures.decided_alone(file, node)
+
+
+def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int) -> Said:
+    if isinstance(node, ast.ExceptHandler):
+        why = f"a rank that comes here skips the collective of line {line}, which the others wait in"
+        last = node.body[-1]
+        swallowed = isinstance(last, ast.Continue | ast.Pass)
+        raised = [rewrite.in_place_of(file, last, "raise")] if swallowed else []
+        fix = "Let the error end the run (`raise`), or let the ranks tell each other (all_reduce of a flag) and skip "
+        return Said(source.cause(file, node.lineno, why), fix + "together.", raised)
+    test = ast.unparse(node.test)
+    why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
+    device = mends_ranks.device_at(file, node.lineno)
+    flag = f"torch.tensor(float({test}), device={device or 'torch.cuda.current_device()'})"
+    module = mends_ranks.distributed(file)
+    share = f"{module}.all_reduce(flag, op={module}.ReduceOp.MAX)"
+    fix = f"Decide together: `flag = {flag}`, `{share}`, then `if flag.item():`."
+    edits: list[Edit] = []
+    if device is not None and "torch" in _imported(file) and not _is_elif(file, node):
+        edits = [
+            rewrite.before(file, node, f"flag = {flag}\n{share}"),
+            rewrite.in_place_of(file, node.test, "flag.item()"),
+        ]
+    return Said(source.cause(file, node.lineno, why), fix, edits=edits)
+
+
+def _is_elif(file: str, node: ast.If) -> bool:
+    return any(isinstance(n, ast.If) and n.orelse == [node] for n in source.walk(file))
+
+
+def _imported(file: str) -> set[str]:
+    nodes = [n for n in source.walk(file) if isinstance(n, ast.Import | ast.ImportFrom)]
+    return {(alias.asname or alias.name).split(".")[0] for node in nodes for alias in node.names}
+
+
+def _goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
+    """A loop whose condition each rank answers for itself: asked of all of them, as the first thing in every round."""
+    why = (
+        f"each rank decides this for itself: rank {other} leaves the loop, and the others wait at line {line}"
+    )
+    device, module = mends_ranks.device_at(file, loop.lineno), mends_ranks.distributed(file)
+    code = [
+        f"flag = torch.tensor(float({ast.unparse(loop.test)}), device={device or 'torch.cuda.current_device()'})",
+        f"{module}.all_reduce(flag, op={module}.ReduceOp.MIN)",
+        "if not flag.item():",
+        "    break",
+    ]
+    share = "`, `".join(code[:2])
+    fix = f"Go on together: `while True:`, and first in it `{share}`, `if not flag.item(): break`; or make as many "
+    fix += "rounds on every rank."
+    edits: list[Edit] = []
+    if device is not None and "torch" in _imported(file) and not loop.orelse:
+        first = loop.body[0]
+        edits = [rewrite.in_place_of(file, loop.test, "True"), rewrite.before(file, first, "\n".join(code))]
+    return Said(source.cause(file, loop.lineno, why), fix, edits)
+
+
+def _rows_of_rank(file: str, loop: ast.For) -> Said | None:
+    """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
+    queue, seen = sorted(source.names_in(loop.iter)), set[str]()
+    line = loop.lineno
+    while queue and len(seen) < 16:
+        name = queue.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        made = source.last_assignment(file, line, name)
+        value = source.value_for(made, name) if made is not None else None
+        values = [value] if value is not None else _in_class(file, name)
+        for one in values:
+            part = part_of_rank(one) if "Sampler" not in ast.unparse(one) else None
+            if part is not None:
+                why = "every rank takes its own part here, and the parts are of different length"
+                fix, edits = _even(file, part)
+                return Said(source.cause(file, part.lineno, why), fix, edits)
+            queue += sorted(source.names_in(one) - seen) if value is not None else []
+    return None
+
+
+def _in_class(file: str, name: str) -> list[ast.expr]:
+    """What the methods of a class of this file compute that hand out its rows."""
+    methods = ("__init__", "__iter__", "__getitem__", "__len__")
+    found: list[ast.expr] = []
+    for owner in (n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == name):
+        for method in (m for m in owner.body if isinstance(m, source.Function) and m.name in methods):
+            found += [n for n in ast.walk(method) if isinstance(n, ast.Call | ast.Subscript)]
+    return found
+
+
+def part_of_rank(node: ast.expr) -> ast.expr | None:
+    """The slice, range or islice in an expression that depends on the rank."""
+    for inner in ast.walk(node):
+        takes = isinstance(inner, ast.Subscript) or (
+            isinstance(inner, ast.Call) and source.called_name(inner) in ("range", "Subset", "islice")
+        )
+        if takes and re.search(r"\brank\b|_rank\b|\brank_|\bget_rank\(", ast.unparse(inner)):
+            assert isinstance(inner, ast.expr)
+            return inner
+    return None
+
+
+def _even(file: str, part: ast.expr) -> tuple[str, list[Edit]]:
+    """A part of the rows that is as long on every rank: `rows[rank::world]` without the rest."""
+    fix = "Give every rank as many rows: a DistributedSampler, or cut the rest off before sharing out"
+    if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Slice):
+        low, high, step = part.slice.lower, part.slice.upper, part.slice.step
+        if high is None and low is not None and step is not None:
+            rows, size = ast.unparse(part.value), rewrite.operand(step)
+            code = f"{rows}[{ast.unparse(low)}:len({rows}) // {size} * {size}:{ast.unparse(step)}]"
+            return f"{fix}: {code}.", [rewrite.in_place_of(file, part, code)]
+    if isinstance(part, ast.Call) and source.called_name(part) == "islice" and len(part.args) == 4:
+        rows, size = ast.unparse(part.args[0]), rewrite.operand(part.args[3])
+        code = f"len({rows}) // {size} * {size}"
+        if source.is_constant(part.args[2], None) and not isinstance(part.args[0], ast.Call):
+            shown = ", ".join([rows, ast.unparse(part.args[1]), code, ast.unparse(part.args[3])])
+            said = f"{fix}: {ast.unparse(part.func)}({shown})."
+            return said, [rewrite.in_place_of(file, part.args[2], code)]
+    return f"{fix}.", []

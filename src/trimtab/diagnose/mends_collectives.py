@@ -1,0 +1,81 @@
+"""What to write where ranks exchange something: equal sizes and types, a GPU for each rank, FSDP's own clipping. Reads
+source, runs nothing; changes no file."""
+
+from __future__ import annotations
+
+import ast
+
+from trimtab.diagnose import rewrite, source
+from trimtab.diagnose.finding import Edit, Place
+from trimtab.diagnose.mends_ranks import Fix, distributed
+
+
+def padded(at: Place | None, one: list[int] | None, other: list[int] | None) -> Fix | None:
+    """What is gathered, padded to the longest of all ranks before it is used in the function that gathers."""
+    if at is None or one is None or other is None or len(one) != len(other):
+        return None
+    apart = [n for n, (left, right) in enumerate(zip(one, other, strict=True)) if left != right]
+    call = next((c for c in source.call_on(at.file, at.line) if len(c.args) > 1), None)
+    given = call.args[1] if call is not None else None
+    function = source.function_at(at.file, at.line)
+    if len(apart) != 1 or not isinstance(given, ast.Name) or function is None:
+        return None
+    name, dim, module = given.id, apart[0], distributed(at.file)
+    behind = ", ".join(["0"] * (2 * (len(one) - 1 - dim)) + ["0", f"longest.item() - {name}.size({dim})"])
+    code = [
+        f"longest = torch.tensor({name}.size({dim}), device={name}.device)",
+        f"{module}.all_reduce(longest, op={module}.ReduceOp.MAX)",
+        f"{name} = torch.nn.functional.pad({name}, ({behind}))",
+    ]
+    made = source.last_assignment(at.file, at.line, name)
+    text = "\n".join(code)
+    inside = made is not None and source.function_at(at.file, made.lineno) is function
+    edit = rewrite.after(at.file, made, text) if inside and made is not None else None
+    edit = edit or rewrite.before(at.file, function.body[0], text)
+    return Fix(f"Pad to the longest of all ranks first: {'; '.join(code)}.", at, [edit])
+
+
+def of_type(at: Place, dtype: str) -> Fix:
+    """A tensor that is made on a line, made of the type that the other ranks have."""
+    fix = f"Make it of the type that the other ranks give: dtype=torch.{dtype}"
+    node = source.statement(at.file, at.line)
+    made = rewrite.factory_calls(node) if node is not None else []
+    if len(made) == 1 and source.keyword(made[0], "dtype") is None:
+        code = rewrite.with_keyword(at.file, made[0], "dtype", f"torch.{dtype}")
+        return Fix(f"{fix}: {code}.", at, [rewrite.add_keyword(at.file, made[0], "dtype", f"torch.{dtype}")])
+    return Fix(f"{fix}.", at)
+
+
+SET_DEVICE = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+
+
+def own_device(file: str) -> list[Edit]:
+    """Each rank's own GPU, chosen where the process group is made; nothing where that file chooses one already."""
+    calls = source.calls(file, "init_process_group")
+    names = {
+        alias.asname or alias.name
+        for n in source.walk(file)
+        if isinstance(n, ast.Import)
+        for alias in n.names
+    }
+    node = source.statement(file, calls[0].lineno) if len(calls) == 1 else None
+    if node is None or not {"os", "torch"} <= names or source.calls(file, "set_device"):
+        return []
+    return [rewrite.before(file, node, SET_DEVICE)]
+
+
+def clip_whole(at: Place | None) -> Fix:
+    """FSDP's own clipping in place of torch.nn.utils'."""
+    for call in source.call_on(at.file, at.line) if at is not None else ():
+        given = call.args[0] if call.args else None
+        if source.called_name(call) != "clip_grad_norm_" or not isinstance(given, ast.Call) or at is None:
+            continue
+        if source.called_name(given) == "parameters" and isinstance(given.func, ast.Attribute):
+            model = ast.unparse(given.func.value)
+            rest = ", ".join(ast.unparse(part) for part in (*call.args[1:], *call.keywords))
+            code = f"{model}.clip_grad_norm_({rest})"
+            fix = f"Let FSDP clip by the norm over all ranks: {code}."
+            return Fix(fix, at, [rewrite.in_place_of(at.file, call, code)])
+    return Fix(
+        "Let FSDP clip by the norm over all ranks: call clip_grad_norm_ of the outermost FSDP module.", at
+    )

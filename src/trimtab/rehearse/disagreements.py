@@ -1,0 +1,208 @@
+"""What to say of ranks that disagree on a collective: both sides, the line that parts them, what to write. Reads
+records and source only; who disagrees is found by `agreement` (live) and `standstill`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from typing import Any
+
+from trimtab.diagnose import branches, flow, loops_left, mends_collectives, rewrite, source
+from trimtab.diagnose.finding import Cause, Edit, Finding, Place, cause_at, place_from
+
+Record = dict[str, Any]
+
+
+def stuck(worlds: dict[str, dict[int, list[Record]]]) -> Finding | None:
+    """When time ran out: a rank that stands in a collective which another has not entered (read by the parent)."""
+    for ranks in worlds.values():
+        calls = {rank: [record for record in records if "op" in record] for rank, records in ranks.items()}
+        counts = {
+            rank: max((record["n"] for record in made if record["group"] == "0"), default=0)
+            for rank, made in calls.items()
+        }
+        if len(set(counts.values())) > 1:
+            ahead, behind = max(counts, key=lambda r: counts[r]), min(counts, key=lambda r: counts[r])
+            mine = calls[ahead][-1]
+            return missing(
+                ahead, mine, behind, calls[behind][-1] if calls[behind] else None, None, "time ran out"
+            )
+    return None
+
+
+def shared_gpu(rank: int, other: int, record: Record) -> Finding:
+    low, high = sorted((rank, other))
+    where = place_from(record["place"])
+    return Finding(
+        kind="placement-conflict",
+        message=f"Duplicate GPU detected: rank {low} and rank {high} both on {record['gpu']}. NCCL needs a GPU of its "
+        "own for every rank.",
+        where=where,
+        cause=cause_at(_device_choice(where), "the tensors of every rank are on the same GPU"),
+        fix=f"Give each rank its own GPU before any use of CUDA: {mends_collectives.SET_DEVICE}.",
+        op=record["op"],
+        edits=mends_collectives.own_device(where.file) if where is not None else [],
+    )
+
+
+def _device_choice(where: Place | None) -> Place | None:
+    if where is None or (line := source.device_choice(where.file, where.line)) is None:
+        return where
+    return source.place(where.file, line)
+
+
+def disagreement(rank: int, mine: Record, other: int, theirs: Record) -> Finding:
+    """Two ranks that have come to different collectives, or give other sizes to the same one."""
+    (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
+    where, stands = place_from(first["place"]), place_from(second["place"])
+    cause = cause_at(stands, f"rank {high} stands here while rank {low} stands at {_line(where)}")
+    fix = "All ranks have to make the same collective calls in the same order, with equal sizes and types: look for a "
+    fix += "branch on the rank, or for data of different shape."
+    edits = list[Edit]()
+    if where == stands and first["op"] == second["op"] and second["born"]:
+        cause, fix, edits = _unequal(first, second, stands, fix)
+    elif (said := _parted(low, first, high, second)) is not None:
+        cause, fix, edits = said.cause, said.fix or fix, said.edits
+    return Finding(
+        kind="ranks-disagree",
+        message=f"Collective number {mine['n']}: rank {low} calls {_said(first)}, rank {high} calls {_said(second)}. "
+        "The ranks would wait for each other for ever, or mix up their data.",
+        where=where,
+        cause=cause,
+        fix=fix,
+        op=first["op"],
+        edits=edits,
+    )
+
+
+def _unequal(
+    first: Record, second: Record, stands: Place | None, fix: str
+) -> tuple[Cause | None, str, list[Edit]]:
+    """One collective that is given other sizes or types: who made them, or that nothing makes them equal."""
+    file, line = second["born"]
+    made = source.statement(file, line)
+    anew = made is not None and rewrite.has_factory(made)
+    if [file, line] in second.get("way", ()) or (first["born"] == second["born"] and not anew):
+        shapes = [first.get("shape"), second.get("shape")]
+        padded = mends_collectives.padded(stands, *shapes) if first["op"].startswith("all_gather") else None
+        why = "what each rank gives here is of another size"
+        if padded is not None:
+            return cause_at(stands, why), padded.text, padded.edits
+        fix = "Give equal sizes: pad to the longest first (all_gather the sizes), or see that every batch is full "
+        return cause_at(stands, why), fix + "(drop_last=True).", []
+    odd = first if first["dtype"] != second["dtype"] and first["dtype"] == "float32" else second
+    file, line = odd["born"]
+    if first["dtype"] != second["dtype"]:
+        told = mends_collectives.of_type(
+            source.place(file, line), (second if odd is first else first)["dtype"]
+        )
+        return (
+            source.cause(file, line, "made here, of another type than on the other rank"),
+            told.text,
+            told.edits,
+        )
+    return source.cause(file, line, "made here, and it differs from rank to rank"), fix, []
+
+
+def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said | None:
+    """The branch that only one of them took: on the rank, or out of a loop by what it alone decided or drew."""
+    where, stands = place_from(first["place"]), place_from(second["place"])
+    left = _left_loop(where, stands)
+    guarded = branches.guard(_way(first), _way(second), low, high)
+    if guarded is not None and not (left is not None and "rank" in left.code):
+        return guarded
+    if left is None or where is None or stands is None:
+        return branches.left_function(_way(first), _way(second), high) or branches.left_function(
+            _way(second), _way(first), low
+        )
+    inner, other = (first, high) if (loop := flow.loop_at(where)) and _holds(loop, left) else (second, low)
+    why = "one rank leaves this loop before the other: unequal numbers of steps"
+    return loops_left.way_out(_way(inner), other) or branches.Said(
+        source.cause(left.file, left.line, why), _EVEN
+    )
+
+
+_EVEN = (
+    "Give every rank the same number of batches (drop_last=True, a DistributedSampler), or run the loop in "
+)
+_EVEN += "`with ddp.join():`."
+
+
+def _holds(loop: ast.For | ast.While, place: Place) -> bool:
+    return loop.lineno <= place.line <= (loop.end_lineno or 0)
+
+
+def _way(record: Record | None) -> list[tuple[str, int]]:
+    return [(file, line) for file, line in (record or {}).get("way", ())]
+
+
+def _left_loop(one: Place | None, other: Place | None) -> Place | None:
+    """Why one of two ranks has left the loop in which the other still stands, if it is so."""
+    if one is None or other is None or one.file != other.file:
+        return None
+    headers = {place: loop.lineno if (loop := flow.loop_at(place)) else 0 for place in (one, other)}
+    inner = max(headers, key=lambda place: headers[place])
+    return flow.way_out(inner) if headers[one] != headers[other] else None
+
+
+def _uneven_loop(where: Place | None, record: Record) -> Place | None:
+    """Why the loop around a collective may end earlier on one rank: the innermost one of the way to it that can."""
+    way = [source.place(file, line) for file, line in _way(record)]
+    for at in (where, *way):
+        if at is None or (loop := flow.loop_at(at)) is None:
+            continue
+        if not flow.is_same_everywhere(loop):
+            return flow.way_out(at)
+    return flow.way_out(where) if where is not None else None
+
+
+def missing(
+    rank: int, mine: Record, other: int, last: Record | None, where: Place | None, error: str
+) -> Finding:
+    where = place_from(mine["place"]) or where
+    seen = f"its last one was {_said(last)}" if last else "it has made none"
+    loop = _uneven_loop(where, mine)
+    idle = flow.idle_context(where) if where else None
+    way = _way(mine)
+    said = (
+        (
+            branches.guard(way, _way(last), rank, other)
+            or loops_left.way_out(way, other)
+            or branches.left_function(way, _way(last), other)
+        )
+        if not idle
+        else None
+    )
+    return Finding(
+        kind="ranks-disagree",
+        message=f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
+        f"enters: {seen}. On hardware it would wait until the time-out ends the run{_heard(error)}.",
+        where=where,
+        cause=said.cause
+        if said is not None
+        else cause_at(
+            idle or loop or where,
+            f"rank {rank} goes on when rank {other} has already left: unequal numbers of steps"
+            + (", and this context, which could even them out, does nothing" if idle else ""),
+        ),
+        fix=said.fix if said is not None else _EVEN,
+        op=mine["op"],
+        edits=said.edits if said is not None else [],
+    )
+
+
+def _heard(error: str) -> str:
+    found = re.search(r"Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms", error)
+    return f" (here: {found[0]})" if found else ""
+
+
+def _said(record: Record) -> str:
+    place = place_from(record["place"])
+    size = f" of {record['numel']} {record['dtype']}" if record["numel"] is not None else ""
+    root = f" from rank {record['root']}" if record["root"] is not None else ""
+    return f"{record['op']}{size}{root}" + (f" at {_line(place)}" if place else "")
+
+
+def _line(place: Place | None) -> str:
+    return f"{os.path.basename(place.file)}:{place.line}" if place else "an unknown line"

@@ -1,0 +1,197 @@
+"""What is said of ranks that part: the line is told from the source, and the fix is code that stands in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from trimtab.diagnose import branches, loops_left, mends_collectives, mends_drift, mends_rows, rewrite, source
+from trimtab.diagnose.finding import Edit
+
+
+def _written(tmp_path: Path, code: str) -> tuple[str, dict[str, int]]:
+    """A program, and its lines that are marked `# word`."""
+    path = tmp_path / "program.py"
+    path.write_text("import torch\nimport torch.distributed as dist\n" + dedent(code))
+    lines = path.read_text().splitlines()
+    return str(path), {line.rpartition("# ")[2]: n for n, line in enumerate(lines, 1) if "# " in line}
+
+
+def _after(file: str, edits: list[Edit]) -> str:
+    return rewrite.applied(Path(file).read_text(), edits)
+
+
+ALONE: dict[str, tuple[str, str]] = {
+    "a counter that each rank's own loss drives": (
+        """
+        def fit(model, loader, device):
+            wait, best = 0, 1.0
+            for epoch in range(9):
+                score = validate(model)
+                if score < best:
+                    best, wait = score, 0
+                else:
+                    wait += 1
+                if wait >= 3:  # cause
+                    break
+                model(loader).backward()  # stands
+        """,
+        "flag = torch.tensor(float(wait >= 3), device=device)\n"
+        "        dist.all_reduce(flag, op=dist.ReduceOp.MAX)\n"
+        "        if flag.item():",
+    ),
+    "a loop that goes on until the rank's own rows are used up": (
+        """
+        def fit(model, device):
+            seen = 0
+            while seen < 100:  # cause
+                seen += rollout(model)
+                model(seen).backward()  # stands
+        """,
+        "while True:  # cause\n"
+        "        flag = torch.tensor(float(seen < 100), device=device)\n"
+        "        dist.all_reduce(flag, op=dist.ReduceOp.MIN)\n"
+        "        if not flag.item():\n"
+        "            break\n",
+    ),
+    "rows that are not shared out evenly": (
+        """
+        def fit(model, rows, rank, world):
+            mine = rows[rank::world]  # cause
+            for row in mine:
+                model(row).backward()  # stands
+        """,
+        "mine = rows[rank:len(rows) // world * world:world]",
+    ),
+    "an error that is swallowed": (
+        """
+        def fit(model, rows):
+            for row in rows:
+                try:
+                    model(row).backward()  # stands
+                except RuntimeError:  # cause
+                    continue
+        """,
+        "except RuntimeError:  # cause\n            raise",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_loop_that_one_rank_leaves(tmp_path: Path, name: str) -> None:
+    code, fixed = ALONE[name]
+    file, marks = _written(tmp_path, code)
+    said = loops_left.way_out([(file, marks["stands"])], 1)
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+    assert fixed in _after(file, said.edits)
+
+
+def test_a_limit_that_all_ranks_have_is_no_decision_of_one(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        args = parser.parse_args()
+        for step, batch in enumerate(loader):
+            if step >= args.max_steps or total > 5:
+                break
+            loss = model(batch)
+            total = gather(loss)
+            dist.all_reduce(total)
+            loss.backward()  # stands
+        """,
+    )
+    assert loops_left.way_out([(file, marks["stands"])], 1) is None
+
+
+def test_what_stands_last_under_a_condition_on_the_rank_is_put_behind_it(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def name(rank):
+            told = [None]
+            if rank == 0:  # cause
+                told = ["run"]
+                dist.broadcast_object_list(told, src=0)  # stands
+            return told  # other
+        """,
+    )
+    said = branches.guard([(file, marks["stands"])], [(file, marks["other"])], 0, 1)
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+    assert '\n        told = ["run"]\n    dist.broadcast_object_list(told, src=0)  # stands\n' in _after(
+        file, said.edits
+    )
+
+
+def test_the_function_that_one_rank_has_left(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        import os
+
+        def cached(path):
+            if os.path.exists(path):  # cause
+                return torch.load(path)
+            dist.barrier()  # stands
+            return torch.load(path)
+
+        def main():
+            rows = cached("rows.pt")  # asks
+            train(rows)  # other
+        """,
+    )
+    way = [(file, marks["stands"]), (file, marks["asks"])]
+    said = branches.left_function(way, [(file, marks["other"])], 1)
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+
+
+def test_a_model_is_wrapped_again_after_it_was_unfrozen(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def main(model, device):
+            ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])  # wrap
+            for step in range(4):
+                if step == 2:
+                    model.body.requires_grad_(True)  # unfrozen
+        """,
+    )
+    fix = mends_drift.wrap_again(source.place(file, marks["unfrozen"]), source.place(file, marks["wrap"]))
+    assert fix.edits[0].text == (
+        "            ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])\n"
+    )
+
+
+def test_what_is_gathered_is_padded_before_the_list_is_made(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def gather(ids):
+            parts = [torch.empty_like(ids) for _ in range(2)]
+            dist.all_gather(parts, ids)  # stands
+        """,
+    )
+    fix = mends_collectives.padded(source.place(file, marks["stands"]), [4, 9], [4, 7])
+    assert fix is not None
+    lines = _after(file, fix.edits).splitlines()
+    assert lines[4].strip() == "longest = torch.tensor(ids.size(1), device=ids.device)"
+    assert lines[6].strip() == "ids = torch.nn.functional.pad(ids, (0, longest.item() - ids.size(1)))"
+
+
+def test_the_seed_of_a_sampler_without_the_rank(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def loaders(rows, cfg, rank):
+            seed = cfg.seed + rank  # cause
+            return DistributedSampler(rows, seed=seed)  # made
+        """,
+    )
+    fix = mends_rows.one_seed(source.place(file, marks["made"]))
+    assert fix.place is not None
+    assert fix.place.line == marks["cause"]
+    assert [edit.text for edit in fix.edits] == ["cfg.seed"]
