@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from trimtab.diagnose import holders, source, spot, trace
+from trimtab.diagnose import holders, scope, source, spot, trace
 from trimtab.virtual.origin import TORCH
 
 
@@ -58,18 +58,43 @@ def received(tensor: torch.Tensor, device: str, frames: list[FrameType]) -> Hand
 
 def device_inside(hand: Hand, file: str, function: source.Function, wanted: str) -> str | None:
     """The parameter of an ended function that was given a tensor on the wanted device, as code for that device."""
-    calls = [n for n in ast.walk(hand.node) if isinstance(n, ast.Call)]
-    for call in calls:
-        if source.called_name(call) != function.name:
-            continue
+    owner = source.class_at(file, function.lineno) if function.name == "__init__" else None
+    called = owner.name if owner is not None else function.name
+    for call in [
+        n for n in ast.walk(hand.node) if isinstance(n, ast.Call) and source.called_name(n) == called
+    ]:
         for name in source.parameters(file, function.body[0].lineno):
             given = trace.argument(call, function, name)
             value = holders.value_of(given, hand.frame) if given is not None else None
-            if isinstance(value, torch.Tensor) and str(value.device) == wanted:
-                return f"{name}.device"
+            if text := scope.device_of(name, value, hand.file, call.lineno, wanted):
+                return text
             first = value[0] if isinstance(value, list | tuple) and value else None
             if isinstance(first, torch.Tensor) and str(first.device) == wanted:
                 return f"{name}[0].device"
+    return None
+
+
+def called_outside(name: str, frame: FrameType, frames: list[FrameType]) -> str:
+    """What the outermost function that has it calls what a function was given under a name."""
+    for outer in frames[frames.index(frame) + 1 :]:
+        given = _given(frame, outer, name)
+        if not isinstance(given, ast.Name):
+            break
+        name, frame = given.id, outer
+    return name
+
+
+def construction(file: str, function: source.Function, frames: list[FrameType]) -> Hand | None:
+    """The only call in a running function that made an object of the class whose constructor this is."""
+    owner = source.class_at(file, function.lineno) if function.name == "__init__" else None
+    if owner is None:
+        return None
+    for frame in frames:
+        where = frame.f_code.co_filename
+        running = source.function_at(where, frame.f_lineno)
+        calls = [c for c in source.calls(where, owner.name) if source.function_at(where, c.lineno) is running]
+        if len(calls) == 1:
+            return Hand(frame, calls[0])
     return None
 
 

@@ -18,6 +18,7 @@ from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
+from trimtab.virtual import origin
 
 
 class Mend(NamedTuple):
@@ -42,7 +43,7 @@ def _changed(edits: list[Edit], file: str, line: int, why: str) -> Cause:
     if first is None or statement is None or first.start == first.end:  # nothing, or a line of its own
         return source.cause(file, line, why)
     last = line if hasattr(statement, "body") else statement.end_lineno or line
-    if first.file == file and line <= first.start[0] <= last:
+    if first.file == file and first.start[0] <= last and line <= first.end[0]:
         return source.cause(file, line, why)
     there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
     return source.cause(first.file, first.start[0], re.sub("(made|set) here", rf"\1 at {there}", why))
@@ -64,14 +65,19 @@ def wanted(scene: Scene, stray: Suspect) -> str:
 def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """The program's own expression for that device, valid on a line."""
     frames, place = scene.frames, wanted(scene, stray)
-    found = scope.device_at(frames, file, line, place, scene.several, _explicit(scene, stray, file, line))
+    wrong = _explicit(scene, stray, file, line)
+    found = scope.device_near(frames, file, line, place, scene.several, wrong)
+    found = found or _given_inside(scene, stray, file, line)
+    found = found or scope.device_at(frames, file, line, place, scene.several, wrong)
     # NCCL takes what is on the present GPU.
-    return found or ('"cuda"' if alone(scene) else _given_inside(scene, stray, file, line))
+    return found or ('"cuda"' if alone(scene) else None)
 
 
 def _given_inside(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """In a function that has ended: the device of what it was given when it made the tensor."""
     born, function = birthplace(stray), source.function_at(file, line)
+    if function is not None and (made := handed.construction(file, function, scene.frames)) is not None:
+        return handed.device_inside(made, file, function, wanted(scene, stray))
     if stray.tensor is None or function is None or born is None or born.file != file:
         return None
     if source.function_at(file, born.line) is not function:
@@ -134,6 +140,8 @@ def bound_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | No
     device = device_at(scene, stray, file, line)
     if device is None or not isinstance(statement, ast.Assign | ast.AnnAssign):
         return None
+    if any((frame.f_code.co_filename, frame.f_lineno) == (file, line) for frame in scene.frames[:1]):
+        return None  # what the failing line binds is not there yet
     target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
     value = statement.value
     if value is None or isinstance(target, ast.Tuple) or isinstance(value, _MANY):
@@ -200,8 +208,8 @@ def _to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend |
     frame, partner = scene.frames[0], scene.partner(stray)
     node: ast.expr | None = statement.value
     if spot.running(frame) is not None:
-        known = partner is not None and partner.tensor is not None
-        node = spot.expression(partner.tensor, partner.device, frame) if known else None  # type: ignore
+        tensor = partner.tensor if partner is not None else None
+        node = spot.expression(tensor, partner.device, frame) if partner and tensor is not None else None
     said = f"bring what is added to where the sum is kept, in line {statement.lineno}"
     device = f"{ast.unparse(statement.target)}.device"
     return brought(said, frame.f_code.co_filename, node, device) if node is not None else None
@@ -227,6 +235,31 @@ def best(scene: Scene, stray: Suspect, file: str, line: int, bound: bool = True)
     )
 
 
+def other_goal(scene: Scene, stray: Suspect) -> Mend | None:
+    """The move to another GPU, made to the one where the rest is; what goes to the host for a while is brought back."""
+    ours = move_call(stray)
+    if ours is None or stray.device == "cpu":
+        return None
+    file, call = ours
+    assert isinstance(call.func, ast.Attribute)
+    device = device_at(scene, stray, file, call.lineno) or f'"{wanted(scene, stray)}"'
+    text = f"{rewrite.text_of(file, call.func.value)}.to({device})"
+    return Mend.by("move it there", rewrite.in_place_of(file, call, text))
+
+
+def move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:
+    """The call that last moved a tensor."""
+    if suspect.held is None:
+        return None
+    _, span = origin.spans_of(suspect.held)
+    node = source.node_at(*span) if span is not None else None
+    inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node is not None else []
+    for call in inside:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
+            return (span[0], call) if span is not None else None
+    return None
+
+
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:
     """A module moved where it is made: `net = Net(…).to(device)`, or on a line of its own once both are there."""
     value = getattr(made, "value", None)
@@ -248,6 +281,13 @@ def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: 
     return Mend(f'move it too: {name}.to("{wanted(scene, stray)}")', [])
 
 
+def line_after(file: str, statement: ast.stmt) -> int:
+    """The line after a statement; its own, where the next one belongs to another function, which knows other names."""
+    line = (statement.end_lineno or statement.lineno) + 1
+    same = source.function_at(file, line) is source.function_at(file, statement.lineno)
+    return line if same else statement.lineno
+
+
 def _first_place_with_device(
     scene: Scene, stray: Suspect, file: str, made: ast.stmt
 ) -> tuple[ast.stmt, str] | None:
@@ -257,7 +297,7 @@ def _first_place_with_device(
         if made not in block:
             continue
         for statement in block[block.index(made) :]:
-            following = (statement.end_lineno or statement.lineno) + 1
+            following = line_after(file, statement)
             if isinstance(statement, ast.Return) or hasattr(statement, "body"):
                 return None
             if device := device_at(scene, stray, file, following):

@@ -23,16 +23,6 @@ class Verdict:
     """The fix as changes to the user's files, where it can be written as code that runs there."""
 
 
-def target(scene: Scene, stray: Suspect) -> str:
-    """The device to move to, as code: the partner's own name if it has one here."""
-    partner = scene.partner(stray)
-    if name := scene.expression_of(partner):
-        return f"{name}.device"
-    if partner is not None:
-        return f'"{partner.device}"'
-    return '"cuda"' if alone(scene) else "x.device"
-
-
 def alone(scene: Scene) -> bool:
     """Whether what is wrong is no other tensor but the taker: NCCL, to which a tensor in host memory is given."""
     return {suspect.device for suspect in scene.operands} == {"cpu"}

@@ -31,7 +31,8 @@ def generator(scene: Scene) -> Verdict | None:
             device: str | None = '"cpu"'
         else:
             drawn = f"cuda:{torch.cuda.current_device()}"
-            device = scope.device_at(scene.frames, file, made.lineno, drawn)
+            found = scope.device_at(scene.frames, file, made.lineno, drawn) or ""
+            device = found if found.isidentifier() or found.startswith("self.") else None
         text = f"{ast.unparse(call.func)}(device={device or repr(wants)})"
         fix = mend.Mend.by("make it there", rewrite.in_place_of(file, call, text))
         return fix.blames(file, made.lineno, why)

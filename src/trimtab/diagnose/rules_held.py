@@ -119,7 +119,7 @@ def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
         move = _own_mover(*named, found.name) if named and not found.container else None
         if named is None or move is None:
             continue
-        others = [getattr(found.owner, name, None) for name in source.self_targets(move)]
+        others = [vars(found.owner).get(name) for name in source.self_targets(move)]
         if not any(isinstance(o, torch.Tensor) and str(o.device) == home for o in others):
             continue
         text = ast.unparse(move).replace(ast.unparse(move.targets[0]), f"self.{found.name}")
@@ -146,17 +146,6 @@ def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
         if moves and not any(attribute in source.self_targets(n) for n in ast.walk(method)):
             return moves[-1]
     return None
-
-
-def set_again(scene: Scene, stray: Suspect) -> Verdict | None:
-    """An attribute that a later method set anew, past the move that the object had got."""
-    verdict = kept(scene, stray)
-    born = stray.born
-    if verdict is None or verdict.cause is None or born is None or stray.device != "cpu":
-        return None
-    function = source.function_at(born.file, born.line)
-    same_line = (verdict.cause.file, verdict.cause.line) == (born.file, born.line)
-    return verdict if same_line and function is not None and function.name != "__init__" else None
 
 
 def kept(scene: Scene, stray: Suspect) -> Verdict | None:

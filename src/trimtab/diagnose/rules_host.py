@@ -10,7 +10,7 @@ import torch
 
 from trimtab.diagnose import holders, mend, rewrite, source, spot
 from trimtab.diagnose.rules_common import Verdict
-from trimtab.diagnose.scene import Scene, Suspect
+from trimtab.diagnose.scene import Scene
 
 
 def read_by_host(scene: Scene) -> Verdict | None:
@@ -21,12 +21,12 @@ def read_by_host(scene: Scene) -> Verdict | None:
     frame = scene.frames[0]
     file, tensor = frame.f_code.co_filename, suspect.tensor
     why = f"the host reads this tensor, and it is on {suspect.device}"
+    for where, value in _gathered(tensor, frame):
+        return _copied(
+            where, value, tensor, f"what is gathered here is read by the host, and it is on {suspect.device}"
+        )
     node = _handed_over(tensor, suspect.device, frame)
-    if node is not None:
-        return _copied(file, node, tensor, why)
-    for where, value in _gathered(scene, suspect):
-        return _copied(where, value, tensor, f"{why} when it is put with the others here")
-    return None
+    return _copied(file, node, tensor, why) if node is not None else None
 
 
 def _handed_over(tensor: torch.Tensor, device: str, frame: FrameType) -> ast.expr | None:
@@ -48,14 +48,22 @@ def _looks_like(tensor: torch.Tensor, part: ast.expr, frame: FrameType) -> bool:
     return (value.device, value.dtype, value.shape) == (tensor.device, tensor.dtype, tensor.shape)
 
 
-def _gathered(scene: Scene, suspect: Suspect) -> Iterator[tuple[str, ast.expr]]:
+def _gathered(tensor: torch.Tensor, frame: FrameType) -> Iterator[tuple[str, ast.expr]]:
     """What was put into the list that the failing line reads: `losses.append(loss)`, in the same file."""
-    for sight in scene.sights(suspect):
-        holder = sight.name.rpartition("[")[0]
-        puts = [call for call in source.calls(sight.file, "append", "insert") if call.args]
-        same = [c for c in puts if isinstance(c.func, ast.Attribute) and ast.unparse(c.func.value) == holder]
-        if holder and len(same) == 1:
-            yield sight.file, same[0].args[-1]
+    file, node = frame.f_code.co_filename, source.statement(frame.f_code.co_filename, frame.f_lineno)
+    named = (
+        [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
+        if node is not None
+        else []
+    )
+    for name in named:
+        value = holders.value_of(name, frame)
+        if not isinstance(value, list) or not any(entry is tensor for entry in value):
+            continue
+        puts = [c for c in source.calls(file, "append") if c.args]
+        same = [c for c in puts if ast.unparse(c.func) == f"{ast.unparse(name)}.append"]
+        if len(same) == 1:
+            yield file, same[0].args[0]
 
 
 def _copied(file: str, node: ast.expr, tensor: torch.Tensor, why: str) -> Verdict:

@@ -7,121 +7,11 @@ import ast
 import torch
 
 from trimtab.diagnose import mend, rewrite, source
-from trimtab.diagnose.rewrite import assigned, has_factory
-from trimtab.diagnose.rules_common import Verdict, birthplace, met, target
+from trimtab.diagnose.rewrite import has_factory
+from trimtab.diagnose.rules_common import Verdict, birthplace, met
 from trimtab.diagnose.scene import Scene, Sight, Suspect
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
-
-
-def not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
-    """A helper that moves models and loaders together (accelerate's prepare, Fabric's setup) got the model only."""
-    partner = scene.partner(stray)
-    if partner is None or not partner.is_parameter or stray.is_parameter or stray.moved is not None:
-        return None
-    if (moved := partner.moved) is None or stray.device != "cpu":
-        return None
-    for call in source.call_on(moved.file, moved.line):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("prepare", "prepare_model", "setup"):
-            helper = ast.unparse(call.func.value)
-            why = f"{helper} moves the model here; the data does not come from a loader that it was given"
-            fix = f"give it the loader too (loader = {helper}.{call.func.attr}(loader)), or move the batch"
-            return Verdict(source.cause(moved.file, moved.line, why), fix)
-    return None
-
-
-def mover(scene: Scene, stray: Suspect) -> Verdict | None:
-    """The batch went through a function or comprehension that moves tensors, and it passed this one by."""
-    for sight in scene.sights(stray):
-        made = sight.made
-        value = source.value_for(made, sight.root) if made is not None else None
-        if made is None or value is None or sight.name == sight.root or stray.is_parameter:
-            continue
-        if stray.device != "cpu":
-            continue  # something moved it
-        called = [source.called_name(n) for n in ast.walk(value) if isinstance(n, ast.Call)]
-        line = next((found for name in called if (found := source.move_in(sight.file, name))), None)
-        line = line or (made.lineno if source.has_move(value) else None)
-        if line is not None:
-            why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
-            fix = _passed_by(sight, line)
-            return fix.blames(sight.file, line, why)
-    return None
-
-
-def _passed_by(sight: Sight, line: int) -> mend.Mend:
-    """The entry that a moving line names and does not move, moved as the others are."""
-    entry = sight.name.rpartition(".")[2]
-    statement = source.statement(sight.file, line)
-    device = assigned(sight.file, line)
-    if (
-        entry.isidentifier()
-        and device is not None
-        and statement is not None
-        and not hasattr(statement, "body")
-    ):
-        bare = [
-            n
-            for n in ast.walk(statement)
-            if isinstance(n, ast.Attribute)
-            and n.attr == entry
-            and isinstance(n.ctx, ast.Load)
-            and not isinstance(next(source.above(sight.file, n)), ast.Attribute)
-        ]
-        if len(bare) == 1:
-            return mend.brought("move it too", sight.file, bare[0], device)
-    if fix := _into_nested(sight, statement):
-        return fix
-    text = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
-    return mend.Mend(text, [])
-
-
-def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:
-    """What a mover passes on as no tensor, moved inside: a dict by the mover itself, a list entry by entry."""
-    passed = _passed_on(statement)
-    container = sight.frame.f_locals.get(sight.root)
-    held = list(container.values()) if isinstance(container, dict) else []
-    mover_ = source.function_at(sight.file, statement.lineno) if statement is not None else None
-    if passed is None or statement is None or "][" not in sight.name:
-        return None
-    names = [a.arg for a in mover_.args.args] if mover_ is not None else []
-    moves = [n for n in ast.walk(mover_ or statement) if source.is_move(n) and n.args]
-    if mover_ is not None and names[:1] not in ([], ["self"]) and any(isinstance(v, dict) for v in held):
-        text = f"{mover_.name}({', '.join([passed.id, *names[1:]])}) if isinstance({passed.id}, dict) else {passed.id}"
-    elif moves and any(isinstance(v, list | tuple) for v in held):
-        device, item = ast.unparse(moves[0].args[0]), "t" if passed.id != "t" else "item"
-        inner = f"[{item}.to({device}) if torch.is_tensor({item}) else {item} for {item} in {passed.id}]"
-        text = f"{inner} if isinstance({passed.id}, (list, tuple)) else {passed.id}"
-        text = text if isinstance(statement, ast.Return) or mover_ is not None else f"({text})"
-    else:
-        return None
-    return mend.Mend.by("move what is nested too", rewrite.in_place_of(sight.file, passed, text))
-
-
-def _passed_on(statement: ast.stmt | None) -> ast.Name | None:
-    """The name that a statement gives on as it is: `out[k] = v`, `{k: v.to(d) if is_tensor(v) else v for …}`."""
-    value = statement.value if isinstance(statement, ast.Assign | ast.Return) else None
-    if isinstance(value, ast.Name):
-        return value
-    choices = [n.orelse for n in ast.walk(value or ast.Pass()) if isinstance(n, ast.IfExp)]
-    return choices[0] if len(choices) == 1 and isinstance(choices[0], ast.Name) else None
-
-
-def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
-    """One of several things that came together was moved, this one was not."""
-    for sight in scene.sights(stray):
-        line = source.sibling_move(
-            sight.file,
-            sight.line,
-            sight.root,
-            inline=sight.frame is not scene.frames[0],
-            entry=sight.name != sight.root,
-        )
-        if line is not None:
-            why = f"here its siblings are moved and {sight.name} is not"
-            fix = _with_its_siblings(scene, stray, sight, line)
-            return fix.blames(sight.file, line, why)
-    return None
 
 
 def misplaced_layer(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -138,8 +28,8 @@ def misplaced_layer(scene: Scene, stray: Suspect) -> Verdict | None:
     if stray.moved.function != here.function or stray.moved.file != here.file or stray.device == "cpu":
         return None
     why = f"this layer is put on {partner.device}, and what it gets was moved to {stray.device} for it"
-    fix = f'put the layer on "{stray.device}", or move its input to "{partner.device}"'
-    return Verdict(source.cause(partner.moved.file, partner.moved.line, why), fix)
+    fix = mend.other_goal(scene, partner) or mend.sentence(scene, stray, here.line)
+    return fix.blames(partner.moved.file, partner.moved.line, why)
 
 
 def device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -162,8 +52,11 @@ def device_alias(scene: Scene, stray: Suspect) -> Verdict | None:
         )
         if len(used) >= 3:
             why = f"the helper tensors are made on this device, and {met(scene, stray, 'they meet')}"
-            fix = f"take the device from the tensor that they meet: {device.id} = {target(scene, stray)}"
-            return Verdict(source.cause(born.file, chosen[-1].lineno, why), fix)
+            there = mend.device_at(scene, stray, born.file, chosen[-1].lineno)
+            edits = [rewrite.in_place_of(born.file, chosen[-1].value, there)] if there else []
+            said = "take the device from the tensor that they meet"
+            fix = mend.Mend.by(said, *edits) if edits else mend.sentence(scene, stray, born.line)
+            return fix.blames(born.file, chosen[-1].lineno, why)
     return None
 
 
@@ -284,7 +177,7 @@ def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: st
 def _after_binding(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: str) -> mend.Mend | None:
     """A line of its own after the one that binds a batch: `x = x.to(device)`."""
     first = made.body[0] if isinstance(made, ast.For) else None
-    line = first.lineno if first is not None else (made.end_lineno or made.lineno) + 1
+    line = first.lineno if first is not None else mend.line_after(sight.file, made)
     device = mend.device_at(scene, stray, sight.file, line)
     text = moved_whole(sight, made, name, device, stray.device) if device is not None else None
     if text is None:
@@ -320,19 +213,3 @@ def moved_whole(sight: Sight, made: ast.stmt, name: str, device: str, there: str
     if callable(getattr(value, "to", None)):
         return f"{name} = {name}.to({device})"
     return None
-
-
-def _with_its_siblings(scene: Scene, stray: Suspect, sight: Sight, line: int) -> mend.Mend:
-    """Moved beside the one that is: in the same call, or after the line that does so, with the words that it uses."""
-    device = assigned(sight.file, line) or mend.device_at(scene, stray, sight.file, line)
-    statement = source.statement(sight.file, line)
-    if device is None or statement is None:
-        return mend.at_use(scene, stray) or mend.sentence(scene, stray, line)
-    given = [
-        a for call in source.call_on(sight.file, line) for a in call.args if ast.unparse(a) == sight.name
-    ]
-    if line == sight.line and given:
-        return mend.brought("move it too", sight.file, given[0], device)
-    text = f"{sight.name} = {sight.name}.to({device})"
-    edits = [] if hasattr(statement, "body") else [rewrite.after(sight.file, statement, text)]
-    return mend.Mend(f"move it too: {text}", edits)

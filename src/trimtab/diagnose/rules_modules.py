@@ -1,4 +1,4 @@
-"""Rules about modules: one that was put into a model after the move, one that was never moved, a copy taken before."""
+"""Rules about modules: one that was never moved, one on another GPU than the rest, a copy taken before the move."""
 
 from __future__ import annotations
 
@@ -11,133 +11,8 @@ from torch import nn
 from trimtab.diagnose import holders, mend, rewrite, source
 from trimtab.diagnose.rules_common import Verdict, construction
 from trimtab.diagnose.scene import Scene, Suspect
-from trimtab.virtual import deeds, origin
-from trimtab.virtual.deeds import Placement
+from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
-
-
-def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
-    """A parameter, buffer or layer that was put into its model after the model had moved."""
-    owner = next((a for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or stray.device != "cpu":
-        return None
-    home = mend.wanted(scene, stray)
-    late = [p for p in _placements(owner, scene) if p.beside is not None and str(p.beside) == home]
-    if not late:
-        return None
-    placement = max(late, key=lambda p: p.when)
-    line = origin.resolve(placement.line)
-    if line is None:
-        return None
-    why = "this is put into the model after the model was moved, so it stays on the CPU"
-    fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, line)
-    fix = fix or _move_again(scene, stray, line)
-    return fix.blames(line.file, line.line, why)
-
-
-def _placements(attribute: holders.Attribute, scene: Scene) -> Iterator[Placement]:
-    """Who put a tensor into its module, that module into the one above, and so on."""
-    if found := deeds.placement(attribute.module, attribute.name):
-        yield found
-    module = attribute.module
-    for holder in holders.climb(module, scene.modules):
-        if found := deeds.placement(holder.module, holder.name):
-            yield found
-
-
-def _moved_in_place(line: Origin, placement: Placement) -> mend.Mend | None:
-    """`model.head = Linear(…)`, `setattr(model, name, …)`, `register_buffer(name, …)`, brought to the model there."""
-    statement = source.statement(line.file, line.line)
-    span = origin.span(placement.line)
-    node = source.node_at(*span) if span is not None else None
-    value: ast.expr | None = None
-    owner = ""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target, value = statement.targets[0], statement.value
-        if isinstance(target, ast.Attribute | ast.Subscript):
-            owner = ast.unparse(target.value)
-            if isinstance(value, ast.Call) and source.called_name(value) == "Parameter" and value.args:
-                value = value.args[0]
-    elif isinstance(node, ast.Call):
-        called = source.called_name(node)
-        if called == "setattr" and len(node.args) == 3:
-            owner, value = ast.unparse(node.args[0]), node.args[2]
-        elif (
-            called in ("register_buffer", "register_parameter", "add_module", "register_module")
-            and len(node.args) > 1
-        ):
-            value = node.args[1]
-            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-    if value is None or not owner or hasattr(statement, "body"):
-        return None
-    if owner == "self" and _in_constructor(line):
-        return None
-    device = f"next({_with_parameters(line, owner)}.parameters()).device"
-    if placement.replaced and isinstance(statement, ast.Assign):
-        device = f"{ast.unparse(statement.targets[0])}.device"
-    return mend.brought("bring it to the model", line.file, value, device)
-
-
-def _with_parameters(line: Origin, owner: str) -> str:
-    """The whole module where a part of it takes something in: the part may hold nothing yet."""
-    around = source.class_at(line.file, line.line)
-    whole = around is not None and any("Module" in ast.unparse(base) for base in around.bases)
-    return "self" if whole and owner.startswith("self.") else owner
-
-
-def _whole_moved(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend | None:
-    """What a constructor adds to a model that it was given: the new whole is moved where it is made."""
-    owner = next(a.module for a in stray.attributes if a.registered)
-    if not _in_constructor(line):
-        return None
-    for file, made, name in _bindings(scene, holders.outermost(owner, scene.modules)):
-        return mend.module_moved(scene, stray, file, made, name)
-    return None
-
-
-def _not_assigned(line: Origin) -> mend.Mend | None:
-    """`load_state_dict(…, assign=True)` puts the loaded tensors in; without it the values are copied."""
-    for call in source.call_on(line.file, line.line):
-        given = source.keyword(call, "assign") if source.called_name(call) == "load_state_dict" else None
-        if given is not None and source.is_constant(given, True):
-            copied = rewrite.in_place_of(line.file, given, "False")
-            return mend.Mend.by("copy the values to where the model is", copied)
-    return None
-
-
-def _in_constructor(line: Origin) -> bool:
-    function = source.function_at(line.file, line.line)
-    return function is not None and function.name == "__init__"
-
-
-def _move_again(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend:
-    """The model is moved once more, after the line that changed it."""
-    owner = next(a.module for a in stray.attributes if a.registered)
-    root = holders.outermost(owner, scene.modules)
-    statement = source.statement(line.file, line.line)
-    device = mend.device_at(scene, stray, line.file, line.line + 1)
-    name = _name_at(scene, root, line.file, line.line)
-    if statement is not None and not hasattr(statement, "body") and name and device:
-        text = f"{name}.to({device})"
-        return mend.Mend(
-            f"move the model after this line: {text}", [rewrite.after(line.file, statement, text)]
-        )
-    device = device or f'"{mend.wanted(scene, stray)}"'
-    return mend.Mend(f"move the model after this line: {name or 'model'}.to({device})", [])
-
-
-def _name_at(scene: Scene, module: nn.Module, file: str, line: int) -> str | None:
-    """How the function that holds a line names a module, if it still runs."""
-    for frame in scene.frames:
-        if frame.f_code.co_filename == file and source.function_at(
-            file, frame.f_lineno
-        ) is source.function_at(file, line):
-            return holders.expression_for(module, frame)
-    # The model that a line itself works on: `model.load_state_dict(…)`.
-    for call in source.call_on(file, line):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_state_dict", "load_adapter"):
-            return ast.unparse(call.func.value)
-    return None
 
 
 def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -148,7 +23,7 @@ def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     root = holders.outermost(owner, scene.modules)
     if any(str(p.device) == mend.wanted(scene, stray) for p in root.parameters()):
         return None  # the model did move
-    for place in _bindings(scene, root):
+    for place in bindings(scene, root):
         file, made, name = place
         if (copy := _copied_before(scene, stray, file, made, name)) is not None:
             return copy
@@ -182,7 +57,7 @@ def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
         spelled(partner.held) and not spelled(others[0])
     ):
         return None
-    for file, made, name in _bindings(scene, odd):
+    for file, made, name in bindings(scene, odd):
         why = f"{name} is on {partner.device}, while the other models and what they are fed are on {stray.device}"
         fix = mend.module_moved(scene, partner, file, made, name)
         return fix.blames(file, made.lineno, why)
@@ -199,7 +74,7 @@ def spelled(weight: torch.Tensor | None) -> bool:
     return bool(calls) and all(isinstance(g, ast.Constant) for g in given)
 
 
-def _bindings(scene: Scene, root: nn.Module) -> Iterator[tuple[str, ast.stmt, str]]:
+def bindings(scene: Scene, root: nn.Module) -> Iterator[tuple[str, ast.stmt, str]]:
     """The statements that gave the program's variables and attributes a module, the outermost frame last."""
     for frame in scene.frames:
         file, line = frame.f_code.co_filename, frame.f_lineno

@@ -187,20 +187,8 @@ def _weight_moved_away(
         if not source.has_move_of(statement.value, f"{owner}.data"):
             fix = mend.brought("bring it to its place", file, statement.value, f"{owner}.device")
             return fix.blames(file, line, why)
-    fix = _other_goal(scene, stray) or _brought_back(scene, stray, attribute)
+    fix = mend.other_goal(scene, stray) or _brought_back(scene, stray, attribute)
     return fix.blames(file, line, why)
-
-
-def _other_goal(scene: Scene, stray: Suspect) -> mend.Mend | None:
-    """The move to another GPU, made to the one where the rest is; what goes to the host for a while is brought back."""
-    ours = _move_call(stray)
-    if ours is None or stray.device == "cpu":
-        return None
-    file, call = ours
-    assert isinstance(call.func, ast.Attribute)
-    device = mend.device_at(scene, stray, file, call.lineno) or f'"{mend.wanted(scene, stray)}"'
-    text = f"{rewrite.text_of(file, call.func.value)}.to({device})"
-    return mend.Mend.by("move it there", rewrite.in_place_of(file, call, text))
 
 
 def _brought_back(scene: Scene, stray: Suspect, attribute: holders.Attribute) -> mend.Mend:
@@ -252,7 +240,7 @@ def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
     partner = scene.partner(stray)
     if partner is None or stray.device == "cpu" or partner.device == "cpu" or stray.tensor is None:
         return None
-    ours, theirs = _move_call(stray), _move_call(partner)
+    ours, theirs = mend.move_call(stray), mend.move_call(partner)
     if ours is None:
         return None
     if theirs is not None and _without_number(ours[1]) and _without_number(theirs[1]):
@@ -279,19 +267,6 @@ def _setting(scene: Scene, stray: Suspect, file: str, call: ast.Call) -> mend.Me
     text = f'"{home}"' if isinstance(node.value, str) else home.removeprefix("cuda:")
     edits = [rewrite.in_place_of(place.file, node, text)]
     return mend.Mend(f"name the GPU of its partner in the setting (line {place.line}): {text}", edits)
-
-
-def _move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:
-    """The call that last moved a tensor."""
-    if suspect.held is None:
-        return None
-    _, span = origin.spans_of(suspect.held)
-    node = source.node_at(*span) if span is not None else None
-    inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node is not None else []
-    for call in inside:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
-            return (span[0], call) if span is not None else None
-    return None
 
 
 def _without_number(call: ast.Call) -> bool:

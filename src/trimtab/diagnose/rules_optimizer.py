@@ -89,13 +89,13 @@ def _constructs(place: Origin) -> bool:
 def _move_first(line: Origin, why: str) -> Verdict | None:
     """The move that comes too late, in the same function, goes before the line that made the optimizer."""
     statement = source.statement(line.file, line.line)
-    for call in source.call_on(line.file, line.line):
-        name = source.root(call.func)
-        made = source.last_assignment(line.file, line.line + 1, name) if name else None
+    roots = [source.root(call.func) for call in source.call_on(line.file, line.line)]
+    makers = [source.last_assignment(line.file, line.line + 1, name) for name in roots if name]
+    for made in (statement, *makers):
         value = getattr(made, "value", None)
-        if made is None or not isinstance(value, ast.Call):
+        if made is None or statement is None or not isinstance(value, ast.Call):
             continue
-        move = rules_modules.later_move(line.file, statement or made, value)
+        move = rules_modules.later_move(line.file, statement, value)
         if move is not None:
             code = ast.unparse(move)
             swapped = rules_modules.swapped(line.file, made, move, why)
@@ -158,6 +158,11 @@ def _put_there(scene: Scene, stray: Suspect, slot: _Slot, place: Origin) -> Verd
     if (found := _filled_at(scene, slot, place)) is None:
         return Verdict(source.cause(place.file, place.line, why), fix, _KIND)
     file, value, device = found.file, found.value, f"{found.parameter}.device"
+    if _all_slots(found):
+        each = f"v.to({device}) if torch.is_tensor(v) and v.dim() else v"
+        text = f"{{k: {each} for k, v in {rewrite.operand(value)}.items()}}"
+        fix_ = mend.Mend.by("bring them to their parameter", rewrite.in_place_of(file, value, text))
+        return fix_.blames(file, found.statement.lineno, why, _KIND)
     made = rewrite.factories(value)
     edits = [rewrite.in_place_of(file, c, rewrite.with_keyword(file, c, "device", device)) for c in made]
     brought = mend.brought("bring it to its parameter", file, value, device)
@@ -184,14 +189,22 @@ def _filled_at(scene: Scene, slot: _Slot, place: Origin) -> _Filled | None:
                 continue
             target, value = node.targets[0], node.value
             parameter = _parameter_of(file, target, node.lineno)
-            keys = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+            keys = list(zip(value.keys, value.values, strict=True)) if isinstance(value, ast.Dict) else []
             entry = next((v for k, v in keys if _is(k, slot.key)), None)
             if isinstance(target, ast.Subscript) and _is(target.slice, slot.key):
                 entry = value
-            if parameter is not None and entry is not None:
-                found.append(_Filled(file, node, entry, parameter))
+            one = _Filled(file, node, entry or value, parameter or "")
+            if parameter is not None and (entry is not None or (_all_slots(one) and not keys)):
+                found.append(one)
     here = [one for one in found if (one.file, one.statement.lineno) == (place.file, place.line)]
     return here[0] if here else found[0] if len(found) == 1 else None
+
+
+def _all_slots(found: _Filled) -> bool:
+    """Whether a statement sets all that is kept for a parameter: `optimizer.state[p] = saved`."""
+    target = found.statement.targets[0]
+    whole = isinstance(target, ast.Subscript) and isinstance(target.value, ast.Attribute)
+    return whole and found.value is found.statement.value
 
 
 def _is(node: ast.expr | None, key: Any) -> bool:

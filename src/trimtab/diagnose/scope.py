@@ -83,19 +83,33 @@ def device_at(
     another device.
     """
     frame = frame_of(frames, file, line)
+    return (
+        device_near(frames, file, line, wanted, several, wrong)
+        or _first_meaning(_texts(file, line, wrong), frames, file, line, wanted, several)
+        or (_beside(frame, file, line, wanted) if frame is not None else None)
+        or _spelled(file, line, wanted)
+    )
+
+
+def device_near(
+    frames: list[FrameType], file: str, line: int, wanted: str, several: bool, wrong: frozenset[str]
+) -> str | None:
+    """The same of what the function around a line itself knows: its names, its object, what it was given."""
+    frame = frame_of(frames, file, line)
+    return (
+        _first_meaning(_texts(file, line, wrong, _GLOBAL), frames, file, line, wanted, several)
+        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
+        or _own_weights(frames, file, line, wanted)
+    )
+
+
+def _texts(file: str, line: int, wrong: frozenset[str], below: int = 9) -> list[str]:
+    """What the program writes for a device and can write on a line, the nearest first."""
     found: dict[str, int] = {}
     for text, rank in _said(file, line):
         found[text] = min(rank, found.get(text, rank))
-    texts = sorted(found.keys() - wrong, key=lambda text: (found[text], _plainness(text), len(text)))
-    near = [text for text in texts if found[text] < _GLOBAL]
-    return (
-        _first_meaning(near, frames, file, line, wanted, several)
-        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
-        or _own_weights(frames, file, line, wanted)
-        or _first_meaning(texts, frames, file, line, wanted, several)
-        or (_beside(frame, file, line, wanted) if frame is not None else None)
-        or _spelled(file, wanted)
-    )
+    near = [text for text, rank in found.items() if rank < below and text not in wrong]
+    return sorted(near, key=lambda text: (found[text], _plainness(text), len(text)))
 
 
 _GLOBAL = 2
@@ -118,11 +132,11 @@ def _first_meaning(
 def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
     """The device of a tensor, or else of a model, that the running function was given."""
     given = [(name, frame.f_locals.get(name)) for name in source.parameters(file, line)]
-    texts = [text for name, value in given if (text := _device_of(name, value, file, line, wanted))]
+    texts = [text for name, value in given if (text := device_of(name, value, file, line, wanted))]
     return min(texts, key=len, default=None)
 
 
-def _device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:
+def device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:
     """Code for the device of a tensor or model, if that is the wanted one, and was so already on a line."""
     if isinstance(value, torch.Tensor) and str(value.device) == wanted:
         return f"{name}.device"
@@ -149,8 +163,10 @@ def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> 
     return None
 
 
-def _spelled(file: str, wanted: str) -> str | None:
-    """The device in words, where the program itself spells it out in every place and has no name for it."""
+def _spelled(file: str, line: int, wanted: str) -> str | None:
+    """The device in words, in a script that spells it out in every place and has no name for it."""
+    if source.function_at(file, line) is not None:
+        return None
     texts = {text for node in source.walk(file) for text in _device_texts(node)}
     words = [w for node in source.walk(file) if isinstance(node, ast.Call) for w in _device_words(node)]
     if any(_sounds_like_device(text) for text in texts):
@@ -177,7 +193,7 @@ def _beside(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
         made = source.assignments(file, line, name)
         if len(made) != 1 or made[0].lineno >= line or hasattr(made[0], "body"):
             continue
-        if text := _device_of(name, value, file, line, wanted):
+        if text := device_of(name, value, file, line, wanted):
             return text
     return None
 

@@ -125,8 +125,17 @@ def _is_elsewhere(node: ast.expr, device: str, frame: FrameType) -> bool:
         return True
     # A computed operand: on the device of the tensors that it names; what a function makes of them is not known.
     found = _tensors_in(node, frame)
-    made = any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) for n in ast.walk(node))
+    made = any(isinstance(n, ast.Call) and _is_own(n.func, frame) for n in ast.walk(node))
     return bool(found) and not made and all(str(v.device) != device for v in found)
+
+
+def _is_own(called: ast.expr, frame: FrameType) -> bool:
+    """Whether a function of the program is called: what it gives back may be anywhere."""
+    function = holders.value_of(called, frame)
+    if isinstance(called, ast.Attribute) and source.root(called) in ("self", "cls"):
+        function = getattr(type(frame.f_locals.get("self")), called.attr, function)
+    code = getattr(function, "__code__", None)
+    return code is not None and source.is_user_file(code.co_filename)
 
 
 def _tensors_in(node: ast.expr, frame: FrameType) -> list[torch.Tensor]:

@@ -1,0 +1,141 @@
+"""The rule about what was put into a model after the model had moved: a layer, a buffer, loaded weights."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torch import nn
+
+from trimtab.diagnose import holders, mend, rewrite, source
+from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose.rules_modules import bindings
+from trimtab.diagnose.scene import Scene, Suspect
+from trimtab.virtual import deeds, origin
+from trimtab.virtual.deeds import Placement
+from trimtab.virtual.origin import Origin
+
+
+def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A parameter, buffer or layer that was put into its model after the model had moved."""
+    owner = next((a for a in stray.attributes if a.registered), None)
+    if owner is None or stray.moved is not None or stray.device != "cpu":
+        return None
+    home = mend.wanted(scene, stray)
+    late = [p for p in _placements(owner, scene) if p.beside is not None and str(p.beside) == home]
+    if not late:
+        return None
+    placement = max(late, key=lambda p: p.when)
+    line = origin.resolve(placement.line)
+    if line is None:
+        return None
+    why = "this is put into the model after the model was moved, so it stays on the CPU"
+    fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, line)
+    fix = fix or _move_again(scene, stray, line)
+    return fix.blames(line.file, line.line, why)
+
+
+def _placements(attribute: holders.Attribute, scene: Scene) -> Iterator[Placement]:
+    """Who put a tensor into its module, that module into the one above, and so on."""
+    if found := deeds.placement(attribute.module, attribute.name):
+        yield found
+    module = attribute.module
+    for holder in holders.climb(module, scene.modules):
+        if found := deeds.placement(holder.module, holder.name):
+            yield found
+
+
+def _moved_in_place(line: Origin, placement: Placement) -> mend.Mend | None:
+    """`model.head = Linear(…)`, `setattr(model, name, …)`, `register_buffer(name, …)`, brought to the model there."""
+    statement = source.statement(line.file, line.line)
+    span = origin.span(placement.line)
+    node = source.node_at(*span) if span is not None else None
+    value: ast.expr | None = None
+    owner = ""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target, value = statement.targets[0], statement.value
+        if isinstance(target, ast.Attribute | ast.Subscript):
+            owner = ast.unparse(target.value)
+            if isinstance(value, ast.Call) and source.called_name(value) == "Parameter" and value.args:
+                value = value.args[0]
+    elif isinstance(node, ast.Call):
+        called = source.called_name(node)
+        if called == "setattr" and len(node.args) == 3:
+            owner, value = ast.unparse(node.args[0]), node.args[2]
+        elif (
+            called in ("register_buffer", "register_parameter", "add_module", "register_module")
+            and len(node.args) > 1
+        ):
+            value = node.args[1]
+            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+    if value is None or not owner or hasattr(statement, "body"):
+        return None
+    if owner == "self" and _in_constructor(line):
+        return None
+    device = f"next({_with_parameters(line, owner)}.parameters()).device"
+    if placement.replaced and isinstance(statement, ast.Assign):
+        device = f"{ast.unparse(statement.targets[0])}.device"
+    return mend.brought("bring it to the model", line.file, value, device)
+
+
+def _with_parameters(line: Origin, owner: str) -> str:
+    """The whole module where a part of it takes something in: the part may hold nothing yet."""
+    around = source.class_at(line.file, line.line)
+    whole = around is not None and any("Module" in ast.unparse(base) for base in around.bases)
+    return "self" if whole and owner.startswith("self.") else owner
+
+
+def _whole_moved(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend | None:
+    """What a constructor adds to a model that it was given: the new whole is moved where it is made."""
+    owner = next(a.module for a in stray.attributes if a.registered)
+    if not _in_constructor(line):
+        return None
+    for file, made, name in bindings(scene, holders.outermost(owner, scene.modules)):
+        return mend.module_moved(scene, stray, file, made, name)
+    return None
+
+
+def _not_assigned(line: Origin) -> mend.Mend | None:
+    """`load_state_dict(…, assign=True)` puts the loaded tensors in; without it the values are copied."""
+    for call in source.call_on(line.file, line.line):
+        given = source.keyword(call, "assign") if source.called_name(call) == "load_state_dict" else None
+        if given is not None and source.is_constant(given, True):
+            copied = rewrite.in_place_of(line.file, given, "False")
+            return mend.Mend.by("copy the values to where the model is", copied)
+    return None
+
+
+def _in_constructor(line: Origin) -> bool:
+    function = source.function_at(line.file, line.line)
+    return function is not None and function.name == "__init__"
+
+
+def _move_again(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend:
+    """The model is moved once more, after the line that changed it."""
+    owner = next(a.module for a in stray.attributes if a.registered)
+    root = holders.outermost(owner, scene.modules)
+    statement = source.statement(line.file, line.line)
+    after = mend.line_after(line.file, statement) if statement is not None else line.line
+    device = mend.device_at(scene, stray, line.file, after)
+    name = _name_at(scene, root, line.file, line.line)
+    if statement is not None and not hasattr(statement, "body") and name and device:
+        text = f"{name}.to({device})"
+        return mend.Mend(
+            f"move the model after this line: {text}", [rewrite.after(line.file, statement, text)]
+        )
+    device = device or f'"{mend.wanted(scene, stray)}"'
+    return mend.Mend(f"move the model after this line: {name or 'model'}.to({device})", [])
+
+
+def _name_at(scene: Scene, module: nn.Module, file: str, line: int) -> str | None:
+    """How the function that holds a line names a module, if it still runs."""
+    for frame in scene.frames:
+        if frame.f_code.co_filename == file and source.function_at(
+            file, frame.f_lineno
+        ) is source.function_at(file, line):
+            return holders.expression_for(module, frame)
+    # The model that a line itself works on: `model.load_state_dict(…)`.
+    for call in source.call_on(file, line):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_state_dict", "load_adapter"):
+            return ast.unparse(call.func.value)
+    return None

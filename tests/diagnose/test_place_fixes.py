@@ -1,0 +1,258 @@
+"""The fix of a tensor in the wrong place: the named line is the one that changes, and the changed program runs."""
+
+from __future__ import annotations
+
+import linecache
+from pathlib import Path
+
+import pytest
+from test_causes import rehearse
+
+from trimtab.diagnose import rewrite
+from trimtab.diagnose.causes import diagnose_exception
+from trimtab.diagnose.raised_common import frames_and_lines
+from trimtab.diagnose.source import place
+from trimtab.virtual.context import virtual_gpus
+from trimtab.virtual.observer import Observer
+
+CASES = {
+    "what an ended function made, where it is taken": (
+        "x.masked_fill(mask_for(5).to(x.device), 0.0)",
+        """
+        def mask_for(n):
+            return torch.ones(n) > 0
+        def forward(x):
+            return x.masked_fill(mask_for(5), 0.0)  # CAUSE
+        forward(torch.randn(3, 5, device="cuda"))
+        """,
+    ),
+    "what an ended function made, beside what it was given": (
+        "torch.randn(3, 5, device=x.device) * scale",
+        """
+        def noise(x, scale):
+            return torch.randn(3, 5) * scale  # CAUSE
+        def forward(x):
+            return x + noise(x, 0.1)
+        forward(torch.randn(3, 5, device="cuda"))
+        """,
+    ),
+    "a result that goes on through a parameter": (
+        "net(draw(4).to(device))",
+        """
+        def draw(n):
+            return torch.randint(0, 9, (n,))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Embedding(9, 2)
+            def forward(self, rows):
+                return self.table(rows)
+        def train(device):
+            net = Net().to(device)
+            net(draw(4))  # CAUSE
+        train("cuda")
+        """,
+    ),
+    "a list that is put together afterwards": (
+        "layers.append(torch.ones(len(p), device=parts[0].device) * i)",
+        """
+        def assign(parts):
+            layers = []
+            for i, p in enumerate(parts):
+                layers.append(torch.ones(len(p)) * i)  # CAUSE
+            return torch.cat(layers), 1
+        def loss(parts):
+            layer, _ = assign(parts)
+            return layer * torch.cat(parts)
+        loss([torch.ones(2, device="cuda"), torch.ones(3, device="cuda")])
+        """,
+    ),
+    "state that was loaded before the move of another method": (
+        "        self.net.to(self.device)",
+        """
+        class Trainer:
+            def __init__(self, state=None):
+                self.device, self.net = "cuda", nn.Linear(2, 1)
+                self.opt = torch.optim.Adam(self.net.parameters())
+                if state is not None:
+                    self.resume(state)
+            def resume(self, state):
+                self.opt.load_state_dict(state)  # CAUSE
+            def step(self):
+                self.net.to(self.device)
+                self.net(torch.ones(3, 2, device=self.device)).sum().backward()
+                self.opt.step()
+        first = Trainer()
+        first.step()
+        Trainer(first.opt.state_dict()).step()
+        """,
+    ),
+    "state that the program puts beside a parameter": (
+        'self.state[p]["rate"] = rate.clone().to(p.device)',
+        """
+        class Own(torch.optim.Optimizer):
+            def restore(self, rate):
+                for p in self.param_groups[0]["params"]:
+                    self.state[p]["rate"] = rate.clone()  # CAUSE
+            @torch.no_grad()
+            def step(self):
+                for p in self.param_groups[0]["params"]:
+                    p.sub_(p.grad * self.state[p]["rate"])
+        net = nn.Linear(2, 1, bias=False).cuda()
+        opt = Own(net.parameters(), {})
+        opt.restore(torch.ones(1, 2))
+        net(torch.ones(3, 2, device="cuda")).sum().backward()
+        opt.step()
+        """,
+    ),
+    "a method that moves all of an object but for one": (
+        "        self.masks = self.masks.to(device)",
+        """
+        class Rollouts:
+            def __init__(self):
+                self.values, self.masks = torch.zeros(3), torch.ones(3)
+            def to(self, device):
+                self.values = self.values.to(device)  # CAUSE
+            def returns(self):
+                return self.values * self.masks
+        rollouts = Rollouts()
+        rollouts.to("cuda")
+        rollouts.returns()
+        """,
+    ),
+    "a buffer that is built anew": (
+        "self.table = self.build(len(x)).to(self.table.device)",
+        """
+        class Positions(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("table", self.build(2))
+            def build(self, n):
+                return torch.arange(n).float()
+            def forward(self, x):
+                if len(x) > len(self.table):
+                    self.table = self.build(len(x))  # CAUSE
+                return x + self.table
+        Positions().cuda()(torch.ones(4, device="cuda"))
+        """,
+    ),
+    "weights that are assigned instead of copied": (
+        "net.load_state_dict(state, assign=False)",
+        """
+        state = nn.Linear(2, 1).state_dict()
+        net = nn.Linear(2, 1).cuda()
+        net.load_state_dict(state, assign=True)  # CAUSE
+        net(torch.ones(3, 2, device="cuda"))
+        """,
+    ),
+    "a loss that does not heed the setting": (
+        "centre = Centre().to(device)",
+        """
+        class Centre(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.point = nn.Parameter(torch.ones(2).cuda())
+            def forward(self, x):
+                return (x - self.point).sum()
+        def train(device):
+            net = nn.Linear(3, 2).to(device)
+            centre = Centre()  # CAUSE
+            centre(net(torch.ones(4, 3, device=device)))
+        train("cuda:1")
+        """,
+    ),
+    "a stage of a model that is split by hand": (
+        "x = stage(x.to(next(stage.parameters()).device))",
+        """
+        stages = [nn.Linear(2, 2).to(f"cuda:{i}") for i in range(2)]
+        x = torch.ones(3, 2, device="cuda:0")
+        for stage in stages:
+            x = stage(x)  # CAUSE
+        """,
+    ),
+    "a list inside a batch": (
+        "[t.to(device) if torch.is_tensor(t) else t for t in v] if isinstance(v, (list, tuple)) else v",
+        """
+        def moved(batch, device):
+            out = {}
+            for k, v in batch.items():
+                if torch.is_tensor(v):
+                    out[k] = v.to(device)
+                else:
+                    out[k] = v  # CAUSE
+            return out
+        batch = moved({"x": torch.ones(2), "more": [torch.ones(2), "clean"]}, "cuda")
+        batch["x"] * batch["more"][0]
+        """,
+    ),
+    "lengths that the host reads": (
+        "nn.utils.rnn.pack_padded_sequence(x, lengths.cpu())",
+        """
+        x, lengths = torch.ones(3, 2, 4, device="cuda"), torch.tensor([3, 2], device="cuda")
+        nn.utils.rnn.pack_padded_sequence(x, lengths)  # CAUSE
+        """,
+    ),
+    "two constants in one expression": (
+        "(x - mean.to(x.device)) / std.to(x.device)",
+        """
+        MEAN, STD = torch.zeros(3), torch.ones(3)
+        def normal(x, mean=MEAN, std=STD):
+            return (x - mean) / std  # CAUSE
+        device = torch.device("cuda")
+        normal(torch.ones(2, 3).to(device))
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_named_line_is_mended_and_the_program_runs(name: str, tmp_path: Path) -> None:
+    expected, program = CASES[name]
+    findings, marks = rehearse(program, tmp_path)
+    first = findings[0]
+    assert first.cause is not None
+    assert first.cause.line == marks["CAUSE"]
+    mended = rewrite.applied(Path(first.cause.file).read_text(), first.edits)
+    assert expected in mended
+    assert expected.strip() in first.fix
+    again, _ = rehearse(mended, tmp_path)
+    assert not again
+
+
+RAISED = {
+    "a list that does not begin with the model's GPU": (
+        "nn.DataParallel(model, device_ids=[0, 1])",
+        """
+model = nn.Linear(2, 1).cuda()
+wide = nn.DataParallel(model, device_ids=[1, 0])
+wide(torch.ones(4, 2, device="cuda"))
+""",
+    ),
+    "a model that is not moved to the first of the list": (
+        "model = nn.Linear(2, 1).to(gpus[0])",
+        """
+gpus = [1, 0]
+model = nn.Linear(2, 1).cuda()
+wide = nn.DataParallel(model, device_ids=gpus)
+wide(torch.ones(4, 2, device="cuda:1"))
+""",
+    ),
+    "an old constructor": ("x = x.float()", "\nx = torch.ones(2).cuda()\nx = torch.FloatTensor(x)\n"),
+}
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_errors_of_torch_about_devices(name: str, tmp_path: Path) -> None:
+    expected, program = RAISED[name]
+    path = tmp_path / "program.py"
+    text = "import torch\nfrom torch import nn\n" + program
+    path.write_text(text)
+    linecache.checkcache(str(path))
+    with virtual_gpus(2, observer=Observer()):
+        with pytest.raises((RuntimeError, TypeError)) as caught:
+            exec(compile(text, str(path), "exec"), {"__name__": "__main__"})
+        places = [place(frame.f_code.co_filename, line) for frame, line in frames_and_lines(caught.value)]
+        finding = diagnose_exception(caught.value, places)
+        mended = rewrite.applied(text, finding.edits)
+        assert expected in mended
+        exec(compile(mended, str(path), "exec"), {"__name__": "__main__"})
