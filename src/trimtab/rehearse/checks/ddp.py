@@ -218,8 +218,6 @@ class Ddp(BaseCheck):
         """Say which parameters, and which line made them unused or ready twice."""
         if finding.kind == "ddp-ready-twice":
             return ddp_errors.ready_twice(finding, self._wrapped, self._reentrant)
-        if "modified by an inplace operation" in finding.message:
-            return ddp_errors.buffers_written(finding, finding.message, list(self._living())) or finding
         for entry, ddp in self._living():
             if finding.kind == "ddp-unused" and entry.unused:
                 return ddp_errors.unused(finding, entry, ddp, self._grad_switched)
