@@ -195,3 +195,20 @@ def test_the_seed_of_a_sampler_without_the_rank(tmp_path: Path) -> None:
     assert fix.place is not None
     assert fix.place.line == marks["cause"]
     assert [edit.text for edit in fix.edits] == ["cfg.seed"]
+
+
+def test_a_rate_that_a_function_of_ones_own_sets_is_not_averaged_blindly(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def main(opt, device):
+            set_lr(opt, 3)  # own
+            plateau.step(loss)  # told
+        """,
+    )
+    assert mends_drift.same_rate(source.place(file, marks["own"])).edits == []
+    (shared, told) = mends_drift.same_rate(source.place(file, marks["told"])).edits
+    assert shared.text.strip().startswith(
+        "figure = torch.as_tensor(loss, dtype=torch.float32, device=device)"
+    )
+    assert told.text == "figure.item() / dist.get_world_size()"
