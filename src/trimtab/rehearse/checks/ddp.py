@@ -109,7 +109,7 @@ class Ddp(BaseCheck):
             return
         for entry in self._wrapped:
             if entry.past_it is None and module in entry.inner:
-                entry.past_it = places.here()
+                entry.past_it = _outside(entry)
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._in_backward = self._drift.paused = True
@@ -225,6 +225,15 @@ class Ddp(BaseCheck):
             if finding.kind == "device-mismatch" and told is not None:
                 return told
         return finding
+
+
+def _outside(entry: Wrapped) -> Place | None:
+    """The innermost of the program's lines that is not inside the wrapped module's own methods."""
+    for frame in places.frames():
+        owner = frame.f_locals.get("self")
+        if not (isinstance(owner, nn.Module) and owner in entry.inner):
+            return source.place(frame.f_code.co_filename, frame.f_lineno)
+    return places.here()
 
 
 def _averages_later() -> bool:
