@@ -195,3 +195,61 @@ def test_the_seed_of_a_sampler_without_the_rank(tmp_path: Path) -> None:
     assert fix.place is not None
     assert fix.place.line == marks["cause"]
     assert [edit.text for edit in fix.edits] == ["cfg.seed"]
+
+
+def test_a_rate_that_a_function_of_ones_own_sets_is_not_averaged_blindly(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def main(opt, device):
+            set_lr(opt, 3)  # own
+            plateau.step(loss)  # told
+        """,
+    )
+    assert mends_drift.same_rate(source.place(file, marks["own"])).edits == []
+    (shared, told) = mends_drift.same_rate(source.place(file, marks["told"])).edits
+    assert shared.text.strip().startswith(
+        "figure = torch.as_tensor(loss, dtype=torch.float32, device=device)"
+    )
+    assert told.text == "figure.item() / dist.get_world_size()"
+
+
+def test_a_condition_on_the_rank_keeps_what_else_it_asks(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def main(step, rank, net):
+            if step == 3 and rank == 0:  # cause
+                load(net)  # stands
+        """,
+    )
+    said = branches.only_here([(file, marks["stands"])])
+    assert said is not None
+    assert [edit.text for edit in said.edits] == ["step == 3"]
+
+
+def test_a_rank_that_returns_before_the_others(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        class Saver:
+            def __init__(self, rank, every):
+                self.rank, self.every = rank, every
+
+            def __call__(self, step):
+                if step % self.every:
+                    return
+                if self.rank != 0:  # cause
+                    return
+                dist.barrier()  # stands
+
+        def main(save):
+            for step in range(4):
+                train()  # other
+                save(step)  # asks
+        """,
+    )
+    way = [(file, marks["stands"]), (file, marks["asks"])]
+    said = branches.left_function(way, [(file, marks["other"])], 1)
+    assert said is not None
+    assert said.cause.line == marks["cause"]

@@ -40,9 +40,9 @@ def guard(mine: Way, theirs: Way, rank: int, other: int) -> Said | None:
 
 def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
     """The function in which one rank stands and which the other has left before, by what it alone decided."""
-    for depth, ((_, line), beside) in enumerate(_levels(mine, theirs), 1):
+    for depth, ((file, line), beside) in enumerate(_levels(mine, theirs), 1):
         inside = mine[-depth - 1] if depth < len(mine) else None
-        if beside is None or beside <= line or inside is None:
+        if beside is None or inside is None or not (beside > line or _in_one_loop(file, line, beside)):
             continue
         function = source.function_at(*inside)
         for node in ast.walk(function) if function is not None else ():
@@ -59,6 +59,14 @@ def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
     return None
 
 
+def _in_one_loop(file: str, line: int, other: int) -> bool:
+    """Whether two different lines stand in one loop: who is at the earlier one may be a round ahead."""
+    loops = [n for n in source.walk(file) if isinstance(n, ast.For | ast.While)]
+    return line != other and any(
+        n.lineno < min(line, other) and max(line, other) <= (n.end_lineno or 0) for n in loops
+    )
+
+
 def only_here(way: Way) -> Said | None:
     """The condition on the rank around a way that only some ranks went, and how all would."""
     for file, line in way:
@@ -68,6 +76,9 @@ def only_here(way: Way) -> Said | None:
             what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
             fix = f"Let every rank do it: put `{what}` outside of `if {ast.unparse(node.test)}`."
             cause = source.cause(file, node.lineno, "only some ranks come here")
+            if (code := _without_rank(node)) is not None:
+                edits = [rewrite.in_place_of(file, node.test, code)]
+                return Said(cause, f"Let every rank do it: `if {code}:`.", edits)
             return Said(cause, fix, _taken_out(file, node, statement))
     return None
 
@@ -137,19 +148,24 @@ def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -
         return Said(source.cause(file, node.lineno, why), fix)
     statement = source.statement(file, line)
     what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
-    if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
-        rest = [part for part in node.test.values if not RANK.search(ast.unparse(part))]
-        if 0 < len(rest) < len(node.test.values):
-            code = " and ".join(
-                rewrite.operand(p) if isinstance(p, ast.BoolOp) else ast.unparse(p) for p in rest
-            )
-            fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
-            return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
+    if (code := _without_rank(node)) is not None:
+        fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
+        return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
     if not RANK.search(test):
         fix = f"Decide by what all ranks have: `{test}` hangs on something that only some of them do."
         return Said(cause, fix)
     fix = f"Every rank has to call it: put `{what}` outside of `if {test}`, and only what prints or writes under it."
     return Said(cause, fix, edits=_taken_out(file, node, statement))
+
+
+def _without_rank(node: ast.If) -> str | None:
+    """What a condition asks beside the rank: `step == 3` in `step == 3 and rank == 0`."""
+    if not (isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)):
+        return None
+    rest = [part for part in node.test.values if not RANK.search(ast.unparse(part))]
+    if not 0 < len(rest) < len(node.test.values):
+        return None
+    return " and ".join(rewrite.operand(p) if isinstance(p, ast.BoolOp) else ast.unparse(p) for p in rest)
 
 
 def _taken_out(file: str, node: ast.If, statement: ast.stmt | None) -> list[Edit]:

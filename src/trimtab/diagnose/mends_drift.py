@@ -43,7 +43,7 @@ def same_rate(place: Place | None) -> Fix:
     call = node.value
     told = call.args[0] if call.args else source.keyword(call, "metrics")
     device = device_at(place.file, place.line)
-    if told is None or device is None:
+    if told is None or device is None or source.called_name(call) != "step":
         return Fix(fix, place)
     module = distributed(place.file)
     code = [

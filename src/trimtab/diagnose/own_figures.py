@@ -88,6 +88,8 @@ def _read(node: ast.expr) -> set[str]:
 def _was_computed(file: str, line: int, text: str, depth: int) -> bool:
     for made in _makers(file, line, text):
         value = getattr(made, "value", None)
+        given = source.pairs(made) if isinstance(made, ast.Assign) else ()
+        value = next((right for left, right in given if ast.unparse(left) == text), value)
         if not isinstance(value, ast.expr) or _agreed(file, made.lineno, line):
             continue
         names = set() if isinstance(made, ast.Expr) else {text}

@@ -61,7 +61,7 @@ def built_of_own_rows(error: BaseException) -> Verdict | None:
         seen: set[str] = set()
         while queue and len(seen) < 16:
             name, before = queue.pop(0)
-            made = source.last_assignment(file, before + (before == line), name)
+            made = source.last_assignment(file, before, name)
             value = source.value_for(made, name) if made is not None else None
             if made is None or value is None or name in seen:
                 continue
@@ -80,7 +80,6 @@ def built_of_own_rows(error: BaseException) -> Verdict | None:
                         edits=edits,
                     )
                 queue.append((read, made.lineno))
-            queue.append((name, made.lineno))
     return None
 
 

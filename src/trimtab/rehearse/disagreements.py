@@ -112,10 +112,11 @@ def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said
     guarded = branches.guard(_way(first), _way(second), low, high)
     if guarded is not None and not (left is not None and "rank" in left.code):
         return guarded
-    if left is None or where is None or stands is None:
-        return branches.left_function(_way(first), _way(second), high) or branches.left_function(
-            _way(second), _way(first), low
-        )
+    returned = branches.left_function(_way(first), _way(second), high) or branches.left_function(
+        _way(second), _way(first), low
+    )
+    if returned is not None or left is None or where is None or stands is None:
+        return returned
     inner, other = (first, high) if (loop := flow.loop_at(where)) and _holds(loop, left) else (second, low)
     why = "one rank leaves this loop before the other: unequal numbers of steps"
     return loops_left.way_out(_way(inner), other) or branches.Said(

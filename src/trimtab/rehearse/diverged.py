@@ -104,7 +104,13 @@ def _parted(before: _Sides) -> tuple[Fix, str]:
     """Why the ranks made other steps from the same weights."""
     mine = next(iter(before.values()))
     if any(side["rates"] != mine["rates"] for side in before.values()):
-        rated = place_from(next((s["rated"] for s in before.values() if s["rated"]), None))
+        told = [side["rated"] for side in before.values() if side["rated"]]
+        rated = place_from(told[0]) if told else None
+        if rated is not None and len(told) < len(before):
+            guarded = branches.only_here([(rated.file, rated.line)])
+            if guarded is not None:
+                fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+                return fix, "only some ranks come here, where the learning rate is set"
         step = place_from(mine["place"])
         place = rated or _sets_rate(step)
         if rated is None and place is not None and step is not None:

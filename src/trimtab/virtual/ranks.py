@@ -216,12 +216,6 @@ def patches(in_force: Machine) -> list[Patch]:
     def object_device(group: Any = None) -> str:
         return "cuda" if _gpu_only(group or c10d._get_default_group()) else "cpu"
 
-    def broadcast_coalesced(group: Any, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-        native_coalesced(group, tensors, *args, **kwargs)
-        # Here C++ copies what came into the tensors, which autograd sees on hardware: a buffer that a graph has saved.
-        torch.autograd.graph.increment_version(tensors)
-
-    native_coalesced = dist._broadcast_coalesced
     native_init, native_new = c10d.init_process_group, c10d.new_group
     native_backend = c10d.get_backend
     replacements: list[tuple[str, Callable[..., Any]]] = [
@@ -239,7 +233,6 @@ def patches(in_force: Machine) -> list[Patch]:
             for owner in owners
             if vars(owner).get(name) is vars(c10d)[name]
         ),
-        (dist, "_broadcast_coalesced", broadcast_coalesced),
         (c10d, "_get_object_coll_device", object_device),
         (c10d, "_get_pg_default_device", lambda group=None: torch.device(object_device(group))),
         (sys.modules[__name__], "_asked", dict(_asked)),

@@ -109,7 +109,7 @@ class Ddp(BaseCheck):
             return
         for entry in self._wrapped:
             if entry.past_it is None and module in entry.inner:
-                entry.past_it = places.here()
+                entry.past_it = _outside(entry)
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._in_backward = self._drift.paused = True
@@ -218,8 +218,6 @@ class Ddp(BaseCheck):
         """Say which parameters, and which line made them unused or ready twice."""
         if finding.kind == "ddp-ready-twice":
             return ddp_errors.ready_twice(finding, self._wrapped, self._reentrant)
-        if "modified by an inplace operation" in finding.message:
-            return ddp_errors.buffers_written(finding, finding.message, list(self._living())) or finding
         for entry, ddp in self._living():
             if finding.kind == "ddp-unused" and entry.unused:
                 return ddp_errors.unused(finding, entry, ddp, self._grad_switched)
@@ -227,6 +225,15 @@ class Ddp(BaseCheck):
             if finding.kind == "device-mismatch" and told is not None:
                 return told
         return finding
+
+
+def _outside(entry: Wrapped) -> Place | None:
+    """The innermost of the program's lines that is not inside the wrapped module's own methods."""
+    for frame in places.frames():
+        owner = frame.f_locals.get("self")
+        if not (isinstance(owner, nn.Module) and owner in entry.inner):
+            return source.place(frame.f_code.co_filename, frame.f_lineno)
+    return places.here()
 
 
 def _averages_later() -> bool:

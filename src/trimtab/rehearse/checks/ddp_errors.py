@@ -5,7 +5,6 @@ Asked once an error has come; `checks/ddp.py` watches and gives it what was seen
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -73,23 +72,6 @@ def ready_twice(finding: Finding, entries: list[Wrapped], reentrant: Place | Non
         fix = "Return a tensor, tuple, dict or dataclass from forward(), or set find_unused_parameters=False."
         return replace(finding, cause=cause_at(opaque[1], why), fix=fix)
     return finding
-
-
-def buffers_written(finding: Finding, message: str, entries: list[tuple[Wrapped, Any]]) -> Finding | None:
-    """A buffer that a graph has saved, written by DDP before another forward pass: two of them before a backward."""
-    found = re.search(r"modified by an inplace operation: \[\S+ \[([\d, ]*)\]\]", message)
-    shape = tuple(int(n) for n in found[1].split(",") if n.strip()) if found is not None else None
-    for entry, ddp in entries:
-        saved = any(tuple(buffer.shape) == shape for buffer in ddp.module.buffers())
-        if entry.at is None or entry.forwards < 2 or not saved or not ddp.broadcast_buffers:
-            continue
-        why = (
-            "DDP copies rank 0's buffers before every forward pass, also between two forwards of one backward"
-        )
-        edits = mends_ranks.with_setting(entry.at, "broadcast_buffers", "False")
-        fix = f"Leave each rank its own buffers: broadcast_buffers=False (line {entry.at.line}); or run both batches "
-        return replace(finding, cause=cause_at(entry.at, why), fix=fix + "in one forward pass.", edits=edits)
-    return None
 
 
 def for_another_gpu(finding: Finding, entry: Wrapped, ddp: DistributedDataParallel) -> Finding | None:
