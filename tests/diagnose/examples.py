@@ -45,6 +45,9 @@ EXAMPLES: dict[str, str] = {
     "numpy-of-gpu-tensor": "TypeError: can't convert cuda:0 device type tensor to numpy. Use"
     " Tensor.cpu() to copy the"
     " tensor to host memory first.",
+    "old-type-of-gpu-tensor": "TypeError: expected TensorOptions(dtype=float, device=cpu, layout=Strided,"
+    " requires_grad=false (default)) (got TensorOptions(dtype=float, device=cuda:0, layout=Strided,"
+    " requires_grad=false (default)))",
     "generator-device": "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
     "pin-of-gpu-tensor": "RuntimeError: cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can"
     " be pinned",
@@ -96,6 +99,8 @@ EXAMPLES: dict[str, str] = {
     "index-put-dtype": "RuntimeError: Index put requires the source and destination dtypes match, got"
     " Float for the"
     " destination and Half for the source.",
+    "types-differ": "RuntimeError: index_add_(): self (Float) and source (BFloat16) must have the same scalar type",
+    "half-on-cuda": "NotImplementedError: \"ctc_loss_cuda\" not implemented for 'Half'",
     "result-type": "RuntimeError: result type Float can't be cast to the desired output type Long",
     "half-overflow": "RuntimeError: value cannot be converted to type at::Half without overflow",
     "numpy-bfloat16": "TypeError: Got unsupported ScalarType BFloat16",
@@ -298,6 +303,11 @@ EXAMPLES: dict[str, str] = {
     " is not set",
     "batch-size-of-target": "ValueError: Expected input batch_size (8) to match target batch_size (4).",
     "shapes": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 3x2)",
+    "assigned-parameter": "TypeError: cannot assign 'torch.cuda.FloatTensor' as parameter 'weight'"
+    " (torch.nn.Parameter or None expected)",
+    "copied-with-graph": "RuntimeError: Only Tensors created explicitly by the user (graph leaves) support the"
+    " deepcopy protocol at the moment.",
+    "whole-numbers-trained": "RuntimeError: Only Tensors of floating point and complex dtype can require gradients",
     "target-modules": "ValueError: Target modules {'q_proj', 'v_proj'} not found in the base model.",
     "module-prefix": "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s) in"
     ' state_dict: "fc.weight".'

@@ -9,12 +9,18 @@ import pytest
 from marks import named_lines
 
 from trimtab.rehearse.checks.base import BaseCheck
+from trimtab.rehearse.checks.checkpoints import Checkpoints
+from trimtab.rehearse.checks.clearing import Clearing
+from trimtab.rehearse.checks.consumed import Consumed
 from trimtab.rehearse.checks.data_order import DataOrder
 from trimtab.rehearse.checks.gradients import Gradients
 from trimtab.rehearse.checks.graph_kept import GraphKept
 from trimtab.rehearse.checks.in_place import InPlace
+from trimtab.rehearse.checks.left_out import LeftOut
+from trimtab.rehearse.checks.modes import Modes
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.steps import Steps
+from trimtab.rehearse.checks.underflow import Underflow
 from trimtab.rehearse.checks.untrained import Untrained
 from trimtab.rehearse.checks.unwritten import Unwritten
 from trimtab.rehearse.checks.values import Values
@@ -45,7 +51,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         """,
     ),
     "a re-entrant checkpoint without an input that needs a gradient": (
-        Gradients,
+        Checkpoints,
         "no-gradient",
         """
         from torch.utils.checkpoint import checkpoint
@@ -151,6 +157,49 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         opt.step()  # where
         """,
     ),
+    "activations that a hook keeps": (
+        GraphKept,
+        "graph-kept",
+        """
+        model = nn.Sequential(nn.Linear(4, 4), *[nn.Tanh() for _ in range(8)], nn.Linear(4, 1)).cuda()
+        seen = []
+        model[0].register_forward_hook(lambda layer, given, out: seen.append(out))  # where, cause
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            opt.zero_grad()
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
+    "a scaled and a plain loss in one gradient": (
+        Scaler,
+        "scaler-misuse",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(2):
+            opt.zero_grad()
+            scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+            model.weight.square().sum().backward()  # where, cause
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
+    "gradients that are 0 in half precision only": (
+        Underflow,
+        "no-gradient",
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with torch.autocast("cuda", dtype=torch.float16):
+                out = model(torch.ones(1, 4).cuda())
+            opt.zero_grad()
+            (1e-9 * out.float().sum()).backward()  # where, cause
+            opt.step()
+        """,
+    ),
     "steps that are too large": (
         Values,
         "non-finite",
@@ -200,6 +249,104 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         model(torch.ones(1, 4).cuda())
         """,
     ),
+    "a parameter that was moved after it became one": (
+        Untrained,
+        "no-gradient",
+        """
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(4, 4)
+                self.scale = nn.Parameter(torch.ones(4)).cuda()  # where, cause
+
+            def forward(self, x):
+                return self.fc(x) * self.scale
+
+        model = Scaled().cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            opt.zero_grad()
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
+    "weights of the loss that no optimizer holds": (
+        LeftOut,
+        "no-gradient",
+        """
+        model, criterion = nn.Linear(4, 8).cuda(), nn.Linear(8, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)  # cause
+        for _ in range(4):
+            opt.zero_grad()
+            criterion(model(torch.ones(2, 4).cuda())).sum().backward()
+            opt.step()  # where
+        """,
+    ),
+    "gradients that nobody clears": (
+        Clearing,
+        "stale-gradient",
+        """
+        model = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            model(torch.ones(2, 4).cuda()).pow(2).sum().backward()
+            opt.step()  # where, cause
+        """,
+    ),
+    "gathered gradients that are cleared in every round": (
+        Clearing,
+        "stale-gradient",
+        """
+        model = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i in range(8):
+            opt.zero_grad()  # cause
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            if (i + 1) % 2 == 0:
+                opt.step()  # where
+        """,
+    ),
+    "eval mode that is left on": (
+        Modes,
+        "eval-mode",
+        """
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(3):
+            opt.zero_grad()
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()  # where
+            model.eval()  # cause
+            with torch.no_grad():
+                model(torch.ones(2, 4).cuda())
+        """,
+    ),
+    "parameters that were gone through before they are clipped": (
+        Consumed,
+        "used-up",
+        """
+        model = nn.Linear(4, 1).cuda()
+        parameters = model.parameters()  # cause
+        opt = torch.optim.SGD(parameters, lr=0.1)
+        model(torch.ones(2, 4).cuda()).sum().backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)  # where
+        opt.step()
+        """,
+    ),
+    "batches that the second epoch lacks": (
+        Consumed,
+        "used-up",
+        """
+        model = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = (torch.ones(2, 4).cuda() for _ in range(2))  # cause
+        for epoch in range(3):
+            for x in batches:  # where
+                opt.zero_grad()
+                model(x).sum().backward()
+                opt.step()
+        """,
+    ),
     "a sampler that is never told its epoch": (
         DataOrder,
         "data-order",
@@ -229,6 +376,117 @@ def test_a_fault_is_found_with_its_lines(checked: Checked, name: str) -> None:
 
 
 CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
+    "a gradient that is 0 in any precision": (
+        Underflow,
+        """
+        model = nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            with torch.autocast("cuda", dtype=torch.float16):
+                out = model(torch.zeros(1, 4).cuda())
+            opt.zero_grad()
+            (0 * out.float().sum()).backward()
+            opt.step()
+        """,
+    ),
+    "two losses that are both scaled, and a plain one for other weights": (
+        Scaler,
+        """
+        model, other = nn.Linear(4, 2).cuda(), nn.Linear(4, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(2):
+            opt.zero_grad()
+            other.zero_grad()
+            scaler.scale(model(torch.ones(1, 4).cuda()).sum()).backward()
+            other(torch.ones(1, 4).cuda()).sum().backward()
+            scaler.scale(model.weight.square().sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
+    "layers that take turns keep what they last gave": (
+        GraphKept,
+        """
+        heads = [nn.Linear(4, 1).cuda() for _ in range(4)]
+        last = {}
+        opt = torch.optim.SGD([p for head in heads for p in head.parameters()], lr=0.1)
+        for step in range(12):
+            last[step % 2] = heads[step % 4](torch.ones(2, 4).cuda())
+            opt.zero_grad()
+            last[step % 2].sum().backward()
+            opt.step()
+        """,
+    ),
+    "a network that only judges, in front of which an input or a small layer is trained": (
+        LeftOut,
+        """
+        prompt, judge = nn.Linear(4, 4).cuda(), nn.Sequential(nn.Linear(4, 32), nn.Linear(32, 1)).cuda()
+        opt = torch.optim.SGD(prompt.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            judge(prompt(torch.ones(2, 4).cuda())).sum().backward()
+            opt.step()
+        """,
+    ),
+    "the two halves of a GAN": (
+        LeftOut,
+        """
+        maker, judge = nn.Linear(4, 32).cuda(), nn.Linear(32, 1).cuda()
+        first = torch.optim.SGD(maker.parameters(), lr=0.1)
+        for _ in range(4):
+            first.zero_grad()
+            judge(maker(torch.ones(2, 4).cuda())).sum().backward()
+            first.step()
+        second = torch.optim.SGD(judge.parameters(), lr=0.1)
+        """,
+    ),
+    "gradients that another loss leaves by the way, cleared before their own": (
+        Clearing,
+        """
+        maker, judge = nn.Linear(4, 8).cuda(), nn.Linear(8, 1).cuda()
+        first, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (maker, judge))
+        for _ in range(4):
+            made = maker(torch.ones(2, 4).cuda())
+            second.zero_grad()
+            judge(made.detach()).pow(2).sum().backward()
+            second.step()
+            first.zero_grad()
+            judge(made).pow(2).sum().backward()
+            first.step()
+        """,
+    ),
+    "an input that is trained through a model in eval mode": (
+        Modes,
+        """
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 4).cuda()).sum().backward()
+        opt.step()
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 4).cuda())
+        x = torch.ones(2, 4, device="cuda", requires_grad=True)
+        attack = torch.optim.SGD([x], lr=0.1)
+        for _ in range(3):
+            model(x).sum().backward()
+            attack.step()
+        """,
+    ),
+    "a stream without an end": (
+        Consumed,
+        """
+        import itertools
+        model = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        stream = itertools.repeat(torch.ones(2, 4).cuda())
+        for epoch in range(2):
+            for x in itertools.islice(stream, 2):
+                opt.zero_grad()
+                model(x).sum().backward()
+                opt.step()
+        """,
+    ),
     "a closure computes the gradients inside the step": (
         Gradients,
         """
@@ -256,7 +514,7 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         """,
     ),
     "a checkpoint that is not re-entrant": (
-        Gradients,
+        Checkpoints,
         """
         from torch.utils.checkpoint import checkpoint
         first = nn.Linear(4, 1).cuda()

@@ -11,8 +11,8 @@ import pytest
 
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place, TensorNote
 from trimtab.rehearse.annotations import as_annotations, repository
-from trimtab.rehearse.run import Result
 from trimtab.rehearse.sarif import sarif
+from trimtab.rehearse.verdict import Result
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ DEEDS = [
     ("labels_as_floats", "torch.from_numpy(rows[:, -1]).long()"),
     ("state_in_object", "self.hidden = hidden.detach()"),
     ("prompt_no_leaf", "nn.Parameter(torch.randn(length, 4).to(device))"),
-    ("moved_not_cast", "batch['x'] = batch['x'].to(next(self.model.parameters()).dtype)"),
+    ("moved_not_cast", "batch['x'].to(self.model.weight.dtype)"),
     ("noise_generator", "generator = torch.Generator(device=device).manual_seed(7)"),
 ]
 

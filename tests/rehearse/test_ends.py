@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.rehearse import run, system
+from trimtab.rehearse import system, waiting
 from trimtab.rehearse.session import VARIABLE, Recorder
 from trimtab.rehearse.standstill import Standstill
 from trimtab.virtual.ending import settle
@@ -52,10 +52,10 @@ def test_a_process_killed_after_its_end_had_ended(tmp_path: Path) -> None:
     died = subprocess.Popen([sys.executable, "-c", "import os; os.abort()"], stderr=subprocess.DEVNULL)
     died.wait()
     assert died.returncode == -signal.SIGABRT
-    assert not run._had_ended(tmp_path, died)
+    assert not waiting.had_ended(tmp_path, died)
     record = {"t": "end", "pid": died.pid, "how": "done", "status": 0}
     (tmp_path / f"records-{died.pid}.jsonl").write_text(json.dumps(record) + "\n")
-    assert run._had_ended(tmp_path, died)
+    assert waiting.had_ended(tmp_path, died)
 
 
 def test_the_end_waits_for_threads_that_still_run() -> None:

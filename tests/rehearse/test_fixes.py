@@ -12,7 +12,7 @@ import pytest
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place
 from trimtab.rehearse.fixes import Texts, patch, try_fixes
 from trimtab.rehearse.folding import fold
-from trimtab.rehearse.run import Result
+from trimtab.rehearse.verdict import Result
 
 Rehearse = Callable[..., dict[str, Any]]
 

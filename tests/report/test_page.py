@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 from trimtab.diagnose.finding import Cause, Finding, Place
 from trimtab.rehearse.report import render
-from trimtab.rehearse.run import Result
 from trimtab.rehearse.session import AskedAt
+from trimtab.rehearse.verdict import Result
 from trimtab.report.page import rehearsal_page
 
 

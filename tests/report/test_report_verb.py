@@ -14,7 +14,7 @@ from trimtab.bench.results import Results
 from trimtab.cli import app
 from trimtab.diagnose.finding import Cause, Finding, Place
 from trimtab.errors import RequestError
-from trimtab.rehearse.run import Result
+from trimtab.rehearse.verdict import Result
 from trimtab.report.bench import html_of
 from trimtab.report.make import make_report, write_page
 

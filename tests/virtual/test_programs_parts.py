@@ -49,6 +49,17 @@ def test_flex_attention_with_gradients(compiled: bool) -> None:
             assert flex_attention(q, k, v).dtype is torch.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_reads_a_bias_of_one_batch_for_all_as_its_compiled_kernel_does() -> None:
+    torch.manual_seed(0)
+    made, bias = torch.randn(3, 2, 16, 16), torch.randn(1, 16, 16)
+    expected = scaled_dot_product_attention(made, made, made, attn_mask=bias)
+    with virtual_gpus(1):
+        x, own = made.cuda(), bias.cuda()
+        out = torch.compile(flex_attention)(x, x, x, score_mod=lambda s, b, h, i, j: s + own[b][i, j])
+        assert torch.allclose(payload_of(out), expected, atol=1e-5)
+
+
 def test_operations_on_functions_say_that_they_are_not_simulated() -> None:
     with virtual_gpus(1), pytest.raises(NotSimulated, match="cond"):
         torch.ops.higher_order.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(2, device="cuda"),))

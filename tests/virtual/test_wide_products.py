@@ -1,4 +1,4 @@
-"""Matrix products with a wider result, which CUDA has and the CPU lacks."""
+"""What CUDA's kernels take and the CPU's do not: wider products, histograms of whole numbers, FFTs."""
 
 from __future__ import annotations
 
@@ -19,3 +19,24 @@ def test_products_of_bf16_with_a_float32_result() -> None:
     torch.testing.assert_close(kept, right + 1)
     batched = torch.bmm(one[None], two[None], out_dtype=torch.float32)
     torch.testing.assert_close(batched[0], right)  # another kernel than that of one product
+
+
+@pytest.mark.virtual_gpus(1)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_a_histogram_of_whole_numbers(dtype: torch.dtype) -> None:
+    """How a mixture of experts counts its tokens, where it runs on a GPU."""
+    experts = torch.tensor([0, 3, 3, 1, 0, 3], dtype=dtype, device="cuda")
+    counted = torch.histc(experts, bins=4, min=0, max=3)
+    assert counted.is_cuda
+    assert counted.dtype is dtype
+    assert counted.tolist() == [2, 1, 0, 3]
+
+
+@pytest.mark.virtual_gpus(1)
+def test_a_fourier_transform_of_half_precision() -> None:
+    signal = torch.randn(8, device="cuda").half()
+    spectrum = torch.fft.rfft(signal)
+    assert spectrum.dtype is torch.complex32
+    back = torch.fft.irfft(spectrum, n=8)
+    assert back.dtype is torch.float16
+    torch.testing.assert_close(back, signal, atol=1e-2, rtol=1e-2)

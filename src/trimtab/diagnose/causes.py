@@ -23,6 +23,7 @@ from trimtab.diagnose import (
     rules_likely,
     rules_modules,
     rules_moves,
+    rules_optimizer,
     source,
 )
 from trimtab.diagnose.explain import match_message
@@ -31,7 +32,7 @@ from trimtab.diagnose.raised import diagnose_exception
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_generator import generator
 from trimtab.diagnose.rules_launch import current_device
-from trimtab.diagnose.rules_precision import dtype
+from trimtab.diagnose.rules_precision import dtype, refused
 from trimtab.diagnose.rules_values import forked, host_only
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -43,7 +44,7 @@ __all__ = ["diagnose", "diagnose_exception"]
 
 _Rule = Callable[[Scene, Suspect], Verdict | None]
 _CERTAIN: tuple[_Rule, ...] = (
-    rules_certain.optimizer_state,
+    rules_optimizer.optimizer_state,
     rules_certain.tied,
     rules_moves.dropped_move,
     rules_moves.loaded,
@@ -56,8 +57,10 @@ _CERTAIN: tuple[_Rule, ...] = (
 )
 """What the evidence proves, whichever operand it is found on: these speak before what is only likely."""
 _LIKELY: tuple[_Rule, ...] = (
+    rules_modules.elsewhere,
     rules_likely.not_prepared,
     rules_modules.copied_before_move,
+    rules_held.partly_moved,
     rules_given.device_given,
     rules_held.set_again,
     rules_likely.mover,
@@ -115,6 +118,8 @@ def _judge(scene: Scene) -> Verdict | None:
         return host_only(scene)
     if kind == "dtype-mismatch" and (verdict := dtype(scene)):
         return verdict
+    if kind == "backend-unsupported" and (verdict := refused(scene)):
+        return verdict
     placement = kind in ("device-mismatch", "index-device", "unmoved-state")
     pairs = [(rule, stray) for rule in _CERTAIN for stray in scene.strays] if placement else []
     pairs += [(rule, stray) for stray in scene.strays for rule in (_LIKELY if placement else _LIKELY[-1:])]
@@ -128,10 +133,11 @@ def _others(scene: Scene, verdict: Verdict) -> str:
     places = {(s.born.file, s.born.line): s for s in left if s.born is not None}
     if cause is None or (cause.file, cause.line) not in places or len(left) == len(scene.operands):
         return ""
+    mended = {(cause.file, cause.line), *((edit.file, edit.start[0]) for edit in verdict.edits)}
     more = [
         f"{scene.expression_of(s) or s.operand.name}, made at line {line}"
         for (file, line), s in places.items()
-        if (file, line) != (cause.file, cause.line)
+        if (file, line) not in mended
     ]
     return f"; the same for {' and '.join(more)}" if more else ""
 

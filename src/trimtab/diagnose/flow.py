@@ -100,18 +100,6 @@ def switches_off(node: ast.expr) -> bool:
     return name in _SWITCHES
 
 
-def appending_line(file: str, name: str) -> Place | None:
-    """The first line that appends to the list of this name, or adds to it."""
-    for node in source.walk(file):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            appends = node.func.attr in {"append", "extend", "insert"}
-            if appends and source.last_name(node.func.value) == name:
-                return place(file, node.lineno)
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
-            return place(file, node.lineno)
-    return None
-
-
 def return_line(function: object, constructs: str) -> Place | None:
     """The `return` of a function that builds an object of the named class, else its last `return`."""
     if (code := getattr(function, "__code__", None)) is None:

@@ -24,6 +24,35 @@ def said_by(place: Place) -> Place:
     return place
 
 
+def condition(place: Place) -> ast.If | None:
+    """The `if` over a parameter's name under which a line freezes it."""
+    node = source.statement(place.file, place.line)
+    above = source.above(place.file, node) if node is not None else ()
+    chosen = next((n for n in above if isinstance(n, ast.If)), None)
+    return chosen if chosen is not None and any(_words(chosen.test)) else None
+
+
+def _words(test: ast.expr) -> list[ast.Constant]:
+    return [n for n in ast.walk(test) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value]
+
+
+def _by_name(place: Place, names: Sequence[str]) -> tuple[str, list[Edit]] | None:
+    """All was frozen because no parameter is called what the condition spares."""
+    chosen, known = condition(place), [name for name in names if name]
+    words = _words(chosen.test) if chosen is not None else []
+    if not words or not known or any(str(word.value) in name for word in words for name in known):
+        return None
+    parts = list(dict.fromkeys(name.split(".")[0] for name in known))
+    said = ", ".join(repr(word.value) for word in words)
+    fix = f"No parameter is called {said}: the parts of this model are {', '.join(parts)}"
+    if len(words) > 1 or len(parts) < 2:
+        return f"{fix}.", []
+    # What is spared is, as a rule, the head: the part that comes last.
+    return f'{fix}. To train the last of them: "{parts[-1]}".', [
+        rewrite.in_place_of(place.file, words[0], f'"{parts[-1]}"')
+    ]
+
+
 def mend(place: Place, names: Sequence[str]) -> tuple[str, list[Edit]]:
     """What to write instead on a line that froze parameters of these names."""
     calls = list(source.call_on(place.file, place.line))
@@ -41,6 +70,8 @@ def mend(place: Place, names: Sequence[str]) -> tuple[str, list[Edit]]:
                 else rewrite.add_keyword(place.file, call, "is_trainable", "True")
             )
             return "An adapter is loaded frozen unless it is told otherwise: is_trainable=True.", [edit]
+    if (wrong := _by_name(place, names)) is not None:
+        return wrong
     adapters = [name for name in names if "lora_" in name or "adapter" in name]
     node = source.statement(place.file, place.line)
     if adapters and isinstance(node, ast.Assign):

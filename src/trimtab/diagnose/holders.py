@@ -200,6 +200,8 @@ class Kept:
     name: str
     container: str = ""
     """The plain Python container in between, if any."""
+    key: str = ""
+    """How it is taken out of that, as code: `['teacher']`, `[0]`."""
 
 
 def kept_in(wanted: Callable[[Any], bool], frames: Iterable[FrameType]) -> Iterator[Kept]:
@@ -217,12 +219,17 @@ def kept_in(wanted: Callable[[Any], bool], frames: Iterable[FrameType]) -> Itera
                     continue
                 kind = _container(value)
                 if any(map(wanted, _entries(value))) if kind else wanted(value):
-                    yield Kept(owner, name, kind)
+                    yield Kept(owner, name, kind, _key(value, wanted) if kind else "")
                 elif depth < 2:
                     following.append(value)
             if isinstance(owner, nn.Module):
                 following += owner._modules.values()
         queue = following
+
+
+def _key(container: Any, wanted: Callable[[Any], bool]) -> str:
+    entries = container.items() if isinstance(container, dict) else enumerate(container)
+    return next((f"[{key!r}]" for key, value in entries if wanted(value)), "")
 
 
 def _is_own(value: Any) -> bool:

@@ -7,14 +7,16 @@ What can be written neither way stays a sentence.
 from __future__ import annotations
 
 import ast
+import os
+import re
 from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-from trimtab.diagnose import rewrite, scope, source, spot
-from trimtab.diagnose.finding import Edit
-from trimtab.diagnose.rules_common import alone
+from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
+from trimtab.diagnose.finding import Cause, Edit
+from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
 
 
@@ -23,6 +25,32 @@ class Mend(NamedTuple):
 
     text: str
     edits: list[Edit]
+
+    @classmethod
+    def by(cls, said: str, *edits: Edit) -> Mend:
+        """What to do in words, and the statement as it is afterwards."""
+        return cls(f"{said}: {rewrite.shown(list(edits))}", list(edits))
+
+    def blames(self, file: str, line: int, why: str, kind: str = "") -> Verdict:
+        """The verdict with this fix; the line to change is the one that the fix changes, if not the guilty one."""
+        return Verdict(_changed(self.edits, file, line, why), self.text, kind, self.edits)
+
+
+def _changed(edits: list[Edit], file: str, line: int, why: str) -> Cause:
+    first = min(edits, key=lambda edit: edit.start, default=None)
+    statement = source.statement(file, line)
+    if first is None or statement is None or first.start == first.end:  # nothing, or a line of its own
+        return source.cause(file, line, why)
+    last = line if hasattr(statement, "body") else statement.end_lineno or line
+    if first.file == file and line <= first.start[0] <= last:
+        return source.cause(file, line, why)
+    there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
+    return source.cause(first.file, first.start[0], re.sub("(made|set) here", rf"\1 at {there}", why))
+
+
+def brought(said: str, file: str, node: ast.expr, device: str) -> Mend:
+    """An expression with its result moved to a device."""
+    return Mend.by(said, rewrite.in_place_of(file, node, spot.moved(file, node, device)))
 
 
 def wanted(scene: Scene, stray: Suspect) -> str:
@@ -36,17 +64,31 @@ def wanted(scene: Scene, stray: Suspect) -> str:
 def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """The program's own expression for that device, valid on a line."""
     frames, place = scene.frames, wanted(scene, stray)
-    found = scope.device_at(frames, file, line, place, scene.several, _explicit(file, line, stray))
+    found = scope.device_at(frames, file, line, place, scene.several, _explicit(scene, stray, file, line))
     # NCCL takes what is on the present GPU.
-    return found or ('"cuda"' if alone(scene) else None)
+    return found or ('"cuda"' if alone(scene) else _given_inside(scene, stray, file, line))
 
 
-def _explicit(file: str, line: int, stray: Suspect) -> frozenset[str]:
+def _given_inside(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
+    """In a function that has ended: the device of what it was given when it made the tensor."""
+    born, function = birthplace(stray), source.function_at(file, line)
+    if stray.tensor is None or function is None or born is None or born.file != file:
+        return None
+    if source.function_at(file, born.line) is not function:
+        return None
+    hand = handed.received(stray.tensor, stray.device, scene.frames)
+    return handed.device_inside(hand, file, function, wanted(scene, stray)) if hand is not None else None
+
+
+def _explicit(scene: Scene, stray: Suspect, file: str, line: int) -> frozenset[str]:
     """What the line that made a stray tensor says for a device itself: that has led it astray."""
-    born = stray.born
-    if born is None or (born.file, born.line) != (file, line):
-        return frozenset()
-    return frozenset(ast.unparse(node) for node in device_arguments(file, line))
+    born, given = stray.born, device_arguments(file, line)
+    if born is not None and (born.file, born.line) != (file, line):
+        frame = scope.frame_of(scene.frames, file, line)
+        given = [
+            g for g in given if frame is not None and scope.means(holders.value_of(g, frame), stray.device)
+        ]
+    return frozenset(ast.unparse(node) for node in given)
 
 
 def device_arguments(file: str, line: int) -> list[ast.expr]:
@@ -60,21 +102,18 @@ def device_arguments(file: str, line: int) -> list[ast.expr]:
     return found
 
 
-def made_there(
-    scene: Scene, stray: Suspect, file: str, line: int, node: ast.AST | None = None
-) -> Mend | None:
-    """The factory calls of a statement (or of one expression in it) with `device=`."""
+def made_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | None:
+    """The factory calls of a statement with `device=`."""
     statement = source.statement(file, line)
     device = device_at(scene, stray, file, line)
     if statement is None or hasattr(statement, "body") or device is None:
         return None
-    edits = [_with_device(file, call, device) for call in rewrite.factories(node or statement)]
-    if not edits and _explicit(file, line, stray):
+    edits = [_with_device(file, call, device) for call in rewrite.factories(statement)]
+    if not edits and _explicit(scene, stray, file, line):
         edits = [rewrite.in_place_of(file, device_arguments(file, line)[-1], device)]
     if not edits:
         return None
-    there = "the GPU" if alone(scene) else "its device"
-    return Mend(f"make it on {there}: {rewrite.after_edits(file, statement, edits)}", edits)
+    return Mend.by(f"make it on {'the GPU' if alone(scene) else 'its device'}", *edits)
 
 
 def _with_device(file: str, call: ast.Call, device: str) -> Edit:
@@ -89,20 +128,17 @@ def _with_device(file: str, call: ast.Call, device: str) -> Edit:
     return rewrite.in_place_of(file, call, rewrite.with_keyword(file, call, "device", device))
 
 
-def bound_there(
-    scene: Scene, stray: Suspect, file: str, line: int, value: ast.expr | None = None
-) -> Mend | None:
-    """The value that a statement binds (or one part of it), brought to the device."""
+def bound_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | None:
+    """The value that a statement binds, brought to the device."""
     statement = source.statement(file, line)
     device = device_at(scene, stray, file, line)
     if device is None or not isinstance(statement, ast.Assign | ast.AnnAssign):
         return None
     target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
-    value = value or statement.value
+    value = statement.value
     if value is None or isinstance(target, ast.Tuple) or isinstance(value, _MANY):
         return None
-    edits = [rewrite.in_place_of(file, value, spot.moved(file, value, device))]
-    return Mend(rewrite.after_edits(file, statement, edits), edits)
+    return brought("bring it to its device", file, value, device)
 
 
 _MANY = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.GeneratorExp
@@ -118,21 +154,36 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     if statement is None:
         return None
     if isinstance(statement, ast.AugAssign) and spot.running(frame) is None:
-        return _brought_to_target(file, statement)
+        return _to_target(scene, stray, statement)
     node = spot.expression(stray.tensor, stray.device, frame)
     if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load) or _is_written(frame, node):
         return None
     if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
-        return _partner_to_target(scene, stray, statement)
-    partner = spot.partner(wanted(scene, stray), frame, node)
-    device = f"{partner}.device" if partner else device_at(scene, stray, file, line)
+        return _to_target(scene, stray, statement)
+    home = wanted(scene, stray)
+    partner = spot.partner(home, frame, node)
+    device = (
+        f"{partner}.device" if partner else spot.called_on(home, frame) or device_at(scene, stray, file, line)
+    )
     if device is None:
         return None
-    edits = [rewrite.in_place_of(file, node, spot.moved(file, node, device))]
-    there = f"in line {line}: "
-    if hasattr(statement, "body"):
-        return Mend(f"bring it to its partner {there}{spot.moved(file, node, device)}", edits)
-    return Mend(f"bring it to its partner {there}{rewrite.after_edits(file, statement, edits)}", edits)
+    beside = spot.beside(node, stray.device, statement, frame)
+    edits = [rewrite.in_place_of(file, n, spot.moved(file, n, device)) for n in (node, *beside)]
+    return Mend.by(f"bring it to its partner in line {line}", *edits)
+
+
+def received(scene: Scene, stray: Suspect) -> Mend | None:
+    """What an ended function gave back, brought to the device by the function of the program that asked for it."""
+    tensor = stray.tensor
+    hand = handed.received(tensor, stray.device, scene.frames) if tensor is not None else None
+    if hand is None or not hand.whole or not isinstance(hand.node, ast.Call) or stray.is_parameter:
+        return None
+    line = hand.node.lineno
+    fails = hand.frame is scene.frames[0] and line == hand.frame.f_lineno
+    beside = spot.partner(wanted(scene, stray), hand.frame, hand.node) if fails else None
+    device = f"{beside}.device" if beside else device_at(scene, stray, hand.file, line)
+    said = "bring it to its partner where it is taken"
+    return brought(said, hand.file, hand.node, device) if device is not None else None
 
 
 def _is_written(frame: FrameType, node: ast.expr) -> bool:
@@ -144,27 +195,16 @@ def _is_written(frame: FrameType, node: ast.expr) -> bool:
     return in_place and any(inner is node for inner in ast.walk(call.func.value))
 
 
-def _partner_to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:
-    """`total += (x - total) / n`: what the sum is computed from goes to where the sum is kept."""
-    partner = scene.partner(stray)
-    frame = scene.frames[0]
-    if partner is None or partner.tensor is None:
-        return None
-    node = spot.expression(partner.tensor, partner.device, frame)
-    if node is None:
-        return None
-    file, device = frame.f_code.co_filename, f"{ast.unparse(statement.target)}.device"
-    edits = [rewrite.in_place_of(file, node, spot.moved(file, node, device))]
-    text = rewrite.after_edits(file, statement, edits)
-    return Mend(f"bring what is added to where the sum is kept, in line {statement.lineno}: {text}", edits)
-
-
-def _brought_to_target(file: str, statement: ast.AugAssign) -> Mend:
-    """`total += x`: what is added goes to where the sum is kept."""
+def _to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:
+    """`total += x`, `total += (x - total) / n`: what the sum is computed from goes to where the sum is kept."""
+    frame, partner = scene.frames[0], scene.partner(stray)
+    node: ast.expr | None = statement.value
+    if spot.running(frame) is not None:
+        known = partner is not None and partner.tensor is not None
+        node = spot.expression(partner.tensor, partner.device, frame) if known else None  # type: ignore
+    said = f"bring what is added to where the sum is kept, in line {statement.lineno}"
     device = f"{ast.unparse(statement.target)}.device"
-    edits = [rewrite.in_place_of(file, statement.value, spot.moved(file, statement.value, device))]
-    text = rewrite.after_edits(file, statement, edits)
-    return Mend(f"bring what is added to where the sum is kept, in line {statement.lineno}: {text}", edits)
+    return brought(said, frame.f_code.co_filename, node, device) if node is not None else None
 
 
 def sentence(scene: Scene, stray: Suspect, line: int) -> Mend:
@@ -176,13 +216,12 @@ def sentence(scene: Scene, stray: Suspect, line: int) -> Mend:
     return Mend(f"bring {name or f'what line {line} makes'} to its partner: .to({where})", [])
 
 
-def best(
-    scene: Scene, stray: Suspect, file: str, line: int, node: ast.AST | None = None, bound: bool = True
-) -> Mend:
-    """The first of these that can be written: where it is made, where it is bound, where it is used."""
+def best(scene: Scene, stray: Suspect, file: str, line: int, bound: bool = True) -> Mend:
+    """The first of these that can be written: where it is made, bound, taken from its maker, used."""
     return (
-        made_there(scene, stray, file, line, node)
+        made_there(scene, stray, file, line)
         or (bound_there(scene, stray, file, line) if bound else None)
+        or received(scene, stray)
         or at_use(scene, stray)
         or sentence(scene, stray, line)
     )
@@ -195,11 +234,11 @@ def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: 
         isinstance(value, ast.Call)
         and isinstance(made, ast.Assign)
         and not isinstance(made.targets[0], ast.Tuple)
+        and not name.endswith("]")
     ):
         device = device_at(scene, stray, file, made.lineno)
         if device is not None:
-            edits = [rewrite.in_place_of(file, value, spot.moved(file, value, device))]
-            return Mend(f"move it too: {rewrite.after_edits(file, made, edits)}", edits)
+            return brought("move it too", file, value, device)
     later = _first_place_with_device(scene, stray, file, made)
     if later is not None:
         statement, device = later

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
+from types import FrameType
 
-from trimtab.diagnose import rewrite, source
+from torch import nn
+
+from trimtab.diagnose import rewrite, scope, source
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.flow import switches_off
 
@@ -26,6 +30,10 @@ def of_cut(place: Place | None) -> Mend | None:
     if (opened := next((n for n in _contexts(node) if switches_off(n)), None)) is not None:
         return _switch(place.file, node, opened)
     inner = list(source.header(node))
+    for call in (n for n in inner if isinstance(n, ast.Call) and source.called_name(n) == "numpy"):
+        tensor = ast.unparse(_bare(call.func.value)) if isinstance(call.func, ast.Attribute) else ""
+        if tensor and (mend := _through_numpy(call, tensor, inner)) is not None:
+            return mend
     mends = [mend for n in inner if isinstance(n, ast.Call) and (mend := _call(place.file, n)) is not None]
     # A value that was rebuilt from numbers is often told to require a gradient afterwards.
     rebuilt = [n for n in inner if isinstance(n, ast.Call) and source.called_name(n) in _MAKERS and n.args]
@@ -91,6 +99,75 @@ def _call(file: str, call: ast.Call) -> Mend | None:
         text = ast.unparse(call.args[0])
         return f"Keep the tensor, not its number: {text}.", [rewrite.in_place_of(file, call, text)]
     return None
+
+
+def out_of_place(place: Place) -> Mend | None:
+    """A line that changes a tensor in place, written so that it makes a new one."""
+    node = source.statement(place.file, place.line)
+    if isinstance(node, ast.AugAssign):
+        target, operator = ast.unparse(node.target), type(node.op)
+        if isinstance(node.target, ast.Name | ast.Attribute):
+            code = ast.unparse(
+                ast.Assign([node.target], ast.BinOp(node.target, operator(), node.value), lineno=0)
+            )
+            return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, node, code)]
+        root = source.root(node.target)
+        return (
+            f"Change a copy, not the tensor that backward needs: {root} = {root}.clone() before {target} is set.",
+            [],
+        )
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        name = ast.unparse(node.targets[0].value)
+        return (
+            "Keep the parts in a list and put them together at the end (torch.stack, torch.cat), or write into a copy: "
+            f"{name} = {name}.clone() before this line.",
+            [rewrite.before(place.file, node, f"{name} = {name}.clone()")] if name.isidentifier() else [],
+        )
+    for call in source.call_on(place.file, place.line):
+        flag = source.keyword(call, "inplace")
+        if flag is not None and source.is_constant(flag, True):
+            return "Leave inplace=True away: inplace=False.", [rewrite.in_place_of(place.file, flag, "False")]
+        if (
+            not isinstance(call.func, ast.Attribute)
+            or not call.func.attr.endswith("_")
+            or call.func.attr[0] == "_"
+        ):
+            continue
+        text = ast.unparse(
+            ast.Call(ast.Attribute(call.func.value, call.func.attr[:-1]), call.args, call.keywords)
+        )
+        alone = (
+            isinstance(node, ast.Expr)
+            and node.value is call
+            and isinstance(call.func.value, ast.Name | ast.Attribute)
+        )
+        code = f"{ast.unparse(call.func.value)} = {text}" if alone else text
+        return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, call, code)]
+    return None
+
+
+def _through_numpy(call: ast.Call, tensor: str, inner: list[ast.AST]) -> Mend | None:
+    """A value that numpy goes on computing with: the names that torch has for the same."""
+    roots = [
+        n
+        for n in inner
+        if isinstance(n, ast.Call) and source.root(n.func) in ("np", "numpy") and call in ast.walk(n)
+    ]
+    if not roots:
+        return None
+    names = [ast.unparse(n.func).partition(".")[2] for n in roots[::-1]]
+    same = [f"torch.{name}" for name in names if _torch_has(name)]
+    by = f" ({', '.join(same)})" if same else ""
+    return f"Compute it with torch's own operations{by} on {tensor}: what numpy computes has no graph.", []
+
+
+def _torch_has(name: str) -> bool:
+    import torch
+
+    thing: object = torch
+    for part in name.split("."):
+        thing = getattr(thing, part, None)
+    return callable(thing)
 
 
 def _bare(node: ast.expr) -> ast.expr:
@@ -194,6 +271,14 @@ def bound_again(made: Place | None) -> Place | None:
     calls = [
         n for n in source.header(node) if isinstance(n, ast.Call) and source.called_name(n) == "parameters"
     ]
+    owners = [call.func.value for call in calls if isinstance(call.func, ast.Attribute)]
+    for text in dict.fromkeys(ast.unparse(owner) for owner in owners if isinstance(owner, ast.Attribute)):
+        scope = source.function_at(made.file, made.line)
+        sets = [n for n in source.walk(made.file) if isinstance(n, ast.Assign) and n.lineno > node.lineno]
+        again = [n.lineno for n in sets for target, _ in source.pairs(n) if ast.unparse(target) == text]
+        again = [line for line in again if source.function_at(made.file, line) is scope]
+        if again:
+            return source.place(made.file, max(again))
     for name in dict.fromkeys(source.root(call.func) for call in calls):
         end = node.end_lineno or 0
         later = [n.lineno for n in source.assignments(made.file, made.line, name) if n.lineno > end]
@@ -207,25 +292,23 @@ def bound_again(made: Place | None) -> Place | None:
     return None
 
 
-def of_kept(place: Place | None, name: str = "") -> Mend | None:
-    """The fix for a line that keeps a tensor with its graph: what it adds or appends, let go of its graph."""
-    node = source.statement(place.file, place.line) if place is not None else None
-    if place is None or node is None:
-        return None
-    if isinstance(node, ast.AugAssign) and not isinstance(node.value, ast.Constant):
-        return _let_go(place.file, node.value)
-    calls = [n for n in source.header(node) if isinstance(n, ast.Call) and n.args]
-    if name:
-        given = [a for c in calls for a in c.args if isinstance(a, ast.Name) and a.id == name]
-        return _let_go(place.file, given[0]) if given else None
-    appends = [c for c in calls if source.called_name(c) in ("append", "extend", "insert", "appendleft")]
-    if len(appends) == 1 and isinstance(appends[0].args[-1], ast.Name | ast.Attribute | ast.Subscript):
-        return _let_go(place.file, appends[0].args[-1])
-    return None
-
-
-def _let_go(file: str, node: ast.expr) -> Mend:
-    code = f"{rewrite.operand(node)}.detach()"
-    return f"Keep the value without its graph: {code} (or .item() for a number).", [
-        rewrite.in_place_of(file, node, code)
+def of_evaluation(frames: Iterable[FrameType]) -> Mend:
+    """A model that is evaluated with gradients on: the function that runs it, without them."""
+    frame = next((f for f in frames if not isinstance(f.f_locals.get("self"), nn.Module)), None)
+    file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+    function = source.function_at(file, line) if file else None
+    if function is None or not scope.is_bound(file, function.lineno, "torch"):
+        return (
+            "Evaluate inside `with torch.no_grad():`, or keep what is needed of the results with .detach().",
+            [],
+        )
+    if "backward" in {source.called_name(n) for n in ast.walk(function) if isinstance(n, ast.Call)}:
+        return f"Evaluate inside `with torch.no_grad():` (line {line}), which {function.name} does not.", []
+    first = min((function, *function.decorator_list), key=lambda node: node.lineno)
+    edits = [
+        Edit(file, (first.lineno, 0), (first.lineno, 0), f"{' ' * function.col_offset}@torch.no_grad()\n")
     ]
+    return (
+        f"Switch gradients off where the model is evaluated: @torch.no_grad() above def {function.name}.",
+        edits,
+    )

@@ -7,9 +7,9 @@ float32, smaller types get one that they can hold.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
 
 Mend = tuple[str, list[Edit]]
@@ -38,10 +38,10 @@ def of_zero(place: Place, name: str, dtype: str, backward: bool = False) -> Mend
     if name in _LOGS | _ROOTS:
         return _clamped(place, calls, name, small)
     if name in _SPREADS:
-        return _spread(place, calls, name, backward, small)
+        return _spread(place, calls, name)
     if name in _DIVIDES:
         return _divided(place, small)
-    if name in ("norm", "pow", "cdist") and backward:
+    if name == "pow" and backward:
         return (
             f"The slope of {name} at 0 is infinite: keep what it is given away from 0 (add {small}, or clamp it).",
             [],
@@ -50,15 +50,61 @@ def of_zero(place: Place, name: str, dtype: str, backward: bool = False) -> Mend
 
 
 def _vanished(place: Place, dtype: str) -> Mend | None:
-    """A guard against zero that is itself zero in half precision."""
+    """A guard against zero that is itself zero in half precision: on the line, or under a name that it uses."""
     if dtype != "float16":
         return None
-    for node in _header(place):
-        if isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value < 2.9e-8:
-            old = ast.unparse(node)
-            fix = f"{old} is 0 in float16 and guards against nothing: write 1e-4, or compute this in float32."
-            return fix, [rewrite.in_place_of(place.file, node, "1e-4")]
+    for at, node in _constants(place):
+        if isinstance(node.value, float) and 0 < node.value < 2.9e-8:
+            line = f" (line {at.line})" if at.line != place.line else ""
+            said = f"{rewrite.text_of(at.file, node)}{line} is 0 in float16 and guards against nothing"
+            edits = [rewrite.in_place_of(at.file, node, "1e-4")]
+            return f"{said}: write 1e-4, or compute this in float32.", edits
     return None
+
+
+def _constants(place: Place) -> Iterator[tuple[Place, ast.Constant]]:
+    """The numbers that a line computes with, and where they are written: there, or where a name gets its value."""
+    for node in _header(place):
+        at, value = place, node
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            at, value = trace.decided(place.file, place.line, node)
+        if isinstance(value, ast.Constant) and isinstance(value.value, float | int):
+            yield at, value
+
+
+def of_infinite(places: Iterable[Place], dtype: str) -> tuple[Place, str, list[Edit]] | None:
+    """A number beyond float16 that became infinite in it, and the one to write: the first of these lines with one."""
+    if dtype != "float16":
+        return None
+    for place in places:
+        for at, node in _constants(place):
+            if not isinstance(node.value, bool) and abs(node.value) > 65504:
+                number = rewrite.text_of(at.file, node)
+                said = (
+                    f"{number} is infinite in float16 (which ends at 65504), and 0 times infinity is NaN: "
+                    "write 1e4, or hide with masked_fill and torch.finfo(dtype).min."
+                )
+                return at, said, [rewrite.in_place_of(at.file, node, "1e4")]
+    return None
+
+
+def in_float32(file: str, node: ast.expr | None) -> Mend:
+    """An operation whose result float16 cannot hold, computed in float32: what it is given, cast."""
+    said = "Compute this in float32 (or use bfloat16, which has the range of float32)"
+    given = None
+    if isinstance(node, ast.Call):
+        method = isinstance(node.func, ast.Attribute) and not _is_module(node.func.value)
+        given = (
+            node.func.value
+            if method and isinstance(node.func, ast.Attribute)
+            else next(iter(node.args), None)
+        )
+    elif isinstance(node, ast.BinOp):
+        given = node.left
+    if given is None or isinstance(given, ast.Constant | ast.Starred):
+        return f"{said}: .float() on what it is given.", []
+    code = f"{rewrite.operand(given)}.float()"
+    return f"{said}: {code}.", [rewrite.in_place_of(file, given, code)]
 
 
 def _header(place: Place) -> Iterator[ast.AST]:
@@ -84,9 +130,7 @@ def _is_module(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("torch", "F", "np", "math")
 
 
-def _spread(place: Place, calls: list[ast.Call], name: str, backward: bool, small: str) -> Mend:
-    if backward:
-        return f"The slope of {name} at 0 is infinite: add {small} to the variance before its root.", []
+def _spread(place: Place, calls: list[ast.Call], name: str) -> Mend:
     said = "Of one value there is no spread: take the uncorrected one, which is 0 then"
     if len(calls) != 1:
         return f"{said} ({name}(..., correction=0)), or see that there are always two.", []

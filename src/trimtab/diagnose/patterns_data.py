@@ -141,6 +141,19 @@ other-error: shapes
   text mat1 and mat2 shapes cannot be multiplied \((?P<a1>\S+) and (?P<b1>[^)]+)\)
   why  the layer expects another number of features than its input has ({a1} and {b1})
   fix  make in_features equal to the last dimension of the input (print x.shape before the layer)
+other-error: assigned-parameter
+  text cannot assign '\S+' as parameter '(?P<name>\w+)' \(torch\.nn\.Parameter or None expected\)
+  why  '{name}' is a parameter of this module, and a computed tensor cannot take its place
+  fix  give the result a name of its own, or write into the parameter: with torch.no_grad():
+       self.{name}.copy_(...)
+graph-kept: copied-with-graph
+  text Only Tensors created explicitly by the user \(graph leaves\) support the deepcopy protocol
+  why  what is copied holds a tensor with its graph (a result of the last pass that was kept)
+  fix  copy before the first pass, or let go of what was kept (self.features = None)
+no-gradient: whole-numbers-trained
+  text [Oo]nly Tensors of floating point and complex dtype can require gradients
+  why  whole numbers have no gradient
+  fix  make them floating point first: x.float()
 no-gradient: target-modules
   text Target modules .{0,200}? not found in the base model
   why  the LoRA target names do not occur in this model

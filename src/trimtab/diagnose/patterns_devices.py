@@ -141,6 +141,10 @@ device-mismatch: numpy-of-gpu-tensor
   text can't convert (?:\S+ device type|CUDA) tensor to numpy
   why  NumPy reads host memory only; the tensor is on an accelerator
   fix  x.detach().cpu().numpy()
+device-mismatch: old-type-of-gpu-tensor
+  text expected TensorOptions\(dtype=\w+, device=cpu, .*\(got TensorOptions\(dtype=\w+, device=(?P<got>\w+)
+  why  an old constructor (torch.FloatTensor, LongTensor) takes only tensors of the host, of its own type
+  fix  convert the tensor, which keeps its device: x.float(), x.long()
 generator-device: generator-device
   text Expected a '?(?P<want>\w+)'? (?:device type )?(?:for )?generator(?: device)?(?: type)? but found
        '?(?P<got>\w+)'?

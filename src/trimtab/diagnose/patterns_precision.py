@@ -45,6 +45,11 @@ dtype-mismatch: index-put-dtype
        to src\.dtype
   why  values of one precision are written into a tensor of another; under autocast the right side is often half
   fix  target[mask] = values.to(target.dtype)
+dtype-mismatch: types-differ
+  text (?:must|to|should) have (?:the )?same (?:scalar type|dtype|data type)|are not the same dtype|
+       expected dtype \S+ for \S+ but got dtype|Found dtype \w+ but expected \w+|mixed dtype \(CPU\)
+  why  what meets here has two precisions, and this operation does not promote
+  fix  cast one to the other's precision, or run both under torch.autocast
 dtype-mismatch: result-type
   text result type \w+ can't be cast to the desired output type \w+
   why  an in-place operation would put floats into an integer tensor
@@ -66,6 +71,12 @@ scaler-misuse: scaler-bf16
   text \"_amp_foreach_non_finite_check_and_unscale_\w+\" not implemented for 'BFloat16'
   why  a GradScaler is used with bf16 weights; bf16 has the range of fp32 and needs no loss scaling
   fix  remove the GradScaler (fp16=False, bf16=True), or keep the trainable weights in fp32
+backend-unsupported: half-on-cuda
+  text \"\w+_(?:cuda|cusolver)\w*\" not implemented for '(?:Half|BFloat16)'|HalfTensor is not supported|
+       Low precision dtypes not supported\. Got \w+|Unsupported dtype (?:Half|BFloat16)|
+       cuFFT only supports dimensions whose sizes are powers of two when computing in half precision
+  why  this operation has no kernel for 16 bits on a GPU
+  fix  compute it in float32 (.float() on what it is given), and cast the result back where half is needed
 backend-unsupported: half-on-cpu
   text \"(?P<op>\w+)\" not implemented for '(?:Half|BFloat16)'
   why  {op} has no kernel for this precision on this device: half-precision weights on the CPU, as a rule

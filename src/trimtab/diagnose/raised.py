@@ -11,9 +11,12 @@ import re
 from collections.abc import Callable, Sequence
 
 from trimtab.diagnose import (
+    casts,
     raised_calls,
     raised_data,
+    raised_devices,
     raised_graph,
+    raised_half,
     raised_index,
     raised_keys,
     raised_labels,
@@ -22,6 +25,7 @@ from trimtab.diagnose import (
     raised_loader,
     raised_output,
     raised_shape,
+    shared_graph,
     source,
 )
 from trimtab.diagnose.explain import match_message
@@ -142,9 +146,28 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "shapes": (raised_layers.layer_width,),
     "pickle-local": (raised_layers.not_sent,),
     "expected-long": (raised_labels.not_whole,),
-    "backward-twice": (raised_leaves.kept_state,),
+    "backward-twice": (raised_leaves.lost_parameter, shared_graph.hoisted, raised_leaves.kept_state),
+    "no-grad-fn": (raised_graph.left_off,),
+    "numpy-of-grad": (raised_calls.numpy_of_grad,),
+    "assigned-parameter": (raised_calls.assigned_parameter,),
+    "copied-with-graph": (raised_leaves.copied_with_graph,),
+    "whole-numbers-trained": (raised_calls.whole_parameter,),
+    "empty-parameter-list": (raised_leaves.empty_list,),
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),
+    "old-type-of-gpu-tensor": (raised_devices.old_type,),
+    "dataparallel-first-device": (raised_devices.first_device,),
+    "conv-input-dtype": (casts.failing,),
+    "expected-scalar": (casts.failing,),
+    "attention-dtype": (casts.failing,),
+    "index-put-dtype": (casts.failing,),
+    "matmul-dtype": (casts.failing,),
+    "rnn-dtype": (casts.failing,),
+    "types-differ": (casts.failing,),
+    "unsafe-autocast": (raised_half.on_probabilities,),
+    "unscale-fp16": (raised_half.narrow_weights,),
+    "scaler-bf16": (raised_half.narrow_weights,),
+    "half-on-cuda": (casts.refused,),
 }
 """For an error by its text's name: rules that look at the values, before those that only read the source."""
 
@@ -166,7 +189,6 @@ _RULES: dict[str, Rule] = {
     "rnn-hidden": raised_data.stray_local,
     "collate-type": raised_data.row_maker,
     "ragged": raised_data.row_maker,
-    "conv-input-dtype": raised_data.odd_input,
     "sparse-gradient": raised_data.maker,
     "dataparallel-first-device": raised_data.maker,
     "device-assert": raised_data.index_tensor,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import holders, rewrite, source
 from trimtab.diagnose.raised_common import frames_of, own_frames
 from trimtab.diagnose.rules_common import Verdict
 
@@ -146,6 +146,76 @@ def leaf_in_place(error: BaseException) -> Verdict | None:
             f"Switch gradients off for it: `with torch.no_grad():` around `{ast.unparse(node)}`.",
             edits=[rewrite.in_place_of(file, node, code)] if named else [],
         )
+    return None
+
+
+def numpy_of_grad(error: BaseException) -> Verdict | None:
+    """`.numpy()` of a tensor with a graph: the tensor detached, as it is written on the line."""
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        calls = [
+            c for c in source.call_on(file, line) if source.called_name(c) in ("numpy", "array", "asarray")
+        ]
+        for call in calls:
+            node = (
+                call.func.value
+                if source.called_name(call) == "numpy" and isinstance(call.func, ast.Attribute)
+                else None
+            )
+            node = node or next(iter(call.args), None)
+            while (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "cpu"
+            ):
+                node = node.func.value
+            value = holders.value_of(node, frame) if node is not None else None
+            if node is None or (isinstance(value, torch.Tensor) and not value.requires_grad):
+                continue
+            code = f"{rewrite.operand(node)}.detach()"
+            why = "the tensor is part of a graph, and numpy knows none"
+            edits = [rewrite.in_place_of(file, node, code)]
+            return Verdict(source.cause(file, line, why), f"Take its values alone: {code}.", edits=edits)
+    return None
+
+
+def assigned_parameter(error: BaseException) -> Verdict | None:
+    """A result that is put in a parameter's place: a name of its own, in the rest of the function."""
+    for frame, line in own_frames(error)[:1]:
+        file, node = frame.f_code.co_filename, source.statement(frame.f_code.co_filename, line)
+        function = source.function_at(file, line)
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if (
+            function is None
+            or not isinstance(target, ast.Attribute)
+            or target.attr in source.names_in(function)
+        ):
+            return None
+        name, text = target.attr, ast.unparse(target)
+        uses = [n for n in ast.walk(function) if isinstance(n, ast.Attribute) and ast.unparse(n) == text]
+        later = [n for n in uses if n is target or n.lineno > (node.end_lineno or line if node else line)]
+        why = f"{text} is a parameter, and the result of a computation cannot take its place"
+        return Verdict(
+            source.cause(file, line, why),
+            f"Give the result a name of its own here and below: {name} = {ast.unparse(node.value)}."  # type: ignore[union-attr]
+            f" To change the parameter itself: with torch.no_grad(): {text}.copy_(...).",
+            edits=[rewrite.in_place_of(file, n, name) for n in later],
+        )
+    return None
+
+
+def whole_parameter(error: BaseException) -> Verdict | None:
+    """Whole numbers that are to be trained: made floating point where the parameter is made."""
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        for call in source.call_on(file, line):
+            if source.called_name(call) == "Parameter" and call.args:
+                code = f"{rewrite.operand(call.args[0])}.float()"
+                why = "these are whole numbers, which have no gradient"
+                edits = [rewrite.in_place_of(file, call.args[0], code)]
+                return Verdict(
+                    source.cause(file, line, why), f"Make them floating point: {code}.", edits=edits
+                )
     return None
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-import torch
-
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.raised_common import frames_of, makers_of, values_named
@@ -74,12 +72,6 @@ def row_maker(file: str, own: Sequence[Place], error: BaseException) -> int | No
         if returns:
             return returns[-1].lineno
     return None
-
-
-def odd_input(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """Weights and input of different precision: where the input that the failing line names was made."""
-    inputs = makers_of(file, error, lambda t: t.is_floating_point() and not isinstance(t, torch.nn.Parameter))
-    return next((made.lineno for made in inputs), None)
 
 
 def maker(file: str, own: Sequence[Place], error: BaseException) -> int | None:

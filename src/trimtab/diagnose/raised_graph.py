@@ -6,8 +6,10 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from trimtab.diagnose import flow, rewrite, source
-from trimtab.diagnose.finding import Place
+from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 
@@ -188,12 +190,45 @@ def _first_is_false(given: list[ast.expr]) -> bool:
 
 def without_grad(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """The loss was computed under no_grad: the line that switches gradients off; else a loss that was rebuilt."""
+    if (left := _left_off(file)) is not None:
+        return left.lineno
     node = source.statement(file, own[0].line)
     for name in sorted(source.names_in(node)) if node is not None else ():
         made = source.last_assignment(file, own[0].line, name)
         if made is not None and (switch := flow.switch_around(file, made.lineno)) is not None:
             return switch.line
     return _rebuilt_loss(file)
+
+
+def _left_off(file: str) -> ast.Expr | None:
+    """A statement that switched gradients off for good: they are off now, outside of every block."""
+    if torch.is_grad_enabled():
+        return None
+    found = [
+        node
+        for node in source.walk(file)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        if source.called_name(node.value) in ("set_grad_enabled", "_set_grad_enabled")
+        and _first_is_false(node.value.args)
+    ]
+    return found[0] if found else None
+
+
+def left_off(error: BaseException) -> Verdict | None:
+    """Gradients that a function switched off and never on again: it is decorated instead."""
+    for file in dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)):
+        if (node := _left_off(file)) is None:
+            continue
+        why = "this switches gradients off, and nothing switches them on again"
+        function = source.function_at(file, node.lineno)
+        if function is None or len(function.body) < 2 or "torch" not in ast.unparse(node):
+            return Verdict(
+                source.cause(file, node.lineno, why), "Switch them off for a block: with torch.no_grad():"
+            )
+        edits = [rewrite.before(file, function, "@torch.no_grad()"), rewrite.without(file, node)]
+        fix = f"Switch them off for {function.name} alone: @torch.no_grad() above it, in place of this line."
+        return Verdict(source.cause(file, node.lineno, why), fix, edits=edits)
+    return None
 
 
 def reentrant_flag(error: BaseException) -> Verdict | None:
@@ -208,6 +243,27 @@ def reentrant_flag(error: BaseException) -> Verdict | None:
         source.cause(file, node.lineno, why),
         'Checkpoint without it: "use_reentrant": False (and DDP without find_unused_parameters=True).',
         edits=[rewrite.in_place_of(file, node, "False")],
+    )
+
+
+def without_reentry(place: Place | None) -> tuple[str, list[Edit]]:
+    """The fix for a checkpoint call that is re-entrant, by word or by default; in a library, what its user can do."""
+    names = ("checkpoint", "checkpoint_sequential")
+    for call in source.call_on(place.file, place.line) if place is not None else ():
+        if place is None or source.called_name(call) not in names:
+            continue
+        said = source.keyword(call, "use_reentrant")
+        code = rewrite.with_keyword(place.file, call, "use_reentrant", "False")
+        edit = (
+            rewrite.in_place_of(place.file, said, "False")
+            if said is not None
+            else rewrite.add_keyword(place.file, call, "use_reentrant", "False")
+        )
+        return f"Checkpoint without re-entry: {code}.", [edit]
+    return (
+        'Checkpoint without re-entry: gradient_checkpointing_kwargs={"use_reentrant": False}, or let the inputs '
+        "require a gradient: model.enable_input_require_grads().",
+        [],
     )
 
 

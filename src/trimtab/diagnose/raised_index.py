@@ -6,6 +6,7 @@ Reads the failing call's own tensors (ids, labels, tables) from the traceback; c
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -14,13 +15,15 @@ import torch
 from torch import nn
 
 from trimtab.diagnose import holders, rewrite, rows, source, trace
-from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose.finding import Edit, Place, cause_at
+from trimtab.diagnose.index_makers import extremes, numbers_made, rows_decided, width_decided
 from trimtab.diagnose.raised_common import called_by, frames_of, known_here, own_frames
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
 from trimtab.virtual.tensor import payload_of
 
-_CLASSES = frozenset(("num_labels", "num_classes", "n_classes", "n_labels", "num_class", "classes"))
+_LOSSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
+_BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
 _LENGTHS = ("position", "length", "ctx", "context", "seq")
 _KINDS = ("vocab", "type", "token", "num_embeddings")
 
@@ -31,7 +34,7 @@ def out_of_range(error: BaseException) -> Verdict | None:
         return _labels(frame, error)
     if (frame := called_by(error, "embedding", "embedding_bag")) is not None:
         return _ids(frame, error)
-    return None
+    return _indexed(error)
 
 
 def _labels(frame: FrameType, error: BaseException) -> Verdict | None:
@@ -45,42 +48,128 @@ def _labels(frame: FrameType, error: BaseException) -> Verdict | None:
     if not bad.numel() or target.is_floating_point():
         return None
     low, high = int(bad.min()), int(bad.max())
+    kept = labels[labels != ignored]
+    # One number far from all others is no class: positions to skip are marked by it (255 in masks, -1 in labels).
+    if low == high and (high < 0 or high > classes + 1) and bad.numel() < kept.numel():
+        return _skipped(low, int(ignored), error)
     if low == high < 0:
         return _skipped(low, int(ignored), error)
-    kept = labels[labels != ignored]
-    made = rows.label_line(error) or _born(target)
-    top = int(kept.max())
-    span = f"the labels go from {int(kept.min())} to {top}, the scores have {classes} classes (0 to {classes - 1})"
-    if int(kept.min()) > 0 and top == classes:
-        fix = "Count the labels from 0: subtract 1 where they are made"
-        if made is not None and (node := rows.label_value(made)) is not None:
-            text = rewrite.operand(node)
-            edits = [rewrite.in_place_of(made.file, node, f"{text} - 1")]
-            return Verdict(cause_at(made, span), f"{fix}: {text} - 1.", edits=edits)
-        return Verdict(cause_at(made, span), f"{fix} (or make the head one class wider: {top + 1}).")
-    wide = _width_setting(classes, error)
+    made = rows.label_line(error) or numbers_made(error, high) or _born(target)
+    top, least = int(kept.max()), int(kept.min())
+    span = f"the labels go from {least} to {top}, the scores have {classes} classes (0 to {classes - 1})"
+    if least > 0 and top == classes:
+        return _from_one(made, span, f" (or make the head one class wider: {top + 1})")
+    wide = width_decided(scores, classes)
     fix = (
         f"Make the head as wide as there are classes ({top + 1} instead of {classes}), or map the labels to 0 … "
-        f"{classes - 1}."
+        f"{classes - 1}{_at(made)}."
     )
-    return Verdict(cause_at(wide or made, span), fix)
+    edits = _wider(wide, classes, top + 1)
+    return Verdict(cause_at(wide[0] if wide else made, span), fix, edits=edits)
+
+
+def _from_one(made: Place | None, why: str, otherwise: str = "") -> Verdict:
+    """Numbers that are counted from 1 where they are counted from 0: subtracted where a row's label is made."""
+    fix = "Count from 0: subtract 1 where they are made"
+    if made is not None and (node := rows.label_value(made)) is not None:
+        text = rewrite.operand(node)
+        edits = [rewrite.in_place_of(made.file, node, f"{text} - 1")]
+        return Verdict(cause_at(made, why), f"{fix}: {text} - 1.", edits=edits)
+    node_made = source.statement(made.file, made.line) if made is not None else None
+    if made is not None and isinstance(node_made, ast.Assign) and len(node_made.targets) == 1:
+        value = node_made.value
+        if isinstance(node_made.targets[0], ast.Name) and not isinstance(value, ast.Tuple):
+            text = rewrite.operand(value)
+            edits = [rewrite.in_place_of(made.file, value, f"{text} - 1")]
+            return Verdict(cause_at(made, why), f"{fix}: {text} - 1.", edits=edits)
+    return Verdict(cause_at(made, why), f"{fix}{otherwise}.")
+
+
+def _at(made: Place | None) -> str:
+    return f" where they are made (line {made.line})" if made is not None else ""
+
+
+def _wider(decided: tuple[Place, ast.expr] | None, size: int, wanted: int) -> list[Edit]:
+    """A size that is too small by what was seen: a number is replaced, and of anything else only the off-by-one."""
+    if decided is None:
+        return []
+    place, node = decided
+    if isinstance(node, ast.Constant) and node.value == size:
+        return [rewrite.in_place_of(place.file, node, str(wanted))]
+    if wanted == size + 1 and not isinstance(node, ast.Constant):
+        return [rewrite.in_place_of(place.file, node, f"{rewrite.operand(node)} + 1")]
+    return []
+
+
+def _indexed(error: BaseException) -> Verdict | None:
+    """gather, scatter, one_hot and plain indexing: the number that is out of range, and who made it."""
+    said = _BOUNDS.search(str(error))
+    frame_line = next(iter(own_frames(error)), None)
+    if said is None or frame_line is None:
+        return None
+    bad, size = int(said[1]), int(said[2])
+    frame, line = frame_line
+    file = frame.f_code.co_filename
+    for name, tensor in holders.expressions(file, line, frame):
+        ends = extremes(tensor)
+        if ends is None or (ends[0] >= 0 and ends[1] < size):
+            continue
+        made = rows.label_line(error) if name in rows.LABELS else None
+        made = made or numbers_made(error, ends[1] if ends[1] >= size else ends[0]) or _born(tensor)
+        why = f"{name} goes from {ends[0]} to {ends[1]}, and what it indexes has {size} entries (0 to {size - 1})"
+        if ends[0] > 0 and ends[1] == size:
+            return _from_one(made, why, f", or make room for {size + 1}")
+        wide = _size_of_one_hot(file, line, frame, size)
+        if wide is not None and ends[0] >= 0:
+            fix = f"Make room for {ends[1] + 1}, or map the numbers to 0 … {size - 1}{_at(made)}."
+            return Verdict(cause_at(wide[0], why), fix, edits=_wider(wide, size, ends[1] + 1))
+        return Verdict(
+            cause_at(made, why),
+            f"Make only numbers from 0 to {size - 1} here, or make room for {ends[1] + 1}.",
+        )
+    made = numbers_made(error, bad)
+    why = f"{bad} is among these numbers, and what they index has {size} entries (0 to {size - 1})"
+    return (
+        Verdict(cause_at(made, why), f"Make only numbers from 0 to {size - 1} here.")
+        if made is not None
+        else None
+    )
+
+
+def _size_of_one_hot(file: str, line: int, frame: FrameType, size: int) -> tuple[Place, ast.expr] | None:
+    """Where the number of classes that one_hot is told was decided."""
+    for call in source.call_on(file, line):
+        given = source.keyword(call, "num_classes") or (call.args[1] if len(call.args) > 1 else None)
+        if source.called_name(call) == "one_hot" and given is not None:
+            return trace.decided(file, line, given)
+    return None
 
 
 def _skipped(value: int, ignored: int, error: BaseException) -> Verdict | None:
     """Positions to skip are marked by a number that the loss does not skip."""
     why = f"positions to skip are marked {value} here, and the loss skips {ignored} alone"
-    for file in dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)):
+    for file in (
+        dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)) if value < 0 else ()
+    ):
         nodes = list(dict.fromkeys(_written(file, value)))
         if len(nodes) == 1:
             fix = f"Mark them with {ignored}, or tell the loss: ignore_index={value}."
             edits = [rewrite.in_place_of(file, nodes[0], str(ignored))]
             return Verdict(source.cause(file, nodes[0].lineno, why), fix, edits=edits)
-    why = f"a label is {value}, and the loss skips {ignored} alone"
+    why = f"labels are {value}, which is no class, and the loss skips {ignored} alone"
     place = _loss_made(error)
-    return Verdict(
-        cause_at(place, why),
-        f"Tell the loss to skip it: ignore_index={value}; or mark such positions {ignored}.",
-    )
+    fix = f"Tell the loss to skip it: ignore_index={value}; or mark such positions {ignored}."
+    for call in source.call_on(place.file, place.line) if place is not None else ():
+        if source.called_name(call) in _LOSSES and place is not None:
+            said = source.keyword(call, "ignore_index")
+            edit = (
+                rewrite.in_place_of(place.file, said, str(value))
+                if said is not None
+                else rewrite.add_keyword(place.file, call, "ignore_index", str(value))
+            )
+            code = rewrite.with_keyword(place.file, call, "ignore_index", str(value))
+            return Verdict(cause_at(place, why), f"Tell the loss to skip it: {code}.", edits=[edit])
+    return Verdict(cause_at(place, why), fix)
 
 
 def _written(file: str, value: int) -> Iterator[ast.expr]:
@@ -130,18 +219,6 @@ def _selves(error: BaseException) -> Iterator[Any]:
     return (frame.f_locals["self"] for frame in frames_of(error) if "self" in frame.f_locals)
 
 
-def _width_setting(classes: int, error: BaseException) -> Place | None:
-    """The one setting of the program that says how many classes there are, by this number."""
-    found = []
-    for file in dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)):
-        for call in source.calls(file):
-            for given in (k for k in call.keywords if k.arg in _CLASSES):
-                place, value = trace.decided(file, given.value.lineno, given.value)
-                if getattr(value, "value", None) == classes:
-                    found.append(place)
-    return found[0] if len(set(found)) == 1 else None
-
-
 def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     ids, table = frame.f_locals.get("input"), frame.f_locals.get("weight")
     if not isinstance(ids, torch.Tensor) or not isinstance(table, torch.Tensor) or not ids.numel():
@@ -162,18 +239,23 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     counts = values.flatten()[:last].tolist() == list(
         range(int(values.flatten()[0]), int(values.flatten()[0]) + last)
     )
-    made = _table_made(error, _LENGTHS if counts and last > 1 else _KINDS)
+    decided = rows_decided(table)
+    edits = _wider(decided, size, high + 1)
+    made = (
+        decided[0] if decided is not None else _table_made(error, _LENGTHS if counts and last > 1 else _KINDS)
+    )
     if counts and last > 1:
         why = f"the table has {size} positions, and the rows are {high + 1} long"
-        return Verdict(
-            cause_at(made or _born(ids), why),
+        fix = (
             f"Make the table as long as the rows are ({high + 1}), or cut the rows to {size}: keep the length in one "
-            "setting that both read.",
+            "setting that both read."
         )
+        return Verdict(cause_at(made or _born(ids), why), fix, edits=edits)
     why = f"the table has {size} rows (ids 0 to {size - 1}), and the largest id is {high}"
-    return Verdict(
-        cause_at(made or _born(ids), why), f"Give the table at least {high + 1} rows, or correct the ids."
-    )
+    ids_made = numbers_made(error, high)
+    said = f": {edits[0].text}" if edits else ""
+    fix = f"Give the table at least {high + 1} rows{said}, or map the ids to 0 … {size - 1}{_at(ids_made)}."
+    return Verdict(cause_at(made or ids_made or _born(ids), why), fix, edits=edits)
 
 
 def _tokens(size: int, error: BaseException) -> Verdict | None:
@@ -211,16 +293,11 @@ def _assigned(file: str, frame: FrameType, name: str) -> Place | None:
 
 
 def _table_made(error: BaseException, words: tuple[str, ...]) -> Place | None:
-    """Where the number of rows of the table that was asked was decided: by its constructor's argument."""
+    """Of a table that a library makes: the setting that gives its size, else the line that asked the library for it."""
     table = next((m for m in _selves(error) if isinstance(m, nn.Embedding)), None)
     born = origin.born_of(table.weight) if table is not None else None
     if table is None or born is None or not source.is_user_file(born.file):
         return None
-    for call in source.call_on(born.file, born.line):
-        if source.called_name(call) == "Embedding":
-            given = source.keyword(call, "num_embeddings") or next(iter(call.args), None)
-            if given is not None:
-                return trace.decided(born.file, born.line, given)[0]
     return _size_setting(born.file, int(table.num_embeddings), words) or source.place(born.file, born.line)
 
 

@@ -6,10 +6,13 @@ Looks at the live objects of a traceback and reads source; changes nothing.
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import torch
+from torch import nn
 
-from trimtab.diagnose import holders, rewrite, source
+from trimtab.diagnose import holders, mends_data, mends_layers, rewrite, source
+from trimtab.diagnose.finding import Edit, cause_at
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.raised_graph import carried_state
 from trimtab.diagnose.rules_common import Verdict
@@ -45,17 +48,118 @@ def no_leaf(error: BaseException) -> Verdict | None:
     return Verdict(cause, "Compute it first, and make the result the leaf: value.detach().requires_grad_().")
 
 
+def lost_parameter(error: BaseException) -> Verdict | None:
+    """A parameter that was computed with after it became one: a module keeps the result, whose graph is made once."""
+    frames = [frame for frame, _ in own_frames(error)]
+    modules = holders.modules_seen(frames[0]) if frames else []
+    registered = {id(p) for module in modules for p in module._parameters.values() if p is not None}
+    for module in modules:
+        for name, value in vars(module).items():
+            if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+                continue
+            leaves = [node.variable for node in graph(value) if hasattr(node, "variable")]
+            if not leaves or any(id(leaf) in registered for leaf in leaves):
+                continue
+            named = holders.source_of(module)
+            found = mends_layers.attribute_set(*named, name) if named is not None else None
+            mend = mends_layers.made_parameter(found[0].file, name, found[1]) if found is not None else None
+            if found is not None and mend is not None:
+                why = "this computes with the parameter once, and every step goes back through the result"
+                return Verdict(cause_at(found[0], why), mend[0], kind="no-gradient", edits=mend[1])
+    return None
+
+
+def graph(root: torch.Tensor, most: int = 200) -> list[Any]:
+    """The first nodes of a tensor's graph."""
+    found: list[Any] = [root.grad_fn]
+    for node in found:
+        if len(found) < most:
+            found += [up for up, _ in node.next_functions if up is not None and up not in found]
+    return found
+
+
+def copied_with_graph(error: BaseException) -> Verdict | None:
+    """A copy of an object that keeps a result of the last pass: the attribute, let go of before the copy."""
+    frames = own_frames(error)
+    held = holders.kept_in(
+        lambda v: isinstance(v, torch.Tensor) and v.grad_fn is not None, [f for f, _ in frames]
+    )
+    for kept in held:
+        named = holders.source_of(kept.owner)
+        line = source.attribute_assignment(*named, kept.name) if named is not None else None
+        if named is None or line is None:
+            continue
+        frame, at = frames[0]
+        owner, node = (
+            holders.expression_for(kept.owner, frame),
+            source.statement(frame.f_code.co_filename, at),
+        )
+        why = f"self.{kept.name} keeps a tensor of the last pass with its graph, and a graph cannot be copied"
+        code = f"{owner or 'model'}.{kept.name} = None"
+        edits = [rewrite.before(frame.f_code.co_filename, node, code)] if owner and node is not None else []
+        fix = f"Let go of it before the copy (line {at}): {code}; or make the copy before the first pass."
+        return Verdict(source.cause(named[0], line, why), fix, edits=edits)
+    return None
+
+
+def empty_list(error: BaseException) -> Verdict | None:
+    """An optimizer that is given nothing: an iterator that was used up before, or a model whose layers are nobody's."""
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        for call in source.call_on(file, line):
+            given = source.keyword(call, "params") or next(iter(call.args), None)
+            if isinstance(given, ast.Name) and hasattr(type(holders.value_of(given, frame)), "__next__"):
+                made, fix, edits = mends_data.kept_as_list(source.place(file, line), given)
+                why = "this can be gone through once only, and was, before the optimizer is given it"
+                return Verdict(cause_at(made, why), fix, edits=edits)
+            model = holders.value_of(asked, frame) if (asked := _asked_parameters(given)) else None
+            if isinstance(model, nn.Module) and (verdict := _unregistered(model)) is not None:
+                return verdict
+    return None
+
+
+def _asked_parameters(node: ast.expr | None) -> ast.expr | None:
+    """Whose parameters `model.parameters()` asks for."""
+    func = node.func if isinstance(node, ast.Call) else None
+    return func.value if isinstance(func, ast.Attribute) and func.attr == "parameters" else None
+
+
+def _unregistered(model: nn.Module) -> Verdict | None:
+    """The attribute of a model without parameters that holds layers or parameters in a plain list or dict."""
+    for name, value in vars(model).items():
+        items = list(value.values()) if isinstance(value, dict) else value
+        if name.startswith("_") or not isinstance(items, list | tuple) or not items:
+            continue
+        kind = "Module" if isinstance(items[0], nn.Module) else "Parameter"
+        named = holders.source_of(model)
+        if not isinstance(items[0], nn.Module | torch.Tensor) or named is None:
+            continue
+        if (found := mends_layers.attribute_set(*named, name)) is not None:
+            kind += "Dict" if isinstance(value, dict) else "List"
+            fix, edits = mends_layers.registered(found[0].file, name, found[1], kind)
+            why = "a plain list or dict does not register what is in it: the model has no parameters"
+            return Verdict(cause_at(found[0], why), fix, edits=edits)
+    return None
+
+
 def kept_state(error: BaseException) -> Verdict | None:
     """An object of the program that keeps a tensor with its graph from one step to the next, and reads it there."""
     own = [source.place(frame.f_code.co_filename, line) for frame, line in own_frames(error)]
     if any(carried_state(file, own, error) for file in dict.fromkeys(at.file for at in own)):
         return None
     frames = [frame for frame, _ in own_frames(error)]
-    for kept in holders.kept_in(
+    kept_now = holders.kept_in(
         lambda v: isinstance(v, torch.Tensor) and v.dim() > 0 and v.grad_fn is not None, frames
-    ):
+    )
+    buffers = (
+        holders.Kept(module, name)
+        for module in holders.modules_seen(frames[0] if frames else None)
+        for name, value in module._buffers.items()
+        if value is not None and value.grad_fn is not None
+    )
+    for kept in (*kept_now, *buffers):
         named = holders.source_of(kept.owner)
-        if named is None or kept.container or not source.is_user_file(named[0]):
+        if named is None or kept.container not in ("", "tuple") or not source.is_user_file(named[0]):
             continue
         file, attribute = named[0], kept.name
         owner = next(
@@ -79,13 +183,31 @@ def kept_state(error: BaseException) -> Verdict | None:
         # Read once, it is read to go on from. Read again, the loss of the same step may need its graph.
         once = sum(isinstance(n.ctx, ast.Load) for n in uses) == 1
         code = f"{rewrite.operand(value)}.detach()"
+        goes_on = f"self.{attribute}" in {ast.unparse(n) for n in ast.walk(value)}
         why = f"self.{attribute} keeps the graph of the step that made it, and the next step goes on from it"
-        if not once:
-            fix = f"Cut it from the last step before the next one begins: x.{attribute} = x.{attribute}.detach()."
-            return Verdict(source.cause(file, value.lineno, why), fix)
+        # A buffer is no part of a graph: what is put there goes without one.
+        buffer = isinstance(kept.owner, nn.Module) and attribute in kept.owner._buffers
+        if (not once or kept.container or goes_on) and not buffer:
+            fix, edits = _let_go_between(error, kept)
+            return Verdict(source.cause(file, value.lineno, why), fix, edits=edits)
         return Verdict(
             source.cause(file, value.lineno, why),
             f"Cut it from the last step: self.{attribute} = {code}.",
             edits=[rewrite.in_place_of(file, value, code)],
         )
     return None
+
+
+def _let_go_between(error: BaseException, kept: holders.Kept) -> tuple[str, list[Edit]]:
+    """State that a step itself goes on from is cut after its backward pass, where the failing line stands."""
+    for frame, line in own_frames(error)[:1]:
+        owner = holders.expression_for(kept.owner, frame)
+        node = source.statement(frame.f_code.co_filename, line)
+        if owner is None or not isinstance(node, ast.Expr):
+            continue
+        state = f"{owner}.{kept.name}"
+        value = f"tuple(part.detach() for part in {state})" if kept.container else f"{state}.detach()"
+        code = f"{state} = {value}"
+        edits = [rewrite.after(frame.f_code.co_filename, node, code)]
+        return f"Cut it from the last step, after the backward pass (line {line}): {code}.", edits
+    return f"Cut {kept.name} from the last step before the next one begins, with .detach().", []

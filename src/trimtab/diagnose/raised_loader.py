@@ -189,4 +189,5 @@ def _part(values: list[Any], name: str) -> str | None:
         return f"torch.tensor([{name} for row in rows])"
     if isinstance(first, list) and first and isinstance(first[0], int | float):
         return f"torch.nn.utils.rnn.pad_sequence([torch.tensor({name}) for row in rows], batch_first=True)"
-    return f"[{name} for row in rows]" if isinstance(first, str) else None
+    # What describes a row on its own (the boxes of a picture) stays a list; so do words.
+    return f"[{name} for row in rows]" if isinstance(first, str | dict) else None

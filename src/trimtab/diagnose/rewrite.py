@@ -67,16 +67,24 @@ def with_keyword(file: str, call: ast.Call, name: str, value: str) -> str:
 
 
 def after_edits(file: str, node: ast.stmt, edits: Iterable[Edit]) -> str:
-    """A statement as it stands after its edits, on one line and without comments."""
+    """A statement (of a compound one the header) as it stands after its edits, on one line and without comments."""
     text = applied("".join(linecache.getlines(file)), edits)
     grown = text.count("\n") - len(linecache.getlines(file))
-    lines = text.splitlines()[node.lineno - 1 : (node.end_lineno or node.lineno) + grown]
+    body = getattr(node, "body", None)
+    last = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+    lines = text.splitlines()[node.lineno - 1 : last + grown]
     whole = textwrap.dedent("\n".join(lines))
     try:
         found = ast.get_source_segment(whole, ast.parse(whole).body[0])
     except SyntaxError:
         found = None
     return " ".join(line.strip() for line in (found or whole).splitlines())
+
+
+def shown(edits: list[Edit]) -> str:
+    """The statement in which the first of the edits stands, as it is after them."""
+    statement = source.statement(edits[0].file, edits[0].start[0])
+    return after_edits(edits[0].file, statement, edits) if statement is not None else edits[0].text
 
 
 def without(file: str, node: ast.stmt) -> Edit:
@@ -89,7 +97,11 @@ def has_factory(node: ast.AST) -> bool:
     return any(
         isinstance(n, ast.Call)
         and isinstance(n.func, ast.Attribute)
-        and (n.func.attr in _FACTORIES or n.func.attr in ("from_numpy", "load"))
+        and (
+            n.func.attr in _FACTORIES
+            or n.func.attr in ("from_numpy", "load")
+            or n.func.attr.endswith("Tensor")
+        )
         and ast.unparse(n.func.value) in ("torch", "np", "numpy")
         for n in ast.walk(node)
     )
@@ -126,6 +138,12 @@ def in_place_of(file: str, node: ast.expr | ast.stmt, text: str) -> Edit:
         (node.end_lineno, _column(file, node.end_lineno, node.end_col_offset)),
         text,
     )
+
+
+def end_of(file: str, node: ast.expr) -> tuple[int, int]:
+    """Where an expression ends, in characters."""
+    line = node.end_lineno or node.lineno
+    return line, _column(file, line, node.end_col_offset or 0)
 
 
 def before(file: str, node: ast.stmt, text: str) -> Edit:

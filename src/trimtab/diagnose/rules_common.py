@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 
-from trimtab.diagnose import source
+from trimtab.diagnose import rewrite, source
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.scene import Scene, Suspect
+from trimtab.virtual.origin import Origin
 
 
 @dataclass
@@ -42,6 +44,27 @@ def met(scene: Scene, stray: Suspect, subject: str = "it meets") -> str:
         return "what takes it works on the GPU alone"
     partner = scene.partner(stray)
     return f"{subject} a tensor on {partner.device if partner is not None else 'another device'}"
+
+
+def birthplace(stray: Suspect) -> Origin | None:
+    """The line that made a tensor; of one that was put together from a list, the line that made what is in it."""
+    born = stray.born
+    if born is None:
+        return None
+    for call in source.call_on(born.file, born.line):
+        if source.called_name(call) not in ("cat", "stack", "concat", "hstack", "vstack") or not call.args:
+            continue
+        puts = [
+            c for c in source.calls(born.file, "append") if c.args and _is_on(c, ast.unparse(call.args[0]))
+        ]
+        puts = [c for c in puts if source.function_at(born.file, c.lineno) is source.function_at(*born[:2])]
+        if len(puts) == 1 and rewrite.factories(puts[0].args[0]):
+            return born._replace(line=puts[0].lineno)
+    return born
+
+
+def _is_on(call: ast.Call, owner: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == owner
 
 
 def construction(file: str, line: int, after: int) -> int:

@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from trimtab.diagnose import holders, rewrite, scope, source
+from trimtab.diagnose import holders, mend, rewrite, scope, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene
 
@@ -33,10 +33,9 @@ def generator(scene: Scene) -> Verdict | None:
             drawn = f"cuda:{torch.cuda.current_device()}"
             device = scope.device_at(scene.frames, file, made.lineno, drawn)
         text = f"{ast.unparse(call.func)}(device={device or repr(wants)})"
-        edits = [rewrite.in_place_of(file, call, text)]
-        said = rewrite.after_edits(file, made, edits) if not hasattr(made, "body") else text
-        return Verdict(source.cause(file, made.lineno, why), f"make it there: {said}", edits=edits)
-    return _given(frame.file, frame.line, has, wants) or _default_device(frame.file)
+        fix = mend.Mend.by("make it there", rewrite.in_place_of(file, call, text))
+        return fix.blames(file, made.lineno, why)
+    return _given(frame.file, frame.line, has, wants) or _default_device(frame.file, frame.line)
 
 
 def _devices(message: str) -> tuple[str, str]:
@@ -60,6 +59,23 @@ def _makers(scene: Scene, has: str) -> Iterator[tuple[str, ast.stmt]]:
         made = source.statement(named[0], line_set) if named and line_set else None
         if named and made is not None:
             yield named[0], made
+    yield from _only_maker(scene, has)
+
+
+def _only_maker(scene: Scene, has: str) -> Iterator[tuple[str, ast.stmt]]:
+    """The one line of the running files that makes a generator of this kind."""
+    files = dict.fromkeys(frame.f_code.co_filename for frame in scene.frames)
+    made = [(file, call) for file in files for call in source.calls(file, "Generator")]
+    fitting = [(f, c) for f, c in made if _makes(c, has)]
+    statement = source.statement(fitting[0][0], fitting[0][1].lineno) if len(fitting) == 1 else None
+    if statement is not None:
+        yield fitting[0][0], statement
+
+
+def _makes(call: ast.Call, has: str) -> bool:
+    """Whether a call makes a generator of a kind of device, as far as it says so."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    return any(has in ast.unparse(g) for g in given) if given else has == "cpu"
 
 
 def _global_makers(frame: FrameType, has: str) -> Iterator[tuple[str, ast.stmt]]:
@@ -93,12 +109,42 @@ def _given(file: str, line: int, has: str, wants: str) -> Verdict | None:
     return None
 
 
-def _default_device(file: str) -> Verdict | None:
+_DRAWING = ("random_split", "DataLoader", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+
+
+def _default_device(file: str, line: int) -> Verdict | None:
     """A default device for all: samplers that hold a CPU generator draw on it too."""
     for call in source.calls(file, "set_default_device", "set_default_tensor_type"):
+        why = f"line {call.lineno} makes random numbers be drawn on the GPU, and this draws with a generator of the CPU"
+        drawing = _drawing(file, line)
+        if drawing is not None and call.args:
+            device = (
+                ast.unparse(call.args[0]) if source.called_name(call) == "set_default_device" else '"cuda"'
+            )
+            own = rewrite.add_keyword(file, drawing, "generator", f"torch.Generator(device={device})")
+            return mend.Mend.by("give it one of the GPU", own).blames(file, drawing.lineno, why)
         why = (
             "from here on random numbers are drawn on this device, also by samplers that hold a CPU generator"
         )
         fix = "give device= where tensors are made; set no global default"
         return Verdict(source.cause(file, call.lineno, why), fix)
     return None
+
+
+def _drawing(file: str, line: int) -> ast.Call | None:
+    """The call that draws without a generator of its own: on the line, or the one that made what it goes over."""
+    here = [c for c in source.call_on(file, line) if source.called_name(c) in _DRAWING]
+    node = source.statement(file, line)
+    if not here and node is not None:
+        names = sorted(source.names_in(getattr(node, "iter", None) or node))
+        made = [m for name in names if (m := source.last_assignment(file, line, name)) is not None]
+        here = [c for m in made for c in source.call_on(file, m.lineno) if source.called_name(c) in _DRAWING]
+    if not here:
+        shuffled = [
+            c
+            for c in source.calls(file, "DataLoader")
+            if source.is_constant(source.keyword(c, "shuffle"), True)
+        ]
+        here = shuffled if len(shuffled) == 1 else []
+    open_ = [c for c in here if source.keyword(c, "generator") is None]
+    return open_[0] if open_ else None

@@ -66,8 +66,4 @@ def _caller(scene: Scene, stray: Suspect, file: str, function: source.Function, 
         why = f"{name} is left at its default here: {why}"
     else:
         edits = [rewrite.in_place_of(where, given, device)]
-    statement = source.statement(where, call.lineno)
-    said = f"{called}(…, {name}={device})"
-    if statement is not None and not hasattr(statement, "body"):
-        said = rewrite.after_edits(where, statement, edits)
-    return Verdict(source.cause(where, call.lineno, why), f"give it the device: {said}", edits=edits)
+    return mend.Mend.by("give it the device", *edits).blames(where, call.lineno, why)

@@ -29,7 +29,7 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
         file, class_name = named
         function = source.function_at(file, line)
         if function is not None and function.name != "__init__":
-            return _set_later(scene, stray, file, line, f"self.{attribute.name}")
+            return _set_later(scene, stray, file, line, f"self.{attribute.name}", attribute.container)
         layers = any(a.registered for a in stray.attributes) and bool(attribute.container)
         return _registration(scene, stray, attribute, class_name, layers, file, line)
     return None
@@ -107,6 +107,47 @@ def _knows_nn(file: str) -> bool:
     return any((a.asname or a.name) == "nn" for n in imports for a in n.names)
 
 
+def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
+    """An object of the program's own, of which a method moves some tensors and passes this one by."""
+    if stray.is_parameter or (tensor := stray.tensor) is None:
+        return None
+    home = mend.wanted(scene, stray)
+    for found in holders.kept_in(
+        lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), scene.frames
+    ):
+        named = holders.source_of(found.owner)
+        move = _own_mover(*named, found.name) if named and not found.container else None
+        if named is None or move is None:
+            continue
+        others = [getattr(found.owner, name, None) for name in source.self_targets(move)]
+        if not any(isinstance(o, torch.Tensor) and str(o.device) == home for o in others):
+            continue
+        text = ast.unparse(move).replace(ast.unparse(move.targets[0]), f"self.{found.name}")
+        why = f"here the tensors of this {named[1]} are moved and {found.name} is not"
+        edits = [rewrite.after(named[0], move, text)]
+        return Verdict(source.cause(named[0], move.lineno, why), f"move it too: {text}", edits=edits)
+    return None
+
+
+def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
+    """The last statement `self.a = self.a.to(d)` of the method that moves a class's tensors but for one."""
+    classes = [n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
+    for method in (m for owner in classes for m in owner.body if isinstance(m, source.Function)):
+        moves = [
+            statement
+            for statement in source.own_statements(method)
+            if isinstance(statement, ast.Assign)
+            and len(statement.targets) == 1
+            and source.is_move(statement.value)
+            and isinstance(statement.value.func, ast.Attribute)
+            and ast.unparse(statement.value.func.value) == ast.unparse(statement.targets[0])
+            and source.self_targets(statement)
+        ]
+        if moves and not any(attribute in source.self_targets(n) for n in ast.walk(method)):
+            return moves[-1]
+    return None
+
+
 def set_again(scene: Scene, stray: Suspect) -> Verdict | None:
     """An attribute that a later method set anew, past the move that the object had got."""
     verdict = kept(scene, stray)
@@ -131,7 +172,7 @@ def kept(scene: Scene, stray: Suspect) -> Verdict | None:
         line = source.attribute_assignment(*named, found.name, born) if named else None
         if named is None or line is None or isinstance(found.owner, nn.Module):
             continue
-        return _set_later(scene, stray, named[0], line, f"self.{found.name}")
+        return _set_later(scene, stray, named[0], line, f"self.{found.name}", found.container)
     return None
 
 
@@ -144,18 +185,30 @@ def _came_as_argument(scene: Scene, stray: Suspect) -> bool:
     return False
 
 
-def _set_later(scene: Scene, stray: Suspect, file: str, line: int, name: str) -> Verdict:
+def _set_later(scene: Scene, stray: Suspect, file: str, line: int, name: str, kind: str) -> Verdict:
     """The line that set an attribute to a tensor on this device; a guard around it, where it is set once for all."""
     guard = _guard(file, line, name)
     if guard is not None and stray.device != "cpu" and (fix := _rebuilt(scene, stray, file, guard, name)):
         why = f"{name} is built once, for the device of the first caller ({stray.device}), and {met(scene, stray)}"
         return Verdict(source.cause(file, guard.lineno, why), fix.text, "unmoved-state", fix.edits)
     why = f"{name} is set here on {stray.device}, and {met(scene, stray)}"
-    node = source.statement(file, line)
-    simple = _only_value(node) is not None
-    fix = mend.best(scene, stray, file, line, bound=simple)
-    kind = "" if not stray.attributes else "unmoved-state"
-    return Verdict(source.cause(file, line, why), fix.text, kind, fix.edits)
+    value = _only_value(source.statement(file, line))
+    fix = _each_moved(scene, stray, file, line, kind) if kind else None
+    fix = fix or mend.best(scene, stray, file, line, bound=value is not None and not kind)
+    return fix.blames(file, line, why, "unmoved-state" if stray.attributes else "")
+
+
+def _each_moved(scene: Scene, stray: Suspect, file: str, line: int, kind: str) -> mend.Mend | None:
+    """A dict or list of tensors that an attribute is set to, each of them moved."""
+    statement = source.statement(file, line)
+    value, device = _only_value(statement), mend.device_at(scene, stray, file, line)
+    if statement is None or value is None or device is None or rewrite.has_factory(value):
+        return None
+    code = rewrite.operand(value)
+    text = f"[t.to({device}) for t in {code}]"
+    if kind == "dict":
+        text = f"{{k: v.to({device}) for k, v in {code}.items()}}"
+    return mend.Mend.by("move what is in it", rewrite.in_place_of(file, value, text))
 
 
 def _guard(file: str, line: int, name: str) -> ast.If | None:

@@ -8,7 +8,7 @@ import torch
 
 from trimtab.diagnose import mend, rewrite, source
 from trimtab.diagnose.rewrite import assigned, has_factory
-from trimtab.diagnose.rules_common import Verdict, met, target
+from trimtab.diagnose.rules_common import Verdict, birthplace, met, target
 from trimtab.diagnose.scene import Scene, Sight, Suspect
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
@@ -45,7 +45,7 @@ def mover(scene: Scene, stray: Suspect) -> Verdict | None:
         if line is not None:
             why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
             fix = _passed_by(sight, line)
-            return Verdict(source.cause(sight.file, line, why), fix.text, edits=fix.edits)
+            return fix.blames(sight.file, line, why)
     return None
 
 
@@ -69,8 +69,7 @@ def _passed_by(sight: Sight, line: int) -> mend.Mend:
             and not isinstance(next(source.above(sight.file, n)), ast.Attribute)
         ]
         if len(bare) == 1:
-            edits = [rewrite.in_place_of(sight.file, bare[0], f"{ast.unparse(bare[0])}.to({device})")]
-            return mend.Mend(f"move it too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
+            return mend.brought("move it too", sight.file, bare[0], device)
     if fix := _into_nested(sight, statement):
         return fix
     text = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
@@ -78,19 +77,34 @@ def _passed_by(sight: Sight, line: int) -> mend.Mend:
 
 
 def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:
-    """A mover of dicts that passes on what is no tensor, called again for a dict inside the batch."""
+    """What a mover passes on as no tensor, moved inside: a dict by the mover itself, a list entry by entry."""
+    passed = _passed_on(statement)
+    container = sight.frame.f_locals.get(sight.root)
+    held = list(container.values()) if isinstance(container, dict) else []
     mover_ = source.function_at(sight.file, statement.lineno) if statement is not None else None
-    if mover_ is None or not isinstance(statement, ast.Assign | ast.Return) or "][" not in sight.name:
+    if passed is None or statement is None or "][" not in sight.name:
         return None
-    value, names = statement.value, [a.arg for a in mover_.args.args]
-    inner = sight.frame.f_locals.get(sight.root)
-    nested = isinstance(inner, dict) and any(isinstance(v, dict) for v in inner.values())
-    if not isinstance(value, ast.Name) or not nested or names[:1] in ([], ["self"]):
+    names = [a.arg for a in mover_.args.args] if mover_ is not None else []
+    moves = [n for n in ast.walk(mover_ or statement) if source.is_move(n) and n.args]
+    if mover_ is not None and names[:1] not in ([], ["self"]) and any(isinstance(v, dict) for v in held):
+        text = f"{mover_.name}({', '.join([passed.id, *names[1:]])}) if isinstance({passed.id}, dict) else {passed.id}"
+    elif moves and any(isinstance(v, list | tuple) for v in held):
+        device, item = ast.unparse(moves[0].args[0]), "t" if passed.id != "t" else "item"
+        inner = f"[{item}.to({device}) if torch.is_tensor({item}) else {item} for {item} in {passed.id}]"
+        text = f"{inner} if isinstance({passed.id}, (list, tuple)) else {passed.id}"
+        text = text if isinstance(statement, ast.Return) or mover_ is not None else f"({text})"
+    else:
         return None
-    again = f"{mover_.name}({', '.join([value.id, *names[1:]])})"
-    text = f"{again} if isinstance({value.id}, dict) else {value.id}"
-    edits = [rewrite.in_place_of(sight.file, value, text)]
-    return mend.Mend(f"move what is nested too: {rewrite.after_edits(sight.file, statement, edits)}", edits)
+    return mend.Mend.by("move what is nested too", rewrite.in_place_of(sight.file, passed, text))
+
+
+def _passed_on(statement: ast.stmt | None) -> ast.Name | None:
+    """The name that a statement gives on as it is: `out[k] = v`, `{k: v.to(d) if is_tensor(v) else v for …}`."""
+    value = statement.value if isinstance(statement, ast.Assign | ast.Return) else None
+    if isinstance(value, ast.Name):
+        return value
+    choices = [n.orelse for n in ast.walk(value or ast.Pass()) if isinstance(n, ast.IfExp)]
+    return choices[0] if len(choices) == 1 and isinstance(choices[0], ast.Name) else None
 
 
 def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -106,7 +120,7 @@ def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
         if line is not None:
             why = f"here its siblings are moved and {sight.name} is not"
             fix = _with_its_siblings(scene, stray, sight, line)
-            return Verdict(source.cause(sight.file, line, why), fix.text, edits=fix.edits)
+            return fix.blames(sight.file, line, why)
     return None
 
 
@@ -167,7 +181,7 @@ def apart(scene: Scene, stray: Suspect) -> Verdict | None:
     if here is None or fix is None:
         return None
     why = f"a result on {early.device} meets one on {late.device} here"
-    return Verdict(source.cause(here.file, here.line, why), fix.text, edits=fix.edits)
+    return fix.blames(here.file, here.line, why)
 
 
 def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -176,7 +190,11 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
         if sight.name.startswith("self.") or sight.made is None:
             continue
         made, name = _followed(sight, sight.made, stray.device)
-        born = stray.born
+        born = birthplace(stray)
+        around = born is not None and (born.file, born.line) == (sight.file, sight.line)
+        if around and stray.device != "cpu" and (fix := mend.at_use(scene, stray)) is not None:
+            why = f"{sight.name} comes from another GPU than this line wants it on"
+            return fix.blames(sight.file, sight.line, why)
         if (
             born is not None
             and (born.file, born.line) != (sight.file, made.lineno)
@@ -185,7 +203,7 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
             return birth(scene, stray)
         why = f"{sight.name} is made here on {stray.device}, and {met(scene, stray)}"
         fix = _fix_at(scene, stray, sight, made, name)
-        return Verdict(source.cause(sight.file, made.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(sight.file, made.lineno, why)
     return None
 
 
@@ -223,6 +241,12 @@ def _derived_from(node: ast.expr) -> str | None:
     """The name that an expression only reshapes or casts: `mask` in `mask.tril()[None]` and `torch.triu(mask)`."""
     if has_factory(node):
         return None
+    if isinstance(node, ast.UnaryOp | ast.BinOp):
+        parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+        names = {_derived_from(part) for part in parts if not isinstance(part, ast.Constant)}
+        return names.pop() if len(names) == 1 else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not source.root(node.func):
+        return _derived_from(node.func.value)
     if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch.") and node.args:
         return _derived_from(node.args[0])
     return (
@@ -232,13 +256,16 @@ def _derived_from(node: ast.expr) -> str | None:
 
 def birth(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that made the tensor."""
-    if (born := stray.born) is None:
+    if (born := birthplace(stray)) is None:
         return None
     span, _ = origin.spans_of(stray.held) if stray.held is not None else (None, None)
     node = source.node_at(*span) if span is not None else None
+    statement = source.statement(born.file, born.line)
+    # What a statement binds may be another tensor, computed from this one.
+    bound = node is None or node is getattr(statement, "value", None)
     why = f"made here on {stray.device} ({stray.operand.dtype}), and {met(scene, stray)}"
-    fix = mend.best(scene, stray, born.file, born.line, node)
-    return Verdict(source.cause(born.file, born.line, why), fix.text, edits=fix.edits)
+    fix = mend.best(scene, stray, born.file, born.line, bound)
+    return fix.blames(born.file, born.line, why)
 
 
 def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: str) -> mend.Mend:
@@ -296,13 +323,16 @@ def moved_whole(sight: Sight, made: ast.stmt, name: str, device: str, there: str
 
 
 def _with_its_siblings(scene: Scene, stray: Suspect, sight: Sight, line: int) -> mend.Mend:
-    """Moved beside the one that is: after the line that does so, with the words that it uses."""
+    """Moved beside the one that is: in the same call, or after the line that does so, with the words that it uses."""
     device = assigned(sight.file, line) or mend.device_at(scene, stray, sight.file, line)
     statement = source.statement(sight.file, line)
-    if device is None:
+    if device is None or statement is None:
         return mend.at_use(scene, stray) or mend.sentence(scene, stray, line)
+    given = [
+        a for call in source.call_on(sight.file, line) for a in call.args if ast.unparse(a) == sight.name
+    ]
+    if line == sight.line and given:
+        return mend.brought("move it too", sight.file, given[0], device)
     text = f"{sight.name} = {sight.name}.to({device})"
-    if statement is None or hasattr(statement, "body") or line == sight.line:
-        fix = mend.at_use(scene, stray)
-        return mend.Mend(f"move it too: {text}", fix.edits if fix is not None else [])
-    return mend.Mend(f"move it too: {text}", [rewrite.after(sight.file, statement, text)])
+    edits = [] if hasattr(statement, "body") else [rewrite.after(sight.file, statement, text)]
+    return mend.Mend(f"move it too: {text}", edits)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, source, spot
+from trimtab.diagnose import holders, mend, rewrite, source
 from trimtab.diagnose.rules_common import Verdict, construction
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import deeds, origin
@@ -30,8 +30,9 @@ def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     if line is None:
         return None
     why = "this is put into the model after the model was moved, so it stays on the CPU"
-    fix = _moved_in_place(line, placement) or _move_again(scene, stray, line)
-    return Verdict(source.cause(line.file, line.line, why), fix.text, edits=fix.edits)
+    fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, line)
+    fix = fix or _move_again(scene, stray, line)
+    return fix.blames(line.file, line.line, why)
 
 
 def _placements(attribute: holders.Attribute, scene: Scene) -> Iterator[Placement]:
@@ -74,9 +75,7 @@ def _moved_in_place(line: Origin, placement: Placement) -> mend.Mend | None:
     device = f"next({_with_parameters(line, owner)}.parameters()).device"
     if placement.replaced and isinstance(statement, ast.Assign):
         device = f"{ast.unparse(statement.targets[0])}.device"
-    edits = [rewrite.in_place_of(line.file, value, spot.moved(line.file, value, device))]
-    assert statement is not None
-    return mend.Mend(f"bring it to the model: {rewrite.after_edits(line.file, statement, edits)}", edits)
+    return mend.brought("bring it to the model", line.file, value, device)
 
 
 def _with_parameters(line: Origin, owner: str) -> str:
@@ -84,6 +83,26 @@ def _with_parameters(line: Origin, owner: str) -> str:
     around = source.class_at(line.file, line.line)
     whole = around is not None and any("Module" in ast.unparse(base) for base in around.bases)
     return "self" if whole and owner.startswith("self.") else owner
+
+
+def _whole_moved(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend | None:
+    """What a constructor adds to a model that it was given: the new whole is moved where it is made."""
+    owner = next(a.module for a in stray.attributes if a.registered)
+    if not _in_constructor(line):
+        return None
+    for file, made, name in _bindings(scene, holders.outermost(owner, scene.modules)):
+        return mend.module_moved(scene, stray, file, made, name)
+    return None
+
+
+def _not_assigned(line: Origin) -> mend.Mend | None:
+    """`load_state_dict(…, assign=True)` puts the loaded tensors in; without it the values are copied."""
+    for call in source.call_on(line.file, line.line):
+        given = source.keyword(call, "assign") if source.called_name(call) == "load_state_dict" else None
+        if given is not None and source.is_constant(given, True):
+            copied = rewrite.in_place_of(line.file, given, "False")
+            return mend.Mend.by("copy the values to where the model is", copied)
+    return None
 
 
 def _in_constructor(line: Origin) -> bool:
@@ -127,19 +146,57 @@ def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     if owner is None or stray.moved is not None or stray.device != "cpu":
         return None
     root = holders.outermost(owner, scene.modules)
+    if any(str(p.device) == mend.wanted(scene, stray) for p in root.parameters()):
+        return None  # the model did move
     for place in _bindings(scene, root):
         file, made, name = place
         if (copy := _copied_before(scene, stray, file, made, name)) is not None:
             return copy
         fix = mend.module_moved(scene, stray, file, made, name)
         why = f"{name} is made here on the CPU and never moved, while its partner is elsewhere"
-        return Verdict(source.cause(file, made.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(file, made.lineno, why)
     if (born := stray.born) is None:
         return None
     line = construction(born.file, born.line, 0)
     why = "this module is created on the CPU and never moved, while its input is"
     fix_text = f'move the module as well: .to("{mend.wanted(scene, stray)}")'
     return Verdict(source.cause(born.file, line, why), fix_text)
+
+
+def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
+    """Of several models one is on another GPU than all the others and what they are fed: that one is misplaced."""
+    partner = scene.partner(stray)
+    owner = (
+        next((a.module for a in partner.attributes if a.registered), None) if partner is not None else None
+    )
+    if partner is None or owner is None or stray.is_parameter or "cpu" in (stray.device, partner.device):
+        return None
+    odd = holders.outermost(owner, scene.modules)
+    roots = {
+        id(root): root for m in scene.modules if (root := holders.outermost(m, scene.modules)) is not odd
+    }
+    others = [p for root in roots.values() for p in root.parameters()]
+    if not others or {str(p.device) for p in odd.parameters()} != {partner.device}:
+        return None
+    if {str(p.device) for p in others} != {stray.device} or not (
+        spelled(partner.held) and not spelled(others[0])
+    ):
+        return None
+    for file, made, name in _bindings(scene, odd):
+        why = f"{name} is on {partner.device}, while the other models and what they are fed are on {stray.device}"
+        fix = mend.module_moved(scene, partner, file, made, name)
+        return fix.blames(file, made.lineno, why)
+    return None
+
+
+def spelled(weight: torch.Tensor | None) -> bool:
+    """Whether a weight's place was written out where it was put there (`.cuda()`, "cuda:0"), not taken from a name."""
+    spans = origin.spans_of(weight) if weight is not None else (None, None)
+    span = spans[1] or spans[0]
+    node = source.node_at(*span) if span is not None else None
+    calls = [n for n in ast.walk(node or ast.Pass()) if source.is_move(n)]
+    given = [g for call in calls for g in (*call.args, *(k.value for k in call.keywords))]
+    return bool(calls) and all(isinstance(g, ast.Constant) for g in given)
 
 
 def _bindings(scene: Scene, root: nn.Module) -> Iterator[tuple[str, ast.stmt, str]]:
@@ -167,7 +224,7 @@ def _attribute_binding(scene: Scene, found: holders.Kept) -> Iterator[tuple[str,
     statement = source.statement(named[0], line) if named and line else None
     if named and statement is not None:
         text = f"self.{name}" if owner is found.owner else f"self.{name}.{found.name}"
-        yield named[0], statement, text
+        yield named[0], statement, text + found.key
 
 
 def _copied_before(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Verdict | None:
@@ -288,6 +345,9 @@ def _makers(scene: Scene, stray: Suspect, born: Origin) -> Iterator[tuple[str, a
     tensor = stray.tensor
     if tensor is None:
         return
+    for sight in scene.sights(stray):
+        if sight.made is not None and not hasattr(sight.made, "body"):
+            yield sight.file, sight.made
     holding = holders.kept_in(lambda v: isinstance(v, torch.Tensor) and holders.same(v, tensor), scene.frames)
     for found in holding:
         for frame in scene.frames:

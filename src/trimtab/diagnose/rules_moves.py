@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, scope, source, spot
-from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source, trace
+from trimtab.diagnose.rules_common import Verdict, met
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import origin
 
@@ -34,7 +35,7 @@ def dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
             continue
         moved = ast.unparse(call.func.value)
         why = f"the moved copy of {moved} is thrown away here: Tensor.to does not work in place"
-        return Verdict(source.cause(file, statement.lineno, why), fix.text, edits=fix.edits)
+        return fix.blames(file, statement.lineno, why)
     return None
 
 
@@ -128,26 +129,15 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     call = source.node_at(*span) if span is not None else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
-    if not _goes_to_host(call):
+    if not source.goes_to_host(call):
         return None
-    why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
+    why = f"this brings it to {stray.device}, and {met(scene, stray)}"
     name = next(iter(source.bound(statement)), "")
     fix = mend.at_use(scene, stray)
-    if fix is None or (name and _reads_after(moved.file, statement, name) <= 1):
-        kept = ast.unparse(call.func.value)
-        edits = [rewrite.in_place_of(moved.file, call, kept)]
-        fix = mend.Mend(f"leave it where it is: {rewrite.after_edits(moved.file, statement, edits)}", edits)
-        if hasattr(statement, "body"):
-            fix = mend.Mend(f"leave it where it is: {kept}", edits)
+    if fix is None or not name or _reads_after(moved.file, statement, name) <= 1:
+        kept = rewrite.in_place_of(moved.file, call, ast.unparse(call.func.value))
+        fix = mend.Mend.by("leave it where it is", kept)
     return Verdict(source.cause(moved.file, call.lineno, why), fix.text, edits=fix.edits)
-
-
-def _goes_to_host(call: ast.Call) -> bool:
-    """Whether a call says by itself that it moves to the host; a variable says nothing."""
-    given = [*call.args, *(k.value for k in call.keywords)]
-    named = any(isinstance(n, ast.Constant) and n.value == "cpu" for g in given for n in ast.walk(g))
-    called = source.called_name(call)
-    return called == "cpu" or (called == "to" and named)
 
 
 def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -156,24 +146,13 @@ def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
         return None
     span, _ = origin.spans_of(stray.held)
     node: ast.expr | None = source.node_at(*span) if span is not None else None
-    statement = source.statement(stray.born.file, stray.born.line)
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
-        if _goes_to_host(node):
-            kept = rewrite.text_of(span[0], node.func.value)
-            edits = [rewrite.in_place_of(span[0], node, kept)]
-            why = f"this brings it to {stray.device}, and {_meets(scene, stray)}"
-            if statement is not None and not hasattr(statement, "body"):
-                kept = rewrite.after_edits(span[0], statement, edits)
-            return Verdict(
-                source.cause(span[0], node.lineno, why), f"leave it where it is: {kept}", edits=edits
-            )
+        if source.goes_to_host(node):
+            kept = rewrite.in_place_of(span[0], node, rewrite.text_of(span[0], node.func.value))
+            why = f"this brings it to {stray.device}, and {met(scene, stray)}"
+            return mend.Mend.by("leave it where it is", kept).blames(span[0], node.lineno, why)
         node = node.func.value
     return None
-
-
-def _meets(scene: Scene, stray: Suspect) -> str:
-    partner = scene.partner(stray)
-    return f"it meets a tensor on {partner.device if partner is not None else 'another device'}"
 
 
 def _reads_after(file: str, statement: ast.stmt, name: str) -> int:
@@ -198,22 +177,30 @@ def _weight_moved_away(
     file, line = stray.moved.file, stray.moved.line
     if not others or stray.held is None or origin.moved_when(others[0]) > origin.moved_when(stray.held):
         return None
+    if stray.device != "cpu" and not rules_modules.spelled(stray.held):
+        return None  # a model that is split on purpose
     path = ".".join(filter(None, (holders.path_of(attribute.module, scene.modules), attribute.name)))
     why = f"this puts {path} on {stray.device}, away from the rest of its model on {home}"
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     if isinstance(target, ast.Attribute) and target.attr == "data" and isinstance(statement, ast.Assign):
         owner = ast.unparse(target.value)
         if not source.has_move_of(statement.value, f"{owner}.data"):
-            edits = [
-                rewrite.in_place_of(
-                    file, statement.value, spot.moved(file, statement.value, f"{owner}.device")
-                )
-            ]
-            return Verdict(
-                source.cause(file, line, why), rewrite.after_edits(file, statement, edits), edits=edits
-            )
-    fix = _brought_back(scene, stray, attribute)
-    return Verdict(source.cause(file, line, why), fix.text, edits=fix.edits)
+            fix = mend.brought("bring it to its place", file, statement.value, f"{owner}.device")
+            return fix.blames(file, line, why)
+    fix = _other_goal(scene, stray) or _brought_back(scene, stray, attribute)
+    return fix.blames(file, line, why)
+
+
+def _other_goal(scene: Scene, stray: Suspect) -> mend.Mend | None:
+    """The move to another GPU, made to the one where the rest is; what goes to the host for a while is brought back."""
+    ours = _move_call(stray)
+    if ours is None or stray.device == "cpu":
+        return None
+    file, call = ours
+    assert isinstance(call.func, ast.Attribute)
+    device = mend.device_at(scene, stray, file, call.lineno) or f'"{mend.wanted(scene, stray)}"'
+    text = f"{rewrite.text_of(file, call.func.value)}.to({device})"
+    return mend.Mend.by("move it there", rewrite.in_place_of(file, call, text))
 
 
 def _brought_back(scene: Scene, stray: Suspect, attribute: holders.Attribute) -> mend.Mend:
@@ -239,18 +226,25 @@ def loaded(scene: Scene, stray: Suspect) -> Verdict | None:
         made = (sight.made, source.last_assignment(sight.file, sight.line, sight.taken_from))
         places += [(sight.file, statement.lineno) for statement in made if statement is not None]
     for file, line in places:
-        for call in source.call_on(file, line):
-            if ast.unparse(call.func) != "torch.load" or source.keyword(call, "map_location") is not None:
-                continue
+        for call in _loads(file, line):
+            line = call.lineno
             why = f"the checkpoint comes back on the device it was saved from ({stray.device})"
-            device = mend.device_at(scene, stray, file, line)
-            if device is None:
-                fix = f'torch.load(..., map_location="{mend.wanted(scene, stray)}")'
-                return Verdict(source.cause(file, line, why), fix, "map-location")
+            device = mend.device_at(scene, stray, file, line) or f'"{mend.wanted(scene, stray)}"'
             text = rewrite.with_keyword(file, call, "map_location", device)
             edits = [rewrite.in_place_of(file, call, text)]
             return Verdict(source.cause(file, line, why), text, "map-location", edits)
     return None
+
+
+def _loads(file: str, line: int) -> Iterator[ast.Call]:
+    """The calls of torch.load without a device, on a line or in the function of this file which the line calls."""
+    called = list(source.call_on(file, line))
+    names = {source.called_name(call) for call in called}
+    inside = [n for n in source.walk(file) if isinstance(n, source.Function) and n.name in names]
+    calls = [*called, *(n for function in inside for n in ast.walk(function) if isinstance(n, ast.Call))]
+    for call in calls:
+        if ast.unparse(call.func) == "torch.load" and source.keyword(call, "map_location") is None:
+            yield call
 
 
 def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -265,13 +259,26 @@ def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
         return _present_device_changed(scene, stray, ours, theirs)
     file, call = ours
     device = mend.device_at(scene, stray, file, call.lineno)
-    why = f"this moves it to {stray.device}, and {_meets(scene, stray)}"
+    why = f"this moves it to {stray.device}, and {met(scene, stray)}"
     if device is None or not isinstance(call.func, ast.Attribute):
-        fix = mend.at_use(scene, stray) or mend.sentence(scene, stray, call.lineno)
-        return Verdict(source.cause(file, call.lineno, why), fix.text, edits=fix.edits)
+        fix = _setting(scene, stray, file, call) or mend.at_use(scene, stray)
+        fix = fix or mend.sentence(scene, stray, call.lineno)
+        return fix.blames(file, call.lineno, why)
     text = f"{ast.unparse(call.func.value)}.to({device})"
-    edits = [rewrite.in_place_of(file, call, text)]
-    return Verdict(source.cause(file, call.lineno, why), f"move it there: {text}", edits=edits)
+    return mend.Mend.by("move it there", rewrite.in_place_of(file, call, text)).blames(file, call.lineno, why)
+
+
+def _setting(scene: Scene, stray: Suspect, file: str, call: ast.Call) -> mend.Mend | None:
+    """The setting that a move obeys, where it is spelled out: `{"device": "cuda"}`, with the GPU of the partner."""
+    if not call.args or isinstance(call.args[0], ast.Constant):
+        return None
+    place, node = trace.decided(file, call.lineno, call.args[0])
+    home = mend.wanted(scene, stray)
+    if not isinstance(node, ast.Constant) or not scope.means(node.value, stray.device):
+        return None
+    text = f'"{home}"' if isinstance(node.value, str) else home.removeprefix("cuda:")
+    edits = [rewrite.in_place_of(place.file, node, text)]
+    return mend.Mend(f"name the GPU of its partner in the setting (line {place.line}): {text}", edits)
 
 
 def _move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:

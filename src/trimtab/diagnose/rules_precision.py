@@ -3,84 +3,134 @@
 from __future__ import annotations
 
 import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
+from torch import nn
 
-from trimtab.diagnose import holders, rewrite, source, trace
-from trimtab.diagnose.finding import Cause, Edit
+from trimtab.diagnose import casts, holders, rewrite, source, spot, trace
 from trimtab.diagnose.rules_common import Verdict
-from trimtab.diagnose.rules_likely import assignment
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual.origin import Origin
 
 
 def dtype(scene: Scene) -> Verdict | None:
-    """Two precisions in one operation: the weight's origin if it is the wider one, else the input's."""
-    parameter = next((s for s in scene.operands if s.is_parameter), None)
-    if parameter is None:
-        return None
-    others = [s for s in scene.operands if not s.is_parameter]
-    inputs = [s for s in others if s.operand.dtype != parameter.operand.dtype]
-    if not inputs:
-        return None
-    name = scene.expression_of(inputs[0]) or "x"
-    cast = f"{name} = {name}.to({_precision(scene, parameter)})"
-    fix = f"cast the input: {cast}, or run it under torch.autocast"
+    """Two precisions in one operation: a layer unlike the rest of its model, else an input that lacks a cast."""
     if (opened := _wrong_autocast(scene)) is not None:
         return opened
-    # A weight is the odd one when the rest of the model has the input's precision (an adapter on a half base).
-    weights = [p for module in scene.modules for p in module._parameters.values() if p is not None]
-    common = {str(p.dtype).removeprefix("torch.") for p in weights}
-    blamed = parameter if inputs[0].operand.dtype in common else inputs[0]
-    place = blamed.moved or blamed.born
-    if blamed is inputs[0] and blamed.operand.dtype == "float64" and (doubled := _doubles(scene)) is not None:
+    parameter = next((s for s in scene.operands if s.is_parameter), None)
+    if parameter is None:
+        odd = scene.operands[-1].tensor
+        return _joined(scene, odd)
+    others = (s for s in scene.operands if not s.is_parameter)
+    given = next((s for s in others if s.operand.dtype != parameter.operand.dtype), None)
+    if given is None:
+        return None
+    if _is_odd(scene, parameter, given):
+        return _odd_layer(scene, parameter, given.operand.dtype)
+    if given.operand.dtype == "float64" and (doubled := _doubles(scene)) is not None:
         return doubled
-    if blamed is inputs[0] and (found := assignment(scene, blamed)) and found.cause is not None:
-        mover = _mover(scene, blamed)
-        cause = source.cause(mover.file, mover.line, "") if mover is not None else found.cause
-        chosen = parameter.moved or parameter.born
-        at = f" (line {chosen.line})" if chosen is not None and chosen.file == cause.file else ""
-        why = f"this is {blamed.operand.dtype}, the weight is {parameter.operand.dtype}{at}"
-        edits = _cast_before(scene, name, cast)
-        return Verdict(Cause(cause.file, cause.line, cause.code, why), fix, edits=edits)
-    if blamed is parameter and (made := _made_beside(parameter, inputs[0].operand.dtype)) is not None:
-        return made
-    if place is None:
-        return Verdict(None, fix)
-    why = f"made here in {blamed.operand.dtype}, while its partner is {inputs[0].operand.dtype}"
-    return Verdict(source.cause(place.file, place.line, why), fix)
+    if (said := _joined(scene, given.tensor)) is not None:
+        mover = _mover(scene, given)
+        if mover is not None and said.cause is not None:
+            said.cause = source.cause(mover.file, mover.line, said.cause.why)
+        return said
+    place = given.moved or given.born
+    why = f"this is {given.operand.dtype}, and the weight that it meets is {parameter.operand.dtype}"
+    fix = (
+        f"cast it to torch.{parameter.operand.dtype} before the layer, or run the model under torch.autocast"
+    )
+    return Verdict(source.cause(place.file, place.line, why) if place is not None else None, fix)
 
 
-def _mover(scene: Scene, blamed: Suspect) -> Origin | None:
+def refused(scene: Scene) -> Verdict | None:
+    """An operation that CUDA does not have in 16 bits, or not in a deterministic way."""
+    if "does not have a deterministic implementation" in scene.fault.message:
+        return _deterministic(scene)
+    frame = scene.frames[0] if scene.frames else None
+    node = spot.running(frame) if frame is not None else None
+    half = any(s.operand.dtype in ("float16", "bfloat16", "complex32") for s in scene.operands)
+    return casts.widened(frame, node) if frame is not None and node is not None and half else None
+
+
+def _deterministic(scene: Scene) -> Verdict | None:
+    """The line that asks for determinism, which one operation of the program cannot give."""
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = dict.fromkeys([*(frame.file for frame in scene.fault.frames), *filter(None, loaded)])
+    found = [
+        (file, call)
+        for file in files
+        if source.is_user_file(file)
+        for call in source.calls(file, "use_deterministic_algorithms")
+        if call.args and source.is_constant(call.args[0], True)
+    ]
+    if len(found) != 1:
+        return None
+    file, call = found[0]
+    kernel = scene.fault.message.partition(" does not")[0]
+    why = f"this refuses whatever adds in no fixed order, and {kernel} has no other way"
+    code = rewrite.with_keyword(file, call, "warn_only", "True")
+    fix = f"Let such operations pass with a warning: {code}; or use another operation in its place."
+    return Verdict(
+        source.cause(file, call.lineno, why),
+        fix,
+        edits=[rewrite.add_keyword(file, call, "warn_only", "True")],
+    )
+
+
+def _joined(scene: Scene, odd: torch.Tensor | None) -> Verdict | None:
+    frame = scene.frames[0] if scene.frames else None
+    node = spot.running(frame) if frame is not None else None
+    return casts.joined(frame, node, odd) if frame is not None and node is not None else None
+
+
+def _mover(scene: Scene, given: Suspect) -> Origin | None:
     """The line of the program's own function that brought what a variable got from it: `batch = to_device(batch)`."""
-    made = blamed.moved or blamed.born
+    made = given.moved or given.born
     function = source.function_at(made.file, made.line) if made is not None else None
-    for sight in scene.sights(blamed) if function is not None else ():
+    for sight in scene.sights(given) if function is not None else ():
         calls = source.call_on(sight.file, sight.made.lineno) if sight.made is not None else ()
         if function is not None and function.name in map(source.called_name, calls):
             return made
     return None
 
 
-def _precision(scene: Scene, parameter: Suspect) -> str:
-    """The weights' precision as the failing line's own code can ask for it."""
-    if (weight := scene.expression_of(parameter)) is not None:
-        return f"{weight}.dtype"
-    for attribute in parameter.attributes:
-        model = holders.outermost(attribute.module, scene.modules)
-        if scene.frames and (name := holders.expression_for(model, scene.frames[0])) is not None:
-            return f"next({name}.parameters()).dtype"
-    return "layer.weight.dtype"
+def _is_odd(scene: Scene, parameter: Suspect, given: Suspect) -> bool:
+    """Whether a weight is the odd one: more of its model's weights have the input's precision than its own.
+
+    Of a layer that stands alone all weights count, if the input was made in that precision by the program's own word.
+    """
+    held = next(iter(parameter.attributes), None)
+    model = holders.outermost(held.module, scene.modules) if held is not None else None
+    sizes = _sizes([model]) if model is not None else {}
+    born = given.born
+    node = source.statement(born.file, born.line) if born is not None else None
+    if given.operand.dtype not in sizes and node is not None and rewrite.has_factory(node):
+        sizes = _sizes(scene.modules)
+    return sizes.get(given.operand.dtype, 0) > sizes.get(parameter.operand.dtype, 0)
 
 
-def _cast_before(scene: Scene, name: str, cast: str) -> list[Edit]:
-    """The cast on a line of its own before the failing one, where that line knows all that it names."""
-    here = scene.fault.frame
-    statement = source.statement(here.file, here.line) if here is not None else None
-    if here is None or statement is None or "layer.weight" in cast or hasattr(statement, "body"):
-        return []
-    known = {ast.unparse(n) for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Subscript)}
-    return [rewrite.before(here.file, statement, cast)] if name in known else []
+def _sizes(modules: Iterable[nn.Module]) -> dict[str, int]:
+    """How many weights there are of each precision."""
+    weights = {id(weight): weight for module in modules for weight in module.parameters()}
+    sizes: dict[str, int] = defaultdict(int)
+    for weight in weights.values():
+        sizes[str(weight.dtype).removeprefix("torch.")] += weight.numel()
+    return sizes
+
+
+def _odd_layer(scene: Scene, parameter: Suspect, wanted: str) -> Verdict:
+    """A layer in another precision than its model: made so, or cast so on purpose."""
+    if (made := _made_beside(parameter, wanted)) is not None:
+        return made
+    own = parameter.operand.dtype
+    fix, edits = casts.under_autocast(scene.frames, parameter.device.split(":")[0], wanted)
+    place = parameter.cast or parameter.moved or parameter.born
+    why = f"this layer is {own}, and the rest of its model is {wanted}"
+    where = source.cause(place.file, place.line, why) if place is not None else None
+    return Verdict(where, f"Leave it in {wanted} as the rest is, or {fix}.", edits=edits)
 
 
 def _made_beside(parameter: Suspect, wanted: str) -> Verdict | None:

@@ -11,6 +11,7 @@ import torch
 from trimtab.diagnose import holders, rewrite, source
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.rules_common import Verdict
+from trimtab.diagnose.rules_host import read_by_host
 from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
 from trimtab.virtual import origin
@@ -27,7 +28,8 @@ def host_only(scene: Scene) -> Verdict | None:
     if scene.fault.op.startswith("c10d."):
         return assignment(scene, suspect) or birth(scene, suspect)
     if scene.fault.kind != "pin-of-gpu-tensor":
-        return Verdict(source.cause(here.file, here.line, f"the tensor is on {suspect.device}"))
+        plain = Verdict(source.cause(here.file, here.line, f"the tensor is on {suspect.device}"))
+        return read_by_host(scene) or plain
     place = suspect.moved or suspect.born
     line = place.line if place is not None and place.file == here.file else here.line
     if line == here.line and (kept := _kept_on_gpu()) is not None:

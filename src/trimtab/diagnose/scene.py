@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, source
+from trimtab.diagnose import holders, source, spot
 from trimtab.diagnose.holders import Attribute
 from trimtab.virtual import faults, origin
 
@@ -63,6 +63,11 @@ class Suspect:
     def moved(self) -> Origin | None:
         """Where it was last moved."""
         return origin.moved_of(self.held) if self.held is not None else None
+
+    @property
+    def cast(self) -> Origin | None:
+        """Where it was last given another dtype in place."""
+        return origin.cast_of(self.held) if self.held is not None else None
 
 
 @dataclass
@@ -176,8 +181,10 @@ class Scene:
         frame, found = self.frames[0], []
         if not self._made_by_line(stray, frame):
             return [stray]
+        part = spot.expression(stray.tensor, stray.device, frame)
+        inside = {ast.unparse(n) for n in ast.walk(part)} if part is not None else set()
         for name, tensor in holders.expressions(frame.f_code.co_filename, frame.f_lineno, frame):
-            if str(tensor.device) == stray.device and tensor.dim():
+            if str(tensor.device) == stray.device and tensor.dim() and (name in inside or not inside):
                 found.append(self._suspect(faults.operand(name, tensor)))
         return [*found, stray]
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from trimtab.diagnose import holders, source
+from trimtab.virtual import origin
 
 _WORD = re.compile(r"(^|_)(dev|device|gpu)(_?id)?\d*$", re.IGNORECASE)
 _HOLDERS = re.compile(r"^(self|args?|cfg|conf|config|opts?|hparams|settings|accelerator|fabric|trainer)$")
@@ -40,7 +41,16 @@ def is_bound(file: str, line: int, name: str) -> bool:
                 return True
     module = source.tree(file)
     found = _bindings(module, name) if module is not None else []
-    return any(function is not None or at < line for at in found)
+    if function is not None:
+        # Another file that imports this one never runs what stands under `if __name__ == "__main__"`.
+        return any(not _as_script(file, at) for at in found)
+    return any(at < line for at in found)
+
+
+def _as_script(file: str, line: int) -> bool:
+    statement = source.statement(file, line)
+    around = source.above(file, statement) if statement is not None else ()
+    return any(isinstance(n, ast.If) and "__name__" in source.names_in(n.test) for n in around)
 
 
 def _arguments(function: source.Function) -> list[str]:
@@ -76,22 +86,99 @@ def device_at(
     found: dict[str, int] = {}
     for text, rank in _said(file, line):
         found[text] = min(rank, found.get(text, rank))
-    for text in sorted(found.keys() - wrong, key=lambda text: (found[text], _plainness(text), len(text))):
-        node = ast.parse(text, mode="eval").body
+    texts = sorted(found.keys() - wrong, key=lambda text: (found[text], _plainness(text), len(text)))
+    near = [text for text in texts if found[text] < _GLOBAL]
+    return (
+        _first_meaning(near, frames, file, line, wanted, several)
+        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
+        or _own_weights(frames, file, line, wanted)
+        or _first_meaning(texts, frames, file, line, wanted, several)
+        or (_beside(frame, file, line, wanted) if frame is not None else None)
+        or _spelled(file, wanted)
+    )
+
+
+_GLOBAL = 2
+"""How far a name stands that only the module knows."""
+
+
+def _first_meaning(
+    texts: list[str], frames: list[FrameType], file: str, line: int, wanted: str, several: bool
+) -> str | None:
+    """The first of these expressions that gives the device, as far as a running function shows."""
+    frame = frame_of(frames, file, line)
+    for text in texts:
         seen = frame or _witness(frames, file, line, text)
-        value = _value(node, seen) if seen is not None else None
+        value = _value(ast.parse(text, mode="eval").body, seen) if seen is not None else None
         if means(value, wanted) or (value is None and not several and _sounds_like_device(text)):
             return text
-    if frame is not None:
-        for name in source.parameters(file, line):
-            value = frame.f_locals.get(name)
-            if isinstance(value, torch.Tensor) and str(value.device) == wanted:
-                return f"{name}.device"
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and frame.f_code.co_name != "__init__":
-            first = next(owner.parameters(), None)
+    return None
+
+
+def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
+    """The device of a tensor, or else of a model, that the running function was given."""
+    given = [(name, frame.f_locals.get(name)) for name in source.parameters(file, line)]
+    texts = [text for name, value in given if (text := _device_of(name, value, file, line, wanted))]
+    return min(texts, key=len, default=None)
+
+
+def _device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:
+    """Code for the device of a tensor or model, if that is the wanted one, and was so already on a line."""
+    if isinstance(value, torch.Tensor) and str(value.device) == wanted:
+        return f"{name}.device"
+    first = next(value.parameters(), None) if isinstance(value, nn.Module) else None
+    if first is None or str(first.device) != wanted:
+        return None
+    moved = origin.moved_of(first)
+    late = moved is not None and moved.file == file and moved.line >= line
+    here = moved is not None and source.function_at(file, moved.line) is source.function_at(file, line)
+    return None if late and here else f"next({name}.parameters()).device"
+
+
+def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> str | None:
+    """The device of the module whose method holds a line, if one of its class runs and has its weights there."""
+    function, owner = source.function_at(file, line), source.class_at(file, line)
+    if function is None or owner is None or function.name == "__init__" or not _takes_self(function):
+        return None
+    for frame in frames:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and holders.source_of(module) == (file, owner.name):
+            first = next(module.parameters(), None)
             if first is not None and str(first.device) == wanted:
                 return "next(self.parameters()).device"
+    return None
+
+
+def _spelled(file: str, wanted: str) -> str | None:
+    """The device in words, where the program itself spells it out in every place and has no name for it."""
+    texts = {text for node in source.walk(file) for text in _device_texts(node)}
+    words = [w for node in source.walk(file) if isinstance(node, ast.Call) for w in _device_words(node)]
+    if any(_sounds_like_device(text) for text in texts):
+        return None
+    return next((f'"{word}"' for word in words if means(word, wanted)), None)
+
+
+def _device_words(call: ast.Call) -> Iterator[str]:
+    """The devices that a call spells out: `"cuda:1"`, and "cuda" of `.cuda()`."""
+    move = source.is_move(call)
+    if move and source.called_name(call) == "cuda" and not call.args and not call.keywords:
+        yield "cuda"
+    given = [*(call.args[:1] if move else ()), source.keyword(call, "device")]
+    yield from (g.value for g in given if isinstance(g, ast.Constant) and isinstance(g.value, str))
+
+
+def _takes_self(function: source.Function) -> bool:
+    return [a.arg for a in function.args.args[:1]] == ["self"]
+
+
+def _beside(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
+    """A model or tensor of the running function on that device, which got its only value before a line."""
+    for name, value in list(frame.f_locals.items()):
+        made = source.assignments(file, line, name)
+        if len(made) != 1 or made[0].lineno >= line or hasattr(made[0], "body"):
+            continue
+        if text := _device_of(name, value, file, line, wanted):
+            return text
     return None
 
 
@@ -153,7 +240,7 @@ def _said(file: str, line: int) -> Iterator[tuple[str, int]]:
                 attribute = text.split(".")[1] if "." in text else ""
                 if not any(s < line for s in _self_bindings(function, attribute)):
                     continue
-            yield text, 0 if near else 1 if root == "self" else 2
+            yield text, 0 if near else 1 if root == "self" else _GLOBAL
     yield from ((text, 1) for text in _helpers(file, line))
     if function is not None:
         yield from ((name, 0) for name in _arguments(function) if _WORD.search(name))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import flow, rewrite, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.raised_common import own_frames
 from trimtab.diagnose.rules_common import Verdict
@@ -35,6 +35,8 @@ def shared(error: BaseException, earlier: Place, stepped: set[int]) -> Verdict |
             if isinstance(value, torch.Tensor) and value.grad_fn in near and value.grad_fn in far
             if value is not first and value is not second
         ]
+        if not both and not stepped and any(node in far and not hasattr(node, "variable") for node in near):
+            return _at_once(file, earlier.line, line)
         if not both:
             return None
         _, name, value = min(both, key=lambda entry: entry[0])
@@ -47,10 +49,7 @@ def _verdict(
 ) -> Verdict | None:
     behind = {id(node.variable) for node in _distances(value) if hasattr(node, "variable")}
     if not stepped:
-        why = f"this frees the graph of {name}, which the loss of line {line} needs too"
-        first, second = (_loss_name(file, at) for at in (earlier.line, line))
-        fix = f"Send both losses backward at once: ({first} + {second}).backward()."
-        return Verdict(source.cause(file, earlier.line, why), fix)
+        return _at_once(file, earlier.line, line)
     if behind & stepped:
         why = f"line {line} goes back through {name}, which was computed before the step that changed its weights"
         return Verdict(source.cause(file, earlier.line, why), f"Compute {name} again after the step.")
@@ -73,7 +72,54 @@ def _verdict(
     )
 
 
-def _loss_name(file: str, line: int) -> str:
+def _at_once(file: str, first: int, second: int) -> Verdict:
+    """Two losses with a part of their graphs in common and no step in between: their sum goes backward."""
+    why = f"this frees a part of the graph that the loss of line {second} needs too"
+    code = f"({loss_name(file, first)} + {loss_name(file, second)}).backward()"
+    one, other = source.statement(file, first), source.statement(file, second)
+    plain = all(
+        isinstance(node, ast.Expr) and ast.unparse(node).endswith(".backward()") for node in (one, other)
+    )
+    edits = (
+        [rewrite.without(file, one), rewrite.in_place_of(file, other, code)]
+        if plain and one and other
+        else []
+    )
+    return Verdict(source.cause(file, first, why), f"Send both losses backward at once: {code}.", edits=edits)
+
+
+def hoisted(error: BaseException) -> Verdict | None:
+    """What was computed once before a loop, and that every round of the loop goes back through."""
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        loop, root = flow.loop_at(source.place(file, line)), _root(frame, file, line)
+        if loop is None or root is None:
+            return None
+        behind = _distances(root)
+        for name, value in list(frame.f_locals.items()):
+            made = source.last_assignment(file, loop.lineno, name)
+            inside = any(
+                loop.lineno < n.lineno <= (loop.end_lineno or 0) for n in source.assignments(file, line, name)
+            )
+            if inside or made is None or not isinstance(value, torch.Tensor) or value.grad_fn not in behind:
+                continue
+            if isinstance(made, ast.Assign) and value.grad_fn is not None:
+                why = f"{name} is computed once, and every round of the loop goes back through its graph"
+                code = rewrite.written(file, made)
+                one_line = made.lineno == made.end_lineno
+                edits = (
+                    [rewrite.without(file, made), rewrite.before(file, loop.body[0], code)]
+                    if one_line
+                    else []
+                )
+                fix = f"Compute it in every round, inside the loop of line {loop.lineno}: {code}"
+                fix += f" (or {name}.detach(), if it is not trained)."
+                return Verdict(source.cause(file, made.lineno, why), fix, edits=edits)
+    return None
+
+
+def loss_name(file: str, line: int) -> str:
+    """What a line sends backward, as it is written there."""
     calls = [c for c in source.call_on(file, line) if source.called_name(c) == "backward"]
     value = calls[0].func.value if calls and isinstance(calls[0].func, ast.Attribute) else None
     return ast.unparse(value) if value is not None else "loss"

@@ -294,7 +294,7 @@ def attribute_assignment(file: str, class_name: str, attribute: str, preferred: 
         for inner in ast.walk(method):
             if (
                 isinstance(inner, _SETTING)
-                and attribute in _self_targets(inner)
+                and attribute in self_targets(inner)
                 and not _sets_none(inner, attribute)
             ):
                 anew = bool(preferred) and _makes_anew(inner)
@@ -390,7 +390,8 @@ def _sets_none(node: ast.AST, attribute: str) -> bool:
     return bool(set_to) and all(is_constant(value, None) for value in set_to)
 
 
-def _self_targets(node: ast.AST) -> set[str]:
+def self_targets(node: ast.AST) -> set[str]:
+    """The attributes of self that a statement sets."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
     inner = [n for target in targets for n in ast.walk(target) if isinstance(n, ast.Attribute)]
     return {n.attr for n in inner if isinstance(n.value, ast.Name) and n.value.id == "self"}
@@ -412,11 +413,19 @@ def has_move_of(node: ast.AST, moved: str) -> bool:
     )
 
 
-def is_move(node: ast.AST) -> TypeGuard[ast.Call]:
+def is_move(node: ast.AST | None) -> TypeGuard[ast.Call]:
     """Whether an expression is a call that moves to a device."""
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TO_DEVICE
     )
+
+
+def goes_to_host(call: ast.Call) -> bool:
+    """Whether a call says by itself that it moves to the host; a variable says nothing."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    named = any(isinstance(n, ast.Constant) and n.value == "cpu" for g in given for n in ast.walk(g))
+    called = called_name(call)
+    return called == "cpu" or (called == "to" and named)
 
 
 def _chooses_device(node: ast.AST) -> TypeGuard[ast.Call]:

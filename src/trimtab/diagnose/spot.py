@@ -10,6 +10,7 @@ import ast
 from types import FrameType
 
 import torch
+from torch import nn
 
 from trimtab.diagnose import holders, rewrite, source
 from trimtab.virtual import origin
@@ -36,7 +37,10 @@ def expression(tensor: torch.Tensor, device: str, frame: FrameType) -> ast.expr 
             value = holders.value_of(inner, frame)
             if isinstance(value, torch.Tensor) and holders.same(value, tensor):
                 return _outer(node, inner)
-    left = [part for part in _operands(node) if not _is_elsewhere(part, device, frame)]
+    left = [part for part in operands(node) if not _is_elsewhere(part, device, frame)]
+    # What names no tensor at all is likelier made on the host than what is computed from those of a GPU.
+    if len(left) > 1:
+        left = [part for part in left if not _tensors_in(part, frame)]
     return left[0] if len(left) == 1 else None
 
 
@@ -59,6 +63,24 @@ def partner(device: str, frame: FrameType, without: ast.expr | None = None) -> s
     return None
 
 
+def called_on(device: str, frame: FrameType) -> str | None:
+    """Where the model that is being called has its weights, as code: `next(stage.parameters()).device`."""
+    call = running(frame)
+    module = holders.value_of(call.func, frame) if isinstance(call, ast.Call) else None
+    first = next(module.parameters(), None) if isinstance(module, nn.Module) else None
+    if first is None or str(first.device) != device or not isinstance(call, ast.Call):
+        return None
+    return f"next({ast.unparse(call.func)}.parameters()).device"
+
+
+def beside(node: ast.expr, device: str, statement: ast.stmt, frame: FrameType) -> list[ast.expr]:
+    """The other tensors on the same device that a statement adds to, multiplies or compares: they would fail next."""
+    inner = [n for n in source.header(statement) if isinstance(n, ast.BinOp)]
+    parts = [p for n in inner for p in (n.left, n.right) if isinstance(p, ast.Name | ast.Attribute)]
+    tensors = [(p, holders.value_of(p, frame)) for p in parts if p is not node]
+    return [p for p, t in tensors if isinstance(t, torch.Tensor) and t.dim() and str(t.device) == device]
+
+
 def moved(file: str, node: ast.expr, device: str) -> str:
     """An expression with its result brought to a device, as code."""
     plain = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
@@ -75,7 +97,7 @@ def _outer(top: ast.expr, inner: ast.expr) -> ast.expr:
     return grown
 
 
-def _operands(node: ast.expr) -> list[ast.expr]:
+def operands(node: ast.expr) -> list[ast.expr]:
     """What the running expression computes with."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
@@ -90,18 +112,33 @@ def _operands(node: ast.expr) -> list[ast.expr]:
     return []
 
 
+_LOOKS = frozenset(("size", "shape", "device", "dtype", "dim", "ndim", "numel", "stride", "is_cuda"))
+"""What is asked of a tensor without computing with it."""
+
+
 def _is_elsewhere(node: ast.expr, device: str, frame: FrameType) -> bool:
     """Whether an operand is known to be no tensor, or one on another device."""
     value = holders.value_of(node, frame)
     if isinstance(value, torch.Tensor):
         return str(value.device) != device
-    if value is not None or isinstance(node, ast.Constant):
+    if value is not None or not any(isinstance(n, ast.Name | ast.Call) for n in ast.walk(node)):
         return True
-    # A computed operand: on the device of the tensors that it names.
-    found = [
-        v
+    # A computed operand: on the device of the tensors that it names; what a function makes of them is not known.
+    found = _tensors_in(node, frame)
+    made = any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) for n in ast.walk(node))
+    return bool(found) and not made and all(str(v.device) != device for v in found)
+
+
+def _tensors_in(node: ast.expr, frame: FrameType) -> list[torch.Tensor]:
+    """The tensors that an expression computes with, by name."""
+    looked = {id(n.value) for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr in _LOOKS}
+    looked |= {
+        id(a)
         for n in ast.walk(node)
-        if isinstance(n, ast.Name | ast.Attribute)
-        and isinstance(v := holders.value_of(n, frame), torch.Tensor)
-    ]
-    return bool(found) and all(str(v.device) != device for v in found)
+        if isinstance(n, ast.Call) and ast.unparse(n.func) == "len"
+        for a in n.args
+    }
+    indices = [n.slice for n in ast.walk(node) if isinstance(n, ast.Subscript)]
+    looked |= {id(n) for index in indices for n in ast.walk(index)}
+    named = [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute) and id(n) not in looked]
+    return [v for n in named if isinstance(v := holders.value_of(n, frame), torch.Tensor)]

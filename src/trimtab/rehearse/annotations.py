@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimtab.diagnose.finding import KINDS, Finding, Place
-from trimtab.rehearse.run import Result
+from trimtab.rehearse.verdict import Result
 
 
 def repository(folder: Path) -> Path:

@@ -18,8 +18,9 @@ from typing import Any
 
 from trimtab.diagnose import rewrite
 from trimtab.diagnose.finding import Edit, Finding
-from trimtab.rehearse.run import Result, rehearse
+from trimtab.rehearse.run import rehearse
 from trimtab.rehearse.session import Settings
+from trimtab.rehearse.verdict import Result
 
 Texts = dict[str, str]
 """The program's changed files, whole, by their real path."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import groupby
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse.run import Result
 from trimtab.rehearse.session import WORDS
+from trimtab.rehearse.verdict import Result
 from trimtab.rehearse.written import sentence
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"

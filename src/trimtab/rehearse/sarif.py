@@ -15,7 +15,7 @@ from typing import Any
 from trimtab import __version__
 from trimtab.diagnose.finding import KINDS, Edit, Finding, Place
 from trimtab.rehearse.annotations import in_repository, place_of, text_of
-from trimtab.rehearse.run import Result
+from trimtab.rehearse.verdict import Result
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _HELP = "https://github.com/trimtab/trimtab/blob/main/docs/rehearse.md"

@@ -113,8 +113,8 @@ def _of_benchmark(folder: Path) -> Report:
 
 def _of_rehearsal(file: Path) -> Report:
     from trimtab.diagnose.finding import Finding
-    from trimtab.rehearse.run import EXIT_CODES, Result
     from trimtab.rehearse.session import AskedAt
+    from trimtab.rehearse.verdict import EXIT_CODES, Result
     from trimtab.rehearse.written import Files
     from trimtab.report.page import rehearsal_page
 

@@ -11,7 +11,7 @@ from trimtab.report.frame import page, raw_facts, section, table, text
 
 if TYPE_CHECKING:
     from trimtab.diagnose.finding import Cause, Finding, Place
-    from trimtab.rehearse.run import Result
+    from trimtab.rehearse.verdict import Result
 
 
 def rehearsal_page(result: Result) -> str:

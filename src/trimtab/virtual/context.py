@@ -41,11 +41,12 @@ from trimtab.virtual import (
     triton_kernels,
     unknown,
 )
+from trimtab.virtual.assignment import materialize
 from trimtab.virtual.imports import when_imported
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine, OnFault, Patch
-from trimtab.virtual.tensor import PARAMETERS, VIRTUAL, materialize
+from trimtab.virtual.tensor import PARAMETERS, VIRTUAL
 
 Settings = ParamSpec("Settings")
 

@@ -50,7 +50,8 @@ def loaded(optimizer: torch.optim.Optimizer) -> Handle | None:
 def _note(module: nn.Module, name: str, value: Any) -> None:
     if value is None or type(module).__hash__ is None:
         return
-    before = module.__dict__.get("_parameters", {}).get(name)
+    kept = (module.__dict__.get(table, {}).get(name) for table in ("_parameters", "_buffers"))
+    before = next((tensor for tensor in kept if tensor is not None), None)
     known = [
         p for p in (before, *itertools.islice(module.parameters(), 32)) if p is not None and not is_lazy(p)
     ]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual import (
     amp,
@@ -23,7 +22,6 @@ from trimtab.virtual import (
     generators,
     kernels,
     memory,
-    origin,
     processes,
     ranks,
     rules,
@@ -32,16 +30,11 @@ from trimtab.virtual import (
     state,
     traces,
 )
-from trimtab.virtual.memory import Block
+from trimtab.virtual.operands import FOREIGN, SHAPE, STRAY, mark_shapes, unwritten, walked
 from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual.results import several
 from trimtab.virtual.state import Machine, VirtualDevice
-from trimtab.virtual.tensor import VIRTUAL, set_worker, sync, wrap
-
-_PLAIN = frozenset(
-    (int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-)
-# Operations with a result that CUDA leaves on the CPU, and its place among the results.
-_HOST_RESULTS = {"aten::_pack_padded_sequence": 1}
+from trimtab.virtual.tensor import ABOVE, VIRTUAL, wrap
 
 _META = torch.device("meta")
 
@@ -78,7 +71,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if plan.collective:
         return ranks.collective(func, args, kwargs)
 
-    payloads, slot, mix = _payloads((*args, *kwargs.values()) if kwargs else args)
+    payloads, slot, mix = walked((*args, *kwargs.values()) if kwargs else args)
     named = kwargs
     if kwargs:
         count = len(args)
@@ -89,7 +82,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         if mix is FOREIGN:
             return sharded.by_its_class(work, func, args, kwargs)
         if slot is not None:
-            raise _unwritten(next(value for value in tree_leaves((args, kwargs)) if _is_stray(value)))
+            raise unwritten(args, kwargs)
     if plan.parts and (slot is not None or plan.factory):
         return (_take_apart if plan.author is None else _by_its_author)(plan, func, args, kwargs)
 
@@ -114,7 +107,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if slot is None:
         out = _on_cpu(plan, func, payloads, named)
         if mix is SHAPE or (plan.factory and named.get("device") == _META):
-            _mark_shapes(out)
+            mark_shapes(out)
         if observer is not None:
             traces.made(plan, out, args)
         return out
@@ -141,76 +134,10 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     elif kind == VIEW:
         result = wrap(out, slot)
     else:
-        result = _several(plan, args, kwargs, out, slot)
+        result = several(plan, args, kwargs, out, slot)
     if observer is not None:
         traces.made(plan, result, args)
     return result
-
-
-ALIKE, MIXED, SHAPE, STRAY, FOREIGN = range(5)
-"""How operands mix: all on one device; not so; one is a meta tensor of the program's; one is a meta tensor that nobody
-knows, which may not meet a virtual one; one is of a class with rules of its own."""
-
-
-def _payloads(values: Any) -> tuple[list[Any], VirtualDevice | None, int]:
-    """The values with payloads in the place of virtual tensors, the first virtual device, and how they mix."""
-    found: list[Any] = []
-    slot: VirtualDevice | None = None
-    mix = ALIKE
-    for value in values:
-        cls = value.__class__
-        if cls in VIRTUAL:
-            found.append(value.payload)
-            own = value._slot
-        elif cls is list or cls is tuple:
-            inner, own, inner_mix = _payloads(value)
-            found.append(inner)
-            if inner_mix > mix:
-                mix = inner_mix
-        else:
-            if cls not in _PLAIN and isinstance(value, Tensor):
-                if sharded.has_own_rules(cls):
-                    mix = FOREIGN
-                elif mix is not FOREIGN:
-                    mix = _shape(value) if value.is_meta else mix or MIXED
-            found.append(value)
-            continue
-        if own is not slot:
-            if slot is None:
-                slot = own
-            elif own is not None:
-                mix = mix or MIXED
-                if slot.index == state.HOST:
-                    slot = own
-    return found, slot, mix
-
-
-def _shape(tensor: Tensor) -> int:
-    """A meta tensor that is no virtual one: the program's came through here. C++ makes others where no mode is on.
-
-    (Where shapes only are rehearsed, payloads are such tensors.)
-    """
-    if state._stack and state._stack[-1].shapes:
-        return SHAPE
-    if tensor.__class__ is Tensor and origin.SHAPE not in tensor.__dict__:
-        base = tensor._base
-        if base is None or (base.__class__ is Tensor and origin.SHAPE not in base.__dict__):
-            return STRAY  # it may be the program's still, come out of a sharded tensor: nothing is lost among shapes
-    return SHAPE
-
-
-def _is_stray(value: Any) -> bool:
-    return value.__class__ is Tensor and value.is_meta and origin.SHAPE not in value.__dict__
-
-
-def _unwritten(tensor: Tensor) -> state.InternalError:
-    return state.InternalError(f"A tensor of {tensor.numel()} elements was made without its values.")
-
-
-def _mark_shapes(made: Any) -> None:
-    for value in tree_leaves(made):
-        if value.__class__ is Tensor and value.is_meta:
-            value.__dict__[origin.SHAPE] = True
 
 
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -295,58 +222,6 @@ def _check_room(slot: VirtualDevice, size: list[Any], dtype: torch.dtype | None)
         memory.ensure(slot, count * (dtype or torch.get_default_dtype()).itemsize)
 
 
-def _several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevice) -> Any:
-    """Wrap any other result: several tensors, lists, out= variants, operations that change a shape in place."""
-    operands = [(n, t) for n, t in rules.operands(plan, args, kwargs) if t.__class__ in VIRTUAL]
-    inputs: list[Any] = [tensor for _, tensor in operands]
-    known = {id(tensor.payload): tensor for tensor in inputs}
-    for name, tensor in operands:
-        if name in plan.writes:
-            _after_write(tensor)
-    # Members of a list stay each on its own device.
-    first = next((value for value in (*args, *kwargs.values()) if value.__class__ in (list, tuple)), ())
-    slots = [getattr(item, "_slot", None) for item in first] if plan.foreach else []
-
-    def one(value: Any, index: int = -1) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) in known:
-            return known[id(value)]
-        where = slots[index] if 0 <= index < len(slots) else slot
-        if where is None:
-            return value
-        shares = not plan.writes and value.layout is torch.strided
-        return wrap(value, where, _block_of(value, inputs) if shares else None)
-
-    if not isinstance(out, (list, tuple)):
-        return one(out)
-    host = _HOST_RESULTS.get(plan.name)
-    made: list[Any] = []
-    for index, value in enumerate(out):
-        if isinstance(value, list):
-            made.append([one(item, i) for i, item in enumerate(value)])
-        else:
-            made.append(value if index == host else one(value, index))
-    return tuple(made) if isinstance(out, tuple) else made
-
-
-def _block_of(value: Tensor, inputs: list[Any]) -> Block | None:
-    """The block that a result shares with an input (results of split, unbind and the like)."""
-    storage = value.untyped_storage()._cdata
-    for tensor in inputs:
-        payload = tensor.payload
-        if payload.layout is torch.strided and payload.untyped_storage()._cdata == storage:
-            return tensor._block  # type: ignore[no-any-return]
-    return None
-
-
-def _after_write(tensor: Any) -> None:
-    """An operation wrote to it, and may have changed its size and shape."""
-    if tensor.payload.layout is torch.strided:
-        memory.resize(tensor._block, tensor.payload.untyped_storage().nbytes())
-    sync(tensor)
-
-
 class VirtualMode(TorchDispatchMode):
     """Sees every operation of its thread: factories and plain tensors too, which no tensor class could catch."""
 
@@ -377,5 +252,5 @@ def _modes() -> Iterator[None]:
         yield
 
 
-set_worker(_unseen)
+ABOVE.work = _unseen
 sharded.set_modes(_modes, VirtualMode)

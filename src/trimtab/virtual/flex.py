@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._higher_order_ops import flex_attention
+from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import functions
 
@@ -19,11 +20,46 @@ from trimtab.virtual import functions
 _MODULE: Any = sys.modules["torch._higher_order_ops.flex_attention"]
 
 
+class _AsCompiled(TorchFunctionMode):
+    """Reads of captured tensors as the compiled kernel makes them: a dimension of one element is not indexed there.
+
+    (`bias[batch, head, q, k]` of a bias for all batches works on hardware; only a kernel that is not compiled refuses.)
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__getitem__:
+            args = (args[0], _within(args[0], args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def _within(tensor: Tensor, index: Any) -> Any:
+    parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) > tensor.dim() or not all(isinstance(part, Tensor) and not part.dim() for part in parts):
+        return index
+    return tuple(
+        part * 0 if size == 1 else part for part, size in zip(parts, tensor.shape[: len(parts)], strict=True)
+    )
+
+
+def _as_compiled(modification: Any) -> Any:
+    """The program's own function of scores or of the mask; torch pushes its modes before it calls it."""
+
+    def call(*args: Any) -> Any:
+        with _AsCompiled():
+            return modification(*args)
+
+    return call
+
+
 def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The higher-order operation under torch.nn.attention.flex_attention."""
     if torch.is_autocast_enabled("cuda") and args[0].is_cuda:
         dtype = torch.get_autocast_dtype("cuda")
         args = (*(value.to(dtype) if isinstance(value, Tensor) else value for value in args[:3]), *args[3:])
+    score, block_mask = _as_compiled(args[3]), (*args[4][:-1], _as_compiled(args[4][-1]))
+    args = (*args[:3], score, block_mask, *args[5:])
     with functions.switched_on():
         return _MODULE.math_attention(*args, **kwargs)
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import faults, origin, refused, state
+from trimtab.virtual.assignment import set_data
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
-from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, set_data, wrap
+from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, wrap
 from trimtab.virtual.wording import in_cuda_words
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -183,6 +184,17 @@ def ctc_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **{**kwargs, **lengths})
 
 
+def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As CUDA does it, by a scatter that asserts; for a tensor class torch would compare, and let every number pass."""
+    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+    if not args or args[0].__class__ not in VIRTUAL or classes <= 0 or not args[0].numel():
+        return func(*args, **kwargs)
+    ids = args[0]
+    return torch.zeros(*ids.shape, classes, dtype=torch.int64, device=ids.device).scatter_(
+        -1, ids.unsqueeze(-1), 1
+    )
+
+
 def unravel_index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch's own Python makes tensors on the device here, past this mode."""
     indices = args[0] if args else kwargs["indices"]
@@ -239,7 +251,11 @@ def assign_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     if tensor.__class__ in VIRTUAL or new.__class__ in VIRTUAL:
         set_data(tensor, new)
     else:
+        kind = tensor.dtype
         func(*args, **kwargs)
+        machine = state.machine()
+        if kind is not new.dtype and machine is not None and machine.observer is not None:
+            origin.note_cast(tensor, origin.trace_of(tensor))
 
 
 def assign_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -271,6 +287,7 @@ HANDLERS.update(
         torch.Tensor.__getitem__: indexed,
         torch.Tensor.__setitem__: indexed,
         torch.unravel_index: unravel_index,
+        nn.functional.one_hot: one_hot,
         torch.ctc_loss: ctc_loss,
         nn.functional.ctc_loss: ctc_loss,
         torch._has_compatible_shallow_copy_type: same_kind,

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import batch_norm, determinism, faults, float8, memory, sdp_attention, sdp_kernels, state
+from trimtab.virtual import (
+    batch_norm,
+    determinism,
+    faults,
+    float8,
+    half_kernels,
+    memory,
+    sdp_attention,
+    sdp_kernels,
+    state,
+)
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name, words
 
@@ -21,13 +31,23 @@ from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name
 _PRODUCTS = dict.fromkeys(("mm", "bmm", "mv", "dot"), (0, 1))
 _PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "addmv"), (1, 2))
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool))
+# Types that CUDA's kernel has and the CPU's lacks, and in which its results are computed here.
+_HALVES = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+_COUNTED = dict.fromkeys(_INTEGERS, torch.float64)
 _ASSERTING = words(
     """
     embedding index index_put index_put_ _index_put_impl_ gather scatter scatter_ scatter_add scatter_add_
-    index_select nll_loss_forward nll_loss2d_forward index_add_
+    index_select nll_loss_forward nll_loss2d_forward index_add_ index_add index_copy_ index_copy index_fill_ take
+    _embedding_bag _embedding_bag_forward_only
     """
 )
-_UNSUPPORTED = re.compile(r"not implemented for '(Half|BFloat16)'|not supported for (Half|BFloat16)")
+_UNSUPPORTED = re.compile(
+    r"not (implemented for '|supported for )(Half|BFloat16)|FFT doesn't support tensors of type: (Half|ComplexHalf)"
+)
 
 
 def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
@@ -47,8 +67,9 @@ def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
         names = f"{scalar_name(one.dtype)} and {scalar_name(two.dtype)}"
         message = f"mat1 and mat2 must have the same dtype, but got {names}"
     _tell("dtype-mismatch", message, plan, args, RuntimeError)
-    # Repaired: the weight follows the activation, so that the rest of the network sees the type it expects.
-    return [p.to(one.dtype) if isinstance(p, Tensor) else p for p in payloads]
+    # Repaired: the narrower type is what the rest of the network most likely has, its layers or its activations.
+    wanted = two.dtype if two.dtype in half_kernels.HALF and one.dtype not in half_kernels.HALF else one.dtype
+    return [p.to(wanted) if isinstance(p, Tensor) else p for p in payloads]
 
 
 def unscale(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
@@ -67,7 +88,9 @@ def packing(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
             "'lengths' argument should be a 1D CPU int64 tensor, but got "
             f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)} tensor"
         )
-        _tell("device-mismatch", message, plan, args, RuntimeError)
+        faults.report(
+            "device-mismatch", message, plan.name.replace("::", "."), [("lengths", lengths)], RuntimeError
+        )
     return payloads
 
 
@@ -90,6 +113,7 @@ BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
     "aten::_fused_sdp_choice": sdp_attention.refuse_below,
     **determinism.BEFORE,
     **float8.BEFORE,
+    **half_kernels.BEFORE,
 }
 
 
@@ -113,14 +137,16 @@ def with_tensors(func: Any, payloads: Any, error: RuntimeError) -> list[Any]:
 
 
 def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs, error: Exception) -> Any:
-    """A CPU kernel refused. Either CUDA's kernel would not have (compute it in float32), or it says so otherwise."""
+    """A CPU kernel refused. CUDA's kernel would not have (compute in a wider type), or says so otherwise."""
     text = str(error)
     if plan.name == "aten::_fused_sdp_choice":
         return sdp_attention.choose_below(*payloads, **named)
     memory.refuse_on_small_host(error)
     base = plan.name.removeprefix("aten::")
     if _UNSUPPORTED.search(text):
-        return _in_float32(plan, func, payloads, named)
+        return _widened(plan, func, payloads, named, _HALVES)
+    if base == "histc" and "not implemented for" in text:
+        return _widened(plan, func, payloads, named, _COUNTED)
     if base == "equal" and "not implemented for 'Float8" in text:
         return bool(torch.equal(*(value.float() for value in payloads)))
     if base == "_scaled_mm":
@@ -135,7 +161,9 @@ def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs
         if base in _SUBSTITUTES:
             return _SUBSTITUTES[base](*payloads, **named)
         raise state.NotSimulated(f"{plan.name} has no kernel on the CPU: virtual GPUs lack it.") from error
-    if base in _ASSERTING and ("out of range" in text or "out of bounds" in text):
+    if base in _ASSERTING and (
+        "out of range" in text or "out of bounds" in text or "not in the valid range" in text
+    ):
         asserted = runtime_error("device-side assert triggered")
         raise AcceleratorError(f"{asserted}(on the CPU: {text})") from error
     if "Expected a value of type 'Tensor'" in text and isinstance(error, RuntimeError):
@@ -145,19 +173,22 @@ def rescue(plan: Plan, func: Any, args: Args, payloads: list[Any], named: Kwargs
     raise error
 
 
-def _in_float32(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
-    half = (torch.float16, torch.bfloat16)
-    dtype = next(
-        (p.dtype for p in tree_leaves((payloads, named)) if getattr(p, "dtype", None) in half), half[0]
-    )
+def _widened(
+    plan: Plan, func: Any, payloads: list[Any], named: Kwargs, wider: dict[torch.dtype, torch.dtype]
+) -> Any:
+    """Compute in a type that the CPU's kernel takes, and give the result in the type that was asked for."""
+    there = [getattr(value, "dtype", value) for value in tree_leaves((payloads, named))]
+    # Two narrow types are computed in one wide type: its results go back to the one that is there.
+    narrower = {wide: narrow for narrow, wide in wider.items()}
+    narrower |= {wide: narrow for narrow, wide in wider.items() if narrow in there}
 
     def up(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.float() if value.dtype in half else value
-        return torch.float32 if value in half else value
+            return value.to(wider.get(value.dtype, value.dtype))
+        return wider.get(value, value) if isinstance(value, torch.dtype) else value
 
     def down(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+        return value.to(narrower.get(value.dtype, value.dtype)) if isinstance(value, Tensor) else value
 
     raised, raised_named = tree_map(up, (payloads, named))
     out = func(*raised, **raised_named)

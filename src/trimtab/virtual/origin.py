@@ -43,13 +43,15 @@ def now() -> int:
 class Trace:
     """What is known of one tensor. Kept as the attribute `_trimtab` of the tensor; never pickled."""
 
-    __slots__ = ("born", "copied", "moved", "moved_at")
+    __slots__ = ("born", "cast", "copied", "moved", "moved_at")
 
     def __init__(self, born: Handle | None = None, moved: Handle | None = None) -> None:
         self.born = born
         self.moved = moved
         self.moved_at = now() if moved is not None else 0
         self.copied: Handle | None = None
+        self.cast: Handle | None = None
+        """What last gave a parameter or buffer another dtype in place."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
         # A copy is made where it is copied, and goes its own way afterwards.
@@ -171,6 +173,11 @@ def moved_of(tensor: torch.Tensor) -> Origin | None:
     return resolve(getattr(trace_of(tensor), "moved", None))
 
 
+def cast_of(tensor: torch.Tensor) -> Origin | None:
+    """The user's line that last gave a tensor another dtype, the tensor object staying the same (`model.half()`)."""
+    return resolve(getattr(trace_of(tensor), "cast", None))
+
+
 def copied_of(tensor: torch.Tensor) -> Origin | None:
     """The user's line that last made a copy of this tensor on another device (the tensor itself stayed)."""
     return resolve(getattr(trace_of(tensor), "copied", None))
@@ -207,3 +214,11 @@ def note_move(source: torch.Tensor, result: torch.Tensor) -> None:
     before = ensure_trace(source)
     before.copied = handle
     result.__dict__[ATTRIBUTE] = Trace(before.born, handle)
+
+
+def note_cast(tensor: torch.Tensor, before: Trace | None) -> None:
+    """A tensor was given data of another dtype. Its trace may be that of other tensors too: it gets one of its own."""
+    own = Trace(before.born, before.moved) if before is not None else Trace()
+    own.moved_at = before.moved_at if before is not None else 0
+    own.cast = here(1)
+    tensor.__dict__[ATTRIBUTE] = own

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import state
-from trimtab.virtual.plans import FRESH, GENERAL, INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual import known_shapes, shape_answers
+from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.state import Machine, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
 from trimtab.virtual.unknown import asked, hint, is_unknown
@@ -73,7 +73,7 @@ def carry(
         return made
     if plan.name in _FILLED and (made := _with_values(plan, func, payloads, named)) is not None:
         return made
-    if unknown and (rule := _RULES.get(plan.name)) is not None:
+    if unknown and (rule := shape_answers.RULES.get(plan.name)) is not None:
         found = rule(plan, payloads, args)
         if found is not None:
             return found
@@ -82,7 +82,7 @@ def carry(
         if not func._schema.returns:
             return None
     if plan.name in _INDEXED:
-        payloads = [payloads[0], _counted(payloads[1], args[1]), *payloads[2:]]
+        payloads = [payloads[0], shape_answers.counted(payloads[1], args[1]), *payloads[2:]]
     back: dict[int, Tensor] = {}
     shaped = [_shaped(value, back) for value in payloads]
     shaped_named = {name: _shaped(value, back) for name, value in named.items()}
@@ -90,7 +90,7 @@ def carry(
         shaped_named["device"] = _META
     if named.get("generator") is not None:
         shaped_named["generator"] = None
-    made = _on_shapes(plan, func, shaped, shaped_named)
+    made = known_shapes.compute(plan, func, shaped, shaped_named)
     if plan.kind == FRESH and (made.dtype is torch.bool or plan.name == "aten::sum"):
         made._hint = _truth(plan, func, payloads, named)
     return _handed_back(made, back)
@@ -190,60 +190,6 @@ def _forget(plan: Plan, args: Args, kwargs: Kwargs) -> None:
                     tensor._block.unknown = True
 
 
-_KNOWN: dict[Any, Any] = {}
-"""Shapes of results, by operation and shapes of operands: a network asks the same thousands of times."""
-_MOST_KNOWN = 1 << 16
-
-
-def _on_shapes(plan: Plan, func: Any, shaped: Any, named: Any) -> Any:
-    """The operation on meta tensors, which compute shapes; each distinct question once."""
-    lasting = plan.kind in (FRESH, INPLACE) or (plan.kind == GENERAL and not plan.writes and plan.fresh)
-    key = (func, _key(shaped), _key(tuple(named.items()))) if lasting else None
-    if key is not None:
-        try:
-            known = _KNOWN.get(key)
-        except TypeError:  # an argument that cannot be a key
-            key = known = None
-        if known is not None:
-            return shaped[0] if plan.kind == INPLACE else _made_like(known)
-    try:
-        made = func(*shaped, **named)
-    except NotImplementedError as error:
-        raise state.NotSimulated(
-            f"{plan.name} has no rule for shapes alone: rehearse it with values (a smaller model, no --shapes-only)."
-        ) from error
-    if key is not None and len(_KNOWN) < _MOST_KNOWN:
-        _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
-    return made
-
-
-def _key(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.size(), value.stride(), value.dtype
-    if value.__class__ is list or value.__class__ is tuple:
-        return tuple(_key(item) for item in value)
-    return value.__class__, value  # 1, 1.0 and True are equal, and make other types
-
-
-def _described(made: Any) -> Any:
-    if isinstance(made, Tensor):
-        return made.size(), made.stride(), made.dtype
-    if isinstance(made, (list, tuple)):
-        return [_described(value) for value in made]
-    return None if made is None else (made,)
-
-
-def _made_like(known: Any) -> Any:
-    if known is None:
-        return None
-    if known.__class__ is list:
-        return tuple(_made_like(value) for value in known)
-    if len(known) == 1:
-        return known[0]
-    size, stride, dtype = known
-    return torch.empty_strided(size, stride, dtype=dtype, device=_META)
-
-
 def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
     """What a test says of hints (that a shape is finite, not NaN …), and what is put together of such tests."""
     tests = [value for value in _tensors(tuple(payloads), named) if value.dtype is torch.bool]
@@ -258,80 +204,3 @@ def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
         return torch.tensor(hint(value), dtype=value.dtype, device="cpu")
 
     return bool(func(*map(single, payloads), **{name: single(value) for name, value in named.items()}))
-
-
-def _scalar(plan: Plan, payloads: Any, args: Args) -> Any:
-    asked("value", plan.name)
-    return hint(payloads[0])
-
-
-def _same(plan: Plan, payloads: Any, args: Args) -> Any:
-    asked("decision", plan.name)
-    return payloads[0] is payloads[1]
-
-
-def _nothing(plan: Plan, payloads: Any, args: Args) -> Any:
-    asked("decision", plan.name)
-    return ()
-
-
-def _all_of(plan: Plan, payloads: Any, args: Args) -> Any:
-    """nonzero and masked_select of an unknown mask: all of it, the most that can be."""
-    mask = payloads[-1] if plan.name == "aten::masked_select" else payloads[0]
-    if not is_unknown(args[len(payloads) - 1 if plan.name == "aten::masked_select" else 0]):
-        count = int(mask.count_nonzero())
-    else:
-        asked("shape", plan.name)
-        count = mask.numel()
-    if plan.name == "aten::nonzero":
-        return torch.empty((count, mask.dim()), dtype=torch.int64, device=_META)
-    return torch.empty(count, dtype=payloads[0].dtype, device=_META)
-
-
-def _counted(indices: Any, given: Any) -> list[Any]:
-    """Indices with every mask replaced by as many positions as it selects."""
-    found: list[Any] = []
-    for payload, value in zip(indices, given, strict=True):
-        if payload is None or payload.dtype not in (torch.bool, torch.uint8):
-            found.append(payload)
-            continue
-        if is_unknown(value):
-            asked("shape", "aten::index")
-            count = payload.numel()
-        else:
-            count = int(payload.count_nonzero())
-        found += [torch.empty(count, dtype=torch.int64, device=_META) for _ in range(payload.dim())]
-    return found
-
-
-def _rows_there(plan: Plan, payloads: Any, args: Args) -> None:
-    """Known ids have to name rows of the table, whatever is in it."""
-    table, ids = payloads[0], payloads[1]
-    if ids.numel() and not ids.is_meta and not is_unknown(args[1]):
-        low, high = map(int, ids.aminmax())
-        if low < 0 or high >= table.size(0):
-            raise IndexError("index out of range in self")
-
-
-def _classes_there(plan: Plan, payloads: Any, args: Args) -> None:
-    """Known labels have to be among the classes, but for the one that does not count."""
-    target, ignored = payloads[1], payloads[4]
-    if target.is_meta or is_unknown(args[1]):
-        return
-    counted = target[target != ignored]
-    if counted.numel():
-        low, high = map(int, counted.aminmax())
-        if low < 0 or high >= payloads[0].size(1 if payloads[0].dim() > 1 else 0):
-            raise IndexError(f"Target {low if low < 0 else high} is out of bounds.")
-
-
-_RULES: dict[str, Any] = {
-    "aten::embedding": _rows_there,
-    "aten::nll_loss_forward": _classes_there,
-    "aten::nll_loss2d_forward": _classes_there,
-    "aten::_local_scalar_dense": _scalar,
-    "aten::equal": _same,
-    "aten::_assert_async": _nothing,
-    "aten::nonzero": _all_of,
-    "aten::masked_select": _all_of,
-}

@@ -22,25 +22,18 @@ from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.storage import address, label_storage
 
 _make = torch.Tensor._make_wrapper_subclass
-_INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE)
-
-# dispatch.py puts its worker here; the tensor module cannot import it without a circle.
-_worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE)
 
 
-_given_out: Callable[[VirtualTensor, str], Any]
+class _Above:
+    """What stands above this module, which it cannot import without a circle: each puts its part here."""
+
+    work: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # dispatch.py: carries out an operation
+    give_out: Callable[[Any, str], Any]  # unknown.py: answers for values that were not computed
+    assign: Callable[[Tensor, Tensor], None]  # assignment.py: `tensor.data = new`
 
 
-def set_giving_out(give: Callable[[VirtualTensor, str], Any]) -> None:
-    """Tell the tensor class what answers in the place of values that were not computed (unknown.py)."""
-    global _given_out
-    _given_out = give
-
-
-def set_worker(worker: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-    """Tell the tensor class which function carries out an operation on virtual operands."""
-    global _worker
-    _worker = worker
+ABOVE = _Above()
 
 
 def _number(native: Callable[[Tensor], Any]) -> Callable[[Any], Any]:
@@ -85,7 +78,7 @@ class VirtualTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # Reached on threads where the dispatch mode is not on.
-        return _worker(func, args, kwargs or {})
+        return ABOVE.work(func, args, kwargs or {})
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -106,7 +99,7 @@ class VirtualTensor(torch.Tensor):
 
     @data.setter
     def data(self, new: Tensor) -> None:
-        set_data(self, new)
+        ABOVE.assign(self, new)
 
     @property
     def _is_param(self) -> bool:
@@ -144,11 +137,14 @@ class VirtualTensor(torch.Tensor):
         """Nothing runs asynchronously here, so there is nothing to keep alive."""
 
     def data_ptr(self) -> int:
-        if self.payload.is_meta:
+        payload = self.payload
+        if payload.is_meta:
             # No memory is there; who compares addresses sees which tensors share one.
-            offset = int(self.payload.storage_offset()) * self.payload.element_size()
-            return address(self.payload.untyped_storage()) + offset
-        return self.payload.data_ptr()
+            return self._start() + int(payload.storage_offset()) * payload.element_size()
+        return payload.data_ptr()
+
+    def _start(self) -> int:
+        return address(self.payload.untyped_storage())
 
     def untyped_storage(self) -> torch.UntypedStorage:
         storage = label_storage(self.payload.untyped_storage(), self._slot.device)
@@ -175,21 +171,26 @@ class VirtualTensor(torch.Tensor):
         return self.cpu()
 
     def tolist(self) -> Any:
-        return _given_out(self, "tolist") if _is_unknown(self) else self.payload.tolist()
+        return ABOVE.give_out(self, "tolist") if _is_unknown(self) else self.payload.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        if force:
-            return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
+        if not force:
+            self._refuse_gradient()
+            message = (
+                f"can't convert {self.device} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+            faults.report("device-mismatch", message, "Tensor.numpy", [("self", self)], TypeError)
+        return self._array()
+
+    def _refuse_gradient(self) -> None:
         if self.requires_grad:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
             )
-        message = (
-            f"can't convert {self.device} device type tensor to numpy. "
-            "Use Tensor.cpu() to copy the tensor to host memory first."
-        )
-        faults.report("device-mismatch", message, "Tensor.numpy", [("self", self)], TypeError)
-        return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
+
+    def _array(self) -> Any:
+        return ABOVE.give_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
 
     __float__ = _number(torch.Tensor.__float__)
     __int__ = _number(torch.Tensor.__int__)
@@ -242,7 +243,7 @@ class VirtualTensor(torch.Tensor):
         new.requires_grad_(self.requires_grad)
         new.__class__ = self.__class__
         for name, value in self.__dict__.items():
-            if name not in _INTERNAL or name == origin.EXTENTS:
+            if name not in INTERNAL or name == origin.EXTENTS:
                 new.__dict__[name] = copy.deepcopy(value, memo)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
@@ -253,7 +254,7 @@ class VirtualTensor(torch.Tensor):
         if isinstance(self, nn.Parameter):
             return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, OrderedDict())
         untyped = label_storage(self.payload.untyped_storage(), self._slot.device)
-        storage = torch.TypedStorage(wrap_storage=untyped, dtype=self.payload.dtype, _internal=True)
+        storage = torch.TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
         place = (self.payload.storage_offset(), tuple(self.payload.size()), self.payload.stride())
         return torch._utils._rebuild_tensor_v2, (storage, *place, self.requires_grad, OrderedDict())
 
@@ -288,15 +289,12 @@ class HostTensor(VirtualTensor):
             return torch.Tensor.type(torch.empty(0, dtype=self.dtype))
         return super().type(dtype, non_blocking, **kwargs)
 
-    def data_ptr(self) -> int:
-        if self.payload.is_meta:
-            offset = int(self.payload.storage_offset()) * self.payload.element_size()
-            return host_address(self._block) + offset
-        return self.payload.data_ptr()
+    def _start(self) -> int:
+        return host_address(self._block)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as a tensor of stand-ins: what is written to a file has to have bytes."""
-        values = _given_out(self, "__reduce_ex__")
+        values = ABOVE.give_out(self, "__reduce_ex__")
         if isinstance(self, nn.Parameter):
             return torch._utils._rebuild_parameter, (values, self.requires_grad, OrderedDict())
         return values.__reduce_ex__(protocol)
@@ -305,11 +303,9 @@ class HostTensor(VirtualTensor):
         return self
 
     def numpy(self, *, force: bool = False) -> Any:
-        if self.requires_grad and not force:
-            raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
-            )
-        return _given_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
+        if not force:
+            self._refuse_gradient()
+        return self._array()
 
 
 class HostParameter(HostTensor, nn.Parameter):
@@ -431,91 +427,3 @@ def device_of(tensor: Tensor) -> torch.device:
 def payload_of(tensor: Tensor) -> Tensor:
     """The CPU tensor that holds the values (the tensor itself when it is not virtual)."""
     return tensor.payload if type(tensor) in VIRTUAL else tensor  # type: ignore[attr-defined]
-
-
-def sync(tensor: VirtualTensor) -> None:
-    """Make the wrapper's shape that of its payload again, after an operation that changed it in place."""
-    payload = tensor.payload
-    if payload.layout is not torch.strided:
-        return
-    size, stride, offset = payload.size(), payload.stride(), payload.storage_offset()
-    if tensor.size() != size or tensor.stride() != stride or tensor.storage_offset() != offset:
-        filling = torch._C._get_deterministic_fill_uninitialized_memory()
-        # Under deterministic algorithms torch would fill what it grows: here are no values to fill.
-        torch._C._set_deterministic_fill_uninitialized_memory(False)
-        try:
-            with torch._C._DisableTorchDispatch():
-                # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
-                torch.ops.aten.resize_.default(
-                    tensor, [payload.untyped_storage().nbytes() // payload.element_size()]
-                )
-                torch.ops.aten.as_strided_.default(tensor, size, stride, offset)
-        finally:
-            torch._C._set_deterministic_fill_uninitialized_memory(filling)
-
-
-_HOME = "_virtual_home"
-
-
-def materialize(
-    tensor: Any, shape: Any, device: torch.device | None = None, dtype: torch.dtype | None = None
-) -> None:
-    """UninitializedParameter.materialize, on the device to which the parameter was moved before it had a shape."""
-    home, kind = tensor.__dict__.pop(_HOME, (tensor.data.device, tensor.data.dtype))
-    tensor.__class__ = tensor.cls_to_become
-    tensor.data = torch.empty(shape, device=device or home, dtype=dtype or kind)
-
-
-def set_data(tensor: Tensor, new: Tensor) -> None:
-    """`tensor.data = new` between any two devices; the tensor object stays the same one."""
-    if nn.parameter.is_lazy(tensor):
-        # Nothing is there to move yet: it is made at home when it gets its shape (`materialize`).
-        tensor.__dict__[_HOME] = (new.device, new.dtype)
-        return
-    home, before = tensor.device, origin.trace_of(tensor)
-    if type(tensor) in VIRTUAL and type(new) in VIRTUAL and tensor.is_inference() is new.is_inference():
-        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
-        tensor.payload, tensor._slot, tensor._block = new.payload, new._slot, new._block  # type: ignore[attr-defined]
-        if is_host(new) is not issubclass(type(tensor), HostTensor):  # type: ignore[arg-type]
-            tensor._is_param = isinstance(tensor, nn.Parameter)
-    else:
-        replacement = new.detach()
-        if replacement is new:
-            replacement = new.view_as(new)
-        become(tensor, replacement)
-    machine = state.machine()
-    if machine is not None and machine.observer is not None:
-        after = origin.trace_of(new)
-        born = (before.born if before is not None else None) or (after.born if after is not None else None)
-        if home == tensor.device and before is not None:
-            tensor.__dict__[origin.ATTRIBUTE] = before
-        else:
-            # A trace of its own: the data that was assigned may live on under another name.
-            tensor.__dict__[origin.ATTRIBUTE] = origin.Trace(born, origin.here())
-
-
-def become(tensor: Tensor, new: Tensor) -> None:
-    """Turn a tensor object into another tensor, keeping its identity, gradient flag, class and attributes.
-
-    A CPU tensor and a virtual one are different kinds of object for C++, so the implementations change places.
-    """
-    requires_grad, grad, parameter = tensor.requires_grad, tensor.grad, isinstance(tensor, nn.Parameter)
-    extra = {name: value for name, value in tensor.__dict__.items() if name not in _INTERNAL}
-    hooks, after_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    torch._C._swap_tensor_impl(tensor, new)  # first: it may refuse, and then nothing has changed
-    tensor.__class__, new.__class__ = new.__class__, tensor.__class__
-    tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
-    tensor.__dict__.update(extra)
-    if parameter:
-        tensor.__class__ = parameter_class(tensor)
-    if tensor.is_leaf and tensor.requires_grad != requires_grad:
-        tensor.requires_grad_(requires_grad)
-    if hooks:
-        tensor._backward_hooks = hooks
-    if after_hooks:
-        tensor._post_accumulate_grad_hooks = after_hooks
-    if grad is not None and grad.device == tensor.device:
-        tensor.grad = grad
-    elif grad is not None and grad.shape == tensor.shape:
-        # Hardware would leave a gradient behind, and every program moves it in the next line: bring it along.
-        tensor.grad = grad.detach().to(tensor.device, tensor.dtype)

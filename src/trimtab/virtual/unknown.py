@@ -18,7 +18,7 @@ from trimtab.virtual.memory import human
 from trimtab.virtual.observer import Asked, How
 from trimtab.virtual.stand_in import StandIn, nested, unknown_array
 from trimtab.virtual.storage import set_bytes_for
-from trimtab.virtual.tensor import VIRTUAL, set_giving_out
+from trimtab.virtual.tensor import ABOVE, VIRTUAL
 
 _MOST_BYTES = 1 << 28
 """Stand-ins for memory that a program reads as bytes are made up to this size."""
@@ -102,7 +102,7 @@ def refuse_more(size: int) -> None:
         )
 
 
-set_giving_out(_give_out)
+ABOVE.give_out = _give_out
 set_bytes_for(_bytes_for)
 
 

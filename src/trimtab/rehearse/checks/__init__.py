@@ -12,20 +12,26 @@ if TYPE_CHECKING:
 def all_checks(process: Process) -> list[BaseCheck]:
     """All checks, in the order in which they are put in."""
     from trimtab.rehearse.checks.apart import Apart
+    from trimtab.rehearse.checks.checkpoints import Checkpoints
+    from trimtab.rehearse.checks.clearing import Clearing
+    from trimtab.rehearse.checks.consumed import Consumed
     from trimtab.rehearse.checks.data_order import DataOrder
     from trimtab.rehearse.checks.ddp import Ddp
     from trimtab.rehearse.checks.gradients import Gradients
     from trimtab.rehearse.checks.graph_kept import GraphKept
     from trimtab.rehearse.checks.in_place import InPlace
     from trimtab.rehearse.checks.launcher import StaleLauncher
+    from trimtab.rehearse.checks.left_out import LeftOut
+    from trimtab.rehearse.checks.modes import Modes
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.steps import Steps
+    from trimtab.rehearse.checks.underflow import Underflow
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.unwritten import Unwritten
     from trimtab.rehearse.checks.values import Values
 
-    first = (Gradients, Untrained, StaleOptimizer, GraphKept, InPlace, Ddp, DataOrder, Apart, Rows)
-    last = (StaleLauncher, Scaler, Unwritten, Values, Steps)
-    return [check(process) for check in (*first, *last)]
+    first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
+    then = (InPlace, Ddp, DataOrder, Apart, Rows, StaleLauncher, Scaler, Underflow, Unwritten, Values, Steps)
+    return [check(process) for check in (*first, *then)]

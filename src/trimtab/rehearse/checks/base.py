@@ -24,6 +24,7 @@ __all__ = [
     "BaseCheck",
     "around",
     "backward_hub",
+    "ever_held",
     "optimizers_made",
     "place_born",
     "shown",
@@ -133,6 +134,20 @@ def optimizers_made() -> WeakKeyDictionary[Any, Place | None]:
         found[optimizer] = places.here()
 
     around(torch.optim.Optimizer, "__init__", init, whose="the list of optimizers")
+    return found
+
+
+@cache
+def ever_held() -> set[int]:
+    """Ids of all parameters that any optimizer was ever given, also one that is gone. To be called as above."""
+    found: set[int] = set()
+
+    def add(real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = real(optimizer, *args, **kwargs)
+        found.update(id(parameter) for parameter in trained_by(optimizer))
+        return result
+
+    around(torch.optim.Optimizer, "add_param_group", add, whose="the list of optimizers")
     return found
 
 

@@ -82,7 +82,10 @@ class Cuts:
             self._note(caller, args[0], result, meant)
 
     def _note(self, caller: FrameType, given: Any, result: Any, meant: bool) -> None:
-        if not isinstance(given, torch.Tensor) or given.grad_fn is None:
+        if not isinstance(given, torch.Tensor) or not given.requires_grad:
+            return
+        # The values of a parameter are taken out of a layer's pass, or for anything else (an update, a log).
+        if given.grad_fn is None and not (meant and isinstance(given, nn.Parameter) and _in_forward(caller)):
             return
         key = (caller.f_code.co_filename, caller.f_lineno)
         known = self._found.get(key)

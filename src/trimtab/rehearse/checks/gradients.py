@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet, ref
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -59,12 +57,10 @@ class _Optimizer:
 
 
 class Gradients(BaseCheck):
-    """Follows optimizers, re-entrant checkpoints and the leaves of the loss."""
+    """Follows optimizers and the leaves of the loss."""
 
     def install(self) -> None:
         self._optimizers: dict[int, _Optimizer] = {}
-        self._checkpoints: dict[Place | None, list[_Parameter]] = {}
-        """Re-entrant checkpoints none of whose inputs needs a gradient, and the parameters inside."""
         self._ran: WeakSet[nn.Module] = WeakSet()
         self._passes = 0
         self._broken: Cause | None = None
@@ -84,7 +80,6 @@ class Gradients(BaseCheck):
         register_optimizer_step_pre_hook(self._step)
         # A closure given to step() computes the gradients inside it.
         register_optimizer_step_post_hook(self._look)
-        around(torch.utils.checkpoint, "checkpoint", self._checkpoint)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         hub = backward_hub()
         hub.before.append(self._before)
@@ -147,22 +142,6 @@ class Gradients(BaseCheck):
             for name, parameter in module.named_parameters()
         }
 
-    def _checkpoint(self, real: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        needed = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        if kwargs.get("use_reentrant") is not False and torch.is_grad_enabled() and not needed:
-            self._cut_off(function)
-        return real(function, *args, **kwargs)
-
-    def _cut_off(self, function: Any) -> None:
-        trainable = [
-            _Parameter(ref(parameter), id(parameter), name)
-            for module in _modules_of(function)
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-        ]
-        if trainable:
-            self._checkpoints.setdefault(places.here(), trainable)
-
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._passes += 1
         if self._passes > _LOOKED_AT or not self._optimizers or self._reached:
@@ -222,13 +201,13 @@ class Gradients(BaseCheck):
             place = frozen.said_by(last[0].place)
             names = self._names()
             self._mend = frozen.mend(place, [names.get(known.number, "") for _, known in deeds])
+            if self._mend[0].startswith("No parameter is called") and (chosen := frozen.condition(place)):
+                place = source.place(place.file, chosen.lineno)
             return cause_at(place, "this leaves no parameter trainable")
         made = next((entry.made for entry in self._optimizers.values() if entry.made is not None), None)
         return cause_at(made, "none of the parameters given to this optimizer is trainable")
 
     def _after(self) -> None:
-        for known in (known for inside in self._checkpoints.values() for known in inside):
-            known.got |= known.has_gradient()
         if self._passes <= _LOOKED_AT:
             for known in self._known():
                 known.had |= known.has_gradient()
@@ -250,11 +229,6 @@ class Gradients(BaseCheck):
 
     def finish(self) -> None:
         explained = self.process.explained
-        for place, inside in self._checkpoints.items():
-            dead = [known for known in inside if not known.got]
-            if dead and self._passes:
-                explained |= {known.number for known in dead}
-                self._report_checkpoint(place, dead)
         trained = {p.number for optimizer in self._optimizers.values() for p in optimizer.parameters if p.got}
         for optimizer in self._optimizers.values():
             dead = [p for p in optimizer.parameters if not p.got and p.number not in explained]
@@ -278,18 +252,6 @@ class Gradients(BaseCheck):
             f"line {again.line} puts another model in the place of the one whose parameters this holds",
         )
         return self._broken
-
-    def _report_checkpoint(self, place: Place | None, dead: list[_Parameter]) -> None:
-        self.report(
-            "no-gradient",
-            "None of the inputs of a re-entrant checkpoint requires a gradient, so the trainable parameters inside "
-            f"never receive one: {shown([known.name for known in dead])}.",
-            place,
-            cause_at(place, "re-entrant checkpointing passes gradients on only if an input requires one"),
-            fix="Use checkpoint(..., use_reentrant=False), or make the input require a gradient: "
-            "x.requires_grad_(True) (model.enable_input_require_grads() for transformers).",
-            op="torch.utils.checkpoint",
-        )
 
     def _report_optimizer(self, optimizer: _Optimizer, dead: list[_Parameter]) -> None:
         """Parameters that are merely unused can be meant; a fault is a loss that reaches nothing, or a cut graph."""
@@ -336,24 +298,3 @@ class Gradients(BaseCheck):
             edits=edits,
             severity="fault" if len(dead) == len(optimizer.parameters) or cause is not None else "warning",
         )
-
-
-def _modules_of(function: Any, depth: int = 3) -> Iterator[nn.Module]:
-    """The modules that a function to be checkpointed would call."""
-    if isinstance(function, nn.Module):
-        yield function
-        return
-    if depth == 0 or function is None:
-        return
-    if isinstance(function, functools.partial):
-        for thing in (function.func, *function.args, *function.keywords.values()):
-            yield from _modules_of(thing, depth - 1)
-        return
-    yield from _modules_of(getattr(function, "__self__", None), depth - 1)
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            contents = cell.cell_contents
-        except ValueError:
-            continue
-        if isinstance(contents, nn.Module) or callable(contents):
-            yield from _modules_of(contents, depth - 1)

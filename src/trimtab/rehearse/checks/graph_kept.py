@@ -6,7 +6,6 @@ alive mean that somebody holds their graphs.
 
 from __future__ import annotations
 
-import ast
 import gc
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import flow, mends_graph, shared_graph, source
+from trimtab.diagnose import kept, mends_graph, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born, trained_by
@@ -26,9 +25,20 @@ from trimtab.virtual import origin
 
 _ENOUGH = 3
 """Earlier steps whose graphs must be alive at once."""
-_ENOUGH_WITHOUT_OPTIMIZER = 5
+_ENOUGH_UNSURE = 5
+"""The same without an optimizer, and of graphs below the loss: layers that take turns may keep one each."""
 _FIRST_LOOK, _SECOND_LOOK = 4, 10
 """Passes of a model in eval mode, with gradients on, before which is looked at what is kept."""
+_DEEP, _SHALLOW, _DEEP_UNTIL = 512, 6, 16
+"""Nodes of a graph that are marked: many in the first passes, so that a kept activation shows, then few."""
+_FAR = 2000
+_LINE = "trimtab_line"
+_CHAIN_LOOKS = (3, 6)
+"""Optimizer steps after which is looked at values that are built on themselves."""
+_EVALUATED = (
+    "A model in eval mode runs with gradients on, and its results are kept with their graphs: memory grows with every "
+    "batch."
+)
 _NAME = "trimtab_backward"
 _SEEN = "trimtab_evaluation"
 
@@ -46,12 +56,14 @@ class GraphKept(BaseCheck):
     """Counts the steps whose graphs outlive them, for each line that calls backward."""
 
     def install(self) -> None:
-        self._marks: dict[tuple[str, int] | None, deque[ref[_Mark]]] = defaultdict(lambda: deque(maxlen=64))
+        self._marks: dict[tuple[Any, bool], deque[ref[_Mark]]] = defaultdict(lambda: deque(maxlen=64))
+        """By the line that calls backward, and whether the marks lie deep in the graph."""
         self._steps = 0
         self._passes = 0
         self._done = False
-        self._suspected: tuple[Place, int] | None = None
-        """What evaluation keeps; not yet a fault, since a later backward pass may be what it is kept for."""
+        self._suspected: tuple[Place, mends_graph.Mend, str] | None = None
+        """What is kept, the mend, the message; not yet a fault: a later backward pass may be what it is kept for."""
+        self._looked: set[int] = set()
         self._places: deque[Place] = deque(maxlen=8)
         self._root: Place | None = None
         self._changed: set[int] = set()
@@ -71,10 +83,12 @@ class GraphKept(BaseCheck):
         if count == _FIRST_LOOK:
             self._before = _kept_by_line()
         elif count == _SECOND_LOOK:
-            for line, kept in _kept_by_line().items():
-                if kept >= self._before.get(line, kept) + _SECOND_LOOK - _FIRST_LOOK:
+            for line, now in _kept_by_line().items():
+                many = now >= self._before.get(line, now) + _SECOND_LOOK - _FIRST_LOOK
+                if many or _built_on_itself(line):
                     _mark_made_at(line)
-                    self._suspected = (source.place(*line), kept)
+                    mend = mends_graph.of_evaluation(places.frames())
+                    self._suspected = (source.place(*line), mend, _EVALUATED)
                     return
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
@@ -109,59 +123,83 @@ class GraphKept(BaseCheck):
             return
         if self._suspected is not None:
             self._judge(roots)
+        if self._steps in _CHAIN_LOOKS and self._steps not in self._looked:
+            self._look_at_chains()
         self._passes += 1
         key = (place.file, place.line) if place else None
-        marks = self._marks[key]
         step = self._steps if self._steps else self._passes
-        alive = {mark.step for mark in (r() for r in marks) if mark is not None and mark.step < step}
-        if len(alive) >= (_ENOUGH if self._steps else _ENOUGH_WITHOUT_OPTIMIZER):
-            self._report(place, len(alive))
-        mark = _Mark(step)
-        laid = False
+        for deep, enough in ((False, _ENOUGH if self._steps else _ENOUGH_UNSURE), (True, _ENOUGH_UNSURE)):
+            marks = (mark for mark in (r() for r in self._marks[key, deep]) if mark is not None)
+            if len(alive := {mark.step for mark in marks if mark.step < step}) >= enough:
+                self._report(place, len(alive))
+                return
+        self._lay(roots, key, step)
+
+    def _lay(self, roots: list[torch.Tensor], key: tuple[str, int] | None, step: int) -> None:
+        top, below = _Mark(step), _Mark(step)
+        most = _DEEP if self._passes <= _DEEP_UNTIL else _SHALLOW
+        laid = {False: False, True: False}
         for root in roots:
-            for node in _top(root.grad_fn, 6):
-                laid |= node.metadata.setdefault(_NAME, mark) is mark
-        if laid:
-            marks.append(ref(mark))
+            for count, node in enumerate(_top(root.grad_fn, most)):
+                deep = count >= _SHALLOW
+                mark = below if deep else top
+                laid[deep] |= node.metadata.setdefault(_NAME, mark) is mark
+        for deep, mark in ((False, top), (True, below)):
+            if laid[deep]:
+                self._marks[key, deep].append(ref(mark))
+
+    def _look_at_chains(self) -> None:
+        """Values that go on from their own last one over several steps, as averages of weights do."""
+        self._looked.add(self._steps)
+        if self._steps == _CHAIN_LOOKS[0]:
+            _kept_by_line()
+            return
+        for line in dict.fromkeys(line for _, line in _results()):
+            found = kept.built(source.place(*line))
+            if found is not None and _built_on_itself(line):
+                _mark_made_at(line)
+                place, fix, edits = found
+                said = (
+                    "A value is built from its own last one with its graph: the graph grows with every step."
+                )
+                self._suspected = (place, (fix, edits), said)
+                return
 
     def _judge(self, roots: list[torch.Tensor]) -> None:
         suspected, self._suspected = self._suspected, None
         wanted = any(_SEEN in (node.metadata or ()) for root in roots for node in _top(root.grad_fn, 4000))
         if suspected is not None and not wanted:
-            self._report_evaluation(*suspected)
+            self._report_useless(*suspected)
 
     def finish(self) -> None:
         if not self._done:
             self._judge([])
 
-    def _report_evaluation(self, place: Place, kept: int) -> None:
+    def _report_useless(self, place: Place, mend: mends_graph.Mend, message: str) -> None:
         self._done = True
-        self.report(
-            "graph-kept",
-            f"A model in eval mode runs with gradients on, and {kept} of its results are kept with their graphs: "
-            "memory grows with every batch.",
-            place,
-            cause_at(place, "results of this line are kept, each with the graph of its batch"),
-            fix="Evaluate inside `with torch.no_grad():`, or keep out.detach().",
-            op="forward",
-        )
+        fix, edits = mend
+        why = "results of this line are kept with their graphs, and no loss needs them"
+        self.report("graph-kept", message, place, cause_at(place, why), fix=fix, op="forward", edits=edits)
 
     def _report(self, place: Place | None, count: int) -> None:
-        holder = _holder()
-        called, name = _kept_by_call() if holder is None else (None, "")
-        kept_at = called or (place_born(holder) if holder is not None else _kept_in_list())
+        frames = list(places.frames())
+        holder, alone = _holders()
+        found = kept.carried(_reaches_several, frames) if holder is not None else None
+        if found is None and holder is not None and (born := place_born(holder)) is not None:
+            found = kept.built(born)
+        found = found or kept.handed_over(_is_marked, frames)
+        for one in alone if found is None else ():
+            found = found or kept.stored(one, frames)
+        kept_at, fix, edits = found or (None, "Keep the number, not the graph: .detach() or .item().", [])
         if kept_at is not None and place is not None and kept_at == place:
             kept_at = None
         self._done = True
-        mend = mends_graph.of_kept(kept_at, name)
-        fix, edits = mend or ("Keep the number, not the graph: total += loss.detach() (or loss.item()).", [])
-        why = "what is kept here holds the graph of its step" if called else ""
         self.report(
             "graph-kept",
             f"The graphs of {count} earlier steps are still alive: a tensor that is kept across steps holds the graph "
             "of every step, and memory grows until it runs out.",
             kept_at or place,
-            cause_at(kept_at, why or "the running value is built from the loss with its graph")
+            cause_at(kept_at, "what is kept here holds the graph of its step")
             or cause_at(place, "the loss of every step is kept with its graph"),
             fix=fix,
             op="backward",
@@ -170,11 +208,22 @@ class GraphKept(BaseCheck):
 
 
 def _kept_by_line() -> dict[tuple[str, int], int]:
-    """How many living results with a graph were made at each line of the user's code."""
+    """How many living results with a graph were made at each line of the user's code. Marks them with their line."""
     counts: dict[tuple[str, int], int] = defaultdict(int)
-    for _, line in _results():
+    for result, line in _results():
         counts[line] += 1
+        result.grad_fn.metadata.setdefault(_LINE, line)
     return counts
+
+
+def _built_on_itself(line: tuple[str, int]) -> bool:
+    """Whether a living result was made from what the same line gave when it was first looked at."""
+    return any(
+        (node.metadata or {}).get(_LINE) == line and node is not result.grad_fn
+        for result, made in _results()
+        if made == line
+        for node in _top(result.grad_fn, _FAR)
+    )
 
 
 def _mark_made_at(line: tuple[str, int]) -> None:
@@ -197,67 +246,10 @@ def _results() -> Iterator[tuple[Any, tuple[str, int]]]:
             yield thing, (born.file, born.line)
 
 
-def _kept_in_list() -> Place | None:
-    """The line that puts losses into a list which a function on the stack holds by name."""
-    for frame in places.frames():
-        for name, value in frame.f_locals.items():
-            if _keeps(value):
-                return flow.appending_line(frame.f_code.co_filename, name)
-            if isinstance(value, nn.Module | torch.Tensor) or not hasattr(value, "__dict__"):
-                continue
-            for attribute, kept in list(vars(value).items()):
-                if _keeps(kept) and (line := flow.appending_line(frame.f_code.co_filename, attribute)):
-                    return line
-    return None
-
-
-def _kept_by_call() -> tuple[Place | None, str]:
-    """The line that hands a tensor with its graph to an object that keeps it, and the tensor's name there."""
-    for frame in places.frames():
-        for name, owner in list(frame.f_locals.items()):
-            if isinstance(owner, nn.Module | torch.Tensor) or not hasattr(owner, "__dict__"):
-                continue
-            kept = [
-                item for value in list(vars(owner).values()) for item in _parts(value) if _is_marked(item)
-            ]
-            if len(kept) < 2:
-                continue
-            lines = {place_born(item) for item in kept if isinstance(item, torch.Tensor)} - {None}
-            # This round's own value is not kept yet, but it was made at the same line as those that are.
-            given = {
-                own
-                for own, value in frame.f_locals.items()
-                if isinstance(value, torch.Tensor) and place_born(value) in lines
-            }
-            for call in source.calls(frame.f_code.co_filename):
-                if source.root(call.func) == name:
-                    named = [a.id for a in call.args if isinstance(a, ast.Name) and a.id in given]
-                    if named:
-                        return source.place(frame.f_code.co_filename, call.lineno), named[0]
-    return None, ""
-
-
-def _parts(value: object) -> Iterator[object]:
-    """What a list keeps, and what the tuples and dicts in it do."""
-    for item in value if isinstance(value, list | deque) else ():
-        if isinstance(item, tuple | list):
-            yield from item
-        elif isinstance(item, dict):
-            yield from item.values()
-        else:
-            yield item
-
-
-def _keeps(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(_keeps(entry) for entry in list(value.values())[:64])
-    return isinstance(value, list | deque) and sum(_is_marked(item) for item in value) > 1
-
-
 def _is_marked(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.grad_fn is None:
         return False
-    return any(_NAME in (node.metadata or ()) for node in _top(value.grad_fn, 6))
+    return any(_NAME in (node.metadata or ()) for node in _top(value.grad_fn, _SHALLOW))
 
 
 def _top(node: Any, most: int) -> list[Any]:
@@ -275,12 +267,28 @@ def _top(node: Any, most: int) -> list[Any]:
     return found
 
 
-def _holder() -> torch.Tensor | None:
-    """The living tensor from which most marked steps can be reached."""
+def _reaches_several(value: object) -> bool:
+    """Whether a tensor's graph goes back over more than one marked step."""
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+        return False
+    return len(_steps_behind(value)) > 1
+
+
+def _steps_behind(tensor: torch.Tensor) -> set[int]:
+    """The marked steps to which a tensor's graph goes back."""
+    nodes = (node for node in _top(tensor.grad_fn, _FAR) if _NAME in (node.metadata or ()))
+    return {node.metadata[_NAME].step for node in nodes}
+
+
+def _holders() -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The living tensor from which several marked steps can be reached, and those that hold one earlier step each."""
     best: tuple[int, torch.Tensor] | None = None
+    alone: list[tuple[int, torch.Tensor]] = []
     for thing in _with_graph():
-        marked = [node for node in _top(thing.grad_fn, 200) if _NAME in (node.metadata or ())]
-        steps = {node.metadata[_NAME].step for node in marked}
-        if steps and (best is None or len(steps) > best[0]):
+        steps = _steps_behind(thing)
+        if len(steps) > 1 and (best is None or len(steps) > best[0]):
             best = (len(steps), thing)
-    return best[1] if best and best[0] > 1 else None
+        elif steps:
+            alone.append((min(steps), thing))
+    earliest = sorted(alone, key=lambda pair: pair[0])[:8]
+    return best[1] if best is not None else None, [thing for _, thing in earliest]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from trimtab.diagnose import mends_graph, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, trained_by
@@ -52,16 +54,26 @@ class InPlace(BaseCheck):
         for changed, place in reversed(self._changes):
             if changed == shape:
                 why = "this changes in place a tensor that backward still needs"
-                return replace(finding, cause=cause_at(place, why))
+                fix, edits = mends_graph.out_of_place(place) or (finding.fix, [])
+                return replace(finding, cause=cause_at(place, why), fix=fix, edits=edits)
         for shapes, place in reversed(self._steps):
             if _unordered(shape) in shapes:
                 why = "this step changes weights in place, and a graph made before it is used afterwards"
-                later = f" (line {finding.where.line})" if finding.where is not None else ""
+                at = finding.where
+                loss = shared_graph.loss_name(at.file, at.line) if at is not None else "the later loss"
                 fix = (
-                    f"Send the later loss backward{later} before this step, or compute it again after the step: its "
-                    "graph holds the weights as they were."
+                    f"Compute {loss} after this step, or send it backward before it: its graph holds the weights as "
+                    "they were."
                 )
                 return replace(finding, cause=cause_at(place, why), fix=fix)
+        # A part of a tensor that is filled piece by piece: torch names the shape of the part.
+        for changed, place in reversed(self._changes):
+            node = source.statement(place.file, place.line)
+            filled = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
+            if filled and shape and not Counter(shape) - Counter(changed):
+                why = "this writes into a tensor of which backward still needs other parts as they were"
+                fix, edits = mends_graph.out_of_place(place) or (finding.fix, [])
+                return replace(finding, cause=cause_at(place, why), fix=fix, edits=edits)
         return finding
 
 

@@ -12,8 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trimtab.diagnose import mends_scaler
 from trimtab.diagnose.finding import Finding, Place, cause_at
+from trimtab.diagnose.raised_common import own_frames
 from trimtab.rehearse import places, shield
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, trained_by
+from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, trained_by
 from trimtab.rehearse.checks.cuts import leaves
 
 _MARK = "_trimtab_scaled"
@@ -26,7 +27,14 @@ class Scaler(BaseCheck):
     def install(self) -> None:
         self._scaled: dict[int, int] = {}
         """Parameters by id, with the version of their gradient: one changed since is not judged."""
+        self._bare: dict[int, tuple[int, Place | None]] = {}
+        """The same of losses that were not scaled, with their line."""
+        self._last: torch.amp.GradScaler | None = None
+        self._called: Any = None
+        """The scaler that was last asked to step or to unscale."""
+        self._made = optimizers_made()
         self._roots: list[torch.Tensor] = []
+        self._unmarked: list[torch.Tensor] = []
         self._inside = 0
         self._stepped_at: Place | None = None
         self._plain: Place | None = None
@@ -50,10 +58,12 @@ class Scaler(BaseCheck):
         result = real(scaler, outputs)
         if isinstance(result, torch.Tensor) and scaler.is_enabled() and scaler.get_scale() != 1.0:
             result.__dict__[_MARK] = True
+            self._last = scaler
         return result
 
     def _within(self, real: _Real, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._inside += 1
+        self._called = scaler
         try:
             return real(scaler, optimizer, *args, **kwargs)
         finally:
@@ -65,6 +75,7 @@ class Scaler(BaseCheck):
         return real(scaler, *args, **kwargs)
 
     def _unscale(self, real: _Real, scaler: Any, optimizer: Any) -> Any:
+        self._called = scaler
         result = real(scaler, optimizer)
         if (place := places.here()) is not None:
             self._unscaled.append(place)
@@ -79,21 +90,53 @@ class Scaler(BaseCheck):
 
     def _look_at_clip(self, given: list[torch.Tensor], name: str) -> None:
         if self._scaled and self._carry(given):
-            self._report_clip(name)
+            wanted = {id(parameter) for parameter in given}
+            made = (o for o in list(self._made) if any(id(p) in wanted for p in trained_by(o)))
+            self._report_clip(name, next(made, None))
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
         self._roots = [root for root in roots if _MARK in root.__dict__]
         self._plain = None if self._roots else place
+        if self._last is not None and not self._inside:
+            shield.call("Scaler", self._look_at_mixture, roots, place)
         for root in self._roots:
             for leaf in leaves(root):
                 self._scaled[id(leaf)] = -1
 
     def _after(self) -> None:
-        if not self._roots:
-            return
         for leaf in (leaf for root in self._roots for leaf in leaves(root)):
             self._scaled[id(leaf)] = leaf.grad._version if leaf.grad is not None else -1
-        self._roots = []
+        for leaf in self._unmarked:
+            if leaf.grad is not None and self._last is not None:
+                self._bare[id(leaf)] = leaf.grad._version, self._plain
+        self._roots, self._unmarked = [], []
+
+    def _look_at_mixture(self, roots: list[torch.Tensor], place: Place | None) -> None:
+        """A loss that is scaled and one that is not, added up in the same gradient: unscaling spoils one of them."""
+        self._unmarked = [leaf for root in roots if _MARK not in root.__dict__ for leaf in leaves(root)]
+        held = [leaf for root in roots for leaf in leaves(root) if leaf.grad is not None]
+        bare = place
+        if self._roots:
+            met = [at for leaf in held if (at := self._bare.get(id(leaf))) and at[0] == leaf.grad._version]
+            bare = met[0][1] if met else None
+        elif not self._carry(held):
+            return
+        if bare is None:
+            return
+        fix, edits = mends_scaler.scaled(bare, places.frames(), self._last)
+        self.report(
+            "scaler-misuse",
+            "Gradients of a loss that was multiplied by the GradScaler's factor and of one that was not are added up: "
+            "after unscaling the second counts for nothing (65536 times too little at first).",
+            bare,
+            cause_at(
+                bare, "this loss is sent backward without the scaler, into gradients that carry its factor"
+            ),
+            fix=fix,
+            op="backward",
+            once="mixture",
+            edits=edits,
+        )
 
     def _carry(self, parameters: Iterable[torch.Tensor]) -> bool:
         return any(
@@ -109,26 +152,30 @@ class Scaler(BaseCheck):
         if self._inside or not self._scaled or not self._carry(trained_by(optimizer)):
             return
         self._stepped_at = places.here()
+        fix, edits = mends_scaler.stepped(self._stepped_at, places.frames(), self._last)
         self.report(
             "scaler-misuse",
             "optimizer.step() uses gradients that are still multiplied by the GradScaler's factor (65536 at first): "
             "the steps are far too large, and infinite gradients are not skipped.",
             self._stepped_at,
             cause_at(self._stepped_at, "the loss was scaled, this step does not know of it"),
-            fix="Step through the scaler: scaler.step(optimizer), then scaler.update().",
+            fix=fix,
             op="optimizer.step",
+            edits=edits,
         )
 
-    def _report_clip(self, name: str) -> None:
+    def _report_clip(self, name: str, optimizer: Any) -> None:
         place = places.here()
+        known, (fix, edits) = mends_scaler.unscaled_first(places.frames(), self._last, optimizer)
         self.report(
             "scaler-misuse",
             f"{name} is given gradients that are still multiplied by the GradScaler's factor: the limit is met at "
             "once, and after unscaling the gradients are nearly nothing.",
             place,
-            cause_at(place, "the gradients are clipped before they are unscaled"),
-            fix="Unscale first: scaler.unscale_(optimizer), then clip, then scaler.step(optimizer).",
+            cause_at(known or place, "the gradients are clipped before they are unscaled"),
+            fix=fix,
             op=name,
+            edits=edits,
         )
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
@@ -136,12 +183,25 @@ class Scaler(BaseCheck):
         if finding.kind == "scaler-misuse" and self._stepped_at is not None and "update" in finding.message:
             why = "the optimizer is stepped past the scaler here"
             return replace(finding, cause=cause_at(self._stepped_at, why))
-        if finding.kind == "scaler-misuse" and error is not None and self._plain is not None:
-            fix, edits = mends_scaler.scaled(self._plain, error)
-            if "_scale is None" in finding.message:
-                cause = cause_at(self._plain, "the loss is sent backward here without the scaler")
-                return replace(finding, cause=cause, fix=fix, edits=edits)
-        if "already been called" in finding.message and self._unscaled and finding.where is not None:
+        frames = [frame for frame, _ in own_frames(error)] if error is not None else []
+        if (
+            finding.kind == "scaler-misuse"
+            and "_scale is None" in finding.message
+            and self._plain is not None
+        ):
+            fix, edits = mends_scaler.scaled(self._plain, frames, self._called)
+            cause = cause_at(self._plain, "the loss is sent backward here without the scaler")
+            return replace(finding, cause=cause, fix=fix, edits=edits)
+        if "already been called" not in finding.message or finding.where is None:
+            return finding
+        if "step() has already" in finding.message:
+            fix, edits = mends_scaler.updated(finding.where, frames, self._called)
+            cause = cause_at(
+                finding.where, "this steps again, and the scaler was not updated since the last step"
+            )
+            return replace(finding, cause=cause, fix=fix, edits=edits)
+        if self._unscaled:
+            fix, edits = mends_scaler.once(self._unscaled[0], finding.where)
             cause = cause_at(finding.where, "this unscales gradients that are unscaled already")
-            return replace(finding, cause=cause, fix=mends_scaler.once(self._unscaled[0], finding.where))
+            return replace(finding, cause=cause, fix=fix, edits=edits)
         return finding

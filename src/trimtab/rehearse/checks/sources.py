@@ -15,17 +15,21 @@ from typing import Any
 
 import torch
 
-from trimtab.diagnose import flow, mends_values, source
+from trimtab.diagnose import flow, holders, mends_values, source, spot
 from trimtab.diagnose.finding import Cause, Edit, Place, cause_at
 from trimtab.rehearse.checks.base import place_born
-from trimtab.virtual import functions
+from trimtab.virtual import deeds, functions, origin, state
 from trimtab.virtual.tensor import payload_of
 from trimtab.virtual.unknown import is_unknown
 
 _ON_PURPOSE = frozenset(
     ("full", "full_like", "masked_fill", "masked_fill_", "where", "fill_", "empty", "empty_like", "tensor")
 ) | {"new_full", "triu", "tril", "zeros", "ones", "new_empty", "empty_strided", "__setitem__", "cat", "stack"}
-_STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "norm", "std", "var", "cdist", "acos", "asin"))
+_PENALTIES = frozenset(
+    ("mul", "__mul__", "__rmul__", "sub", "__sub__", "__rsub__", "add", "__add__", "__radd__")
+)
+# The gradients of norm, std and cdist are 0 at 0 in torch.
+_STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "acos", "asin"))
 _LARGEST = 1 << 22
 _TORCH = str(Path(torch.__file__).parent)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -81,10 +85,11 @@ class Sources:
         name = getattr(func, "__name__", "")
         file, line = caller.f_code.co_filename, caller.f_lineno
         if not is_finite(values):
-            if name in _ON_PURPOSE:
+            if name in _ON_PURPOSE or (name in _PENALTIES and _is_mask(values) and _too_large(args)):
                 self._mask(file, line, values)
             elif not self._births:
-                self._born(file, line, name, args, kwargs, values)
+                node = spot.running(caller)
+                self._born(source.place(file, line), name, args, kwargs, values, node)
         elif (
             name in _STEEP_AT_ZERO and result.requires_grad and len(self._steep) < 8 and not _flat(name, args)
         ):
@@ -96,7 +101,7 @@ class Sources:
                 place = source.place(file, line)
                 why = f"the gradient of {name.strip('_')} is infinite here: its result is 0 for some element"
                 mend = mends_values.of_zero(place, name, _dtype(values), backward=True)
-                self._steep.append(Source(place, why, *(mend or ())))
+                self._steep.append(Source(_where(place, mend[1]) if mend else place, why, *(mend or ())))
 
     def _mask(self, file: str, line: int, values: torch.Tensor) -> None:
         if self._masked is None or (self._masked.place.file, self._masked.place.line) != (file, line):
@@ -106,12 +111,12 @@ class Sources:
 
     def _born(
         self,
-        file: str,
-        line: int,
+        place: Place,
         name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         values: torch.Tensor,
+        node: ast.expr | None,
     ) -> None:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         if name in ("cross_entropy", "nll_loss") and len(given) > 1:
@@ -119,13 +124,12 @@ class Sources:
             target = payload_of(given[1])
             if not target.is_floating_point() and bool((target == ignored).all()):
                 why = f"every label is {ignored}, so none counts: the mean over no label is NaN"
-                born = place_born(given[1]) or source.place(file, line)
+                born = place_born(given[1]) or place
                 place = flow.writing_line(born.file, born.line, ignored) or born
                 fix = "Leave a label in every batch: mask the prompt alone, and drop rows without an answer."
                 self._births.append(Source(place, why, fix))
                 return
         stray = next((value for value in given if not is_finite(payload_of(value))), None)
-        place = source.place(file, line)
         if stray is not None and _is_mask(payload_of(stray)):
             if _is_mask(values):
                 # What hides a position goes on through sums and copies, as it is meant to.
@@ -133,16 +137,21 @@ class Sources:
             if self._masked is not None and _hides_a_row(payload_of(stray)):
                 self._births.append(self._masked)
                 return
+            if (said := _times_infinity(place, stray)) is not None:
+                self._births.append(said)
+                return
         elif stray is not None:
             born = place_born(stray) or place
             fix = "The data hold NaN or infinity: clean them where they are read (torch.nan_to_num), or drop such rows."
             read = isinstance(source.statement(born.file, born.line), ast.For)
             self._births.append(Source(born, "this is not finite already here", fix if read else ""))
             return
-        self._births.append(_broken(place, name, given, values))
+        self._births.append(_broken(place, name, given, values, node))
 
 
-def _broken(place: Place, name: str, given: list[torch.Tensor], values: torch.Tensor) -> Source:
+def _broken(
+    place: Place, name: str, given: list[torch.Tensor], values: torch.Tensor, node: ast.expr | None
+) -> Source:
     """An operation whose result is not finite, though what it is given is."""
     plain, dtype = name.strip("_"), _dtype(values)
     why = f"the result of {plain} is not finite here, though what it is given is"
@@ -153,16 +162,39 @@ def _broken(place: Place, name: str, given: list[torch.Tensor], values: torch.Te
     infinite = bool((values.detach().abs() == float("inf")).any()) if values.numel() else False
     zero = mends_values.of_zero(place, name, dtype)
     if zero is not None and (not infinite or not _overflows(plain)):
-        return Source(place, why, *zero)
+        where = _where(place, zero[1])
+        if where.line != place.line:
+            why = f"this is meant to guard line {place.line}, whose result ({plain}) is not finite"
+        return Source(where, why, *zero)
     if infinite and dtype == "float16":
-        said = (
-            "Compute this in float32 (.float() on what it is given, or outside of autocast), or use bfloat16."
-        )
-        return Source(place, f"the result of {plain} is beyond what float16 can hold (65504)", said)
+        why = f"the result of {plain} is beyond what float16 can hold (65504)"
+        return Source(place, why, *mends_values.in_float32(place.file, node))
     if infinite and plain in ("exp", "exp2", "expm1"):
         said = f"Keep what {plain} is given below 80: .clamp(max=80), or work with logarithms (logsumexp, log_softmax)."
         return Source(place, why, said)
     return Source(place, why)
+
+
+def _where(place: Place, edits: list[Edit]) -> Place:
+    """The line to change, where it is another one than the line that breaks: an eps that is set elsewhere."""
+    return source.place(edits[0].file, edits[0].start[0]) if len(edits) == 1 else place
+
+
+def _times_infinity(place: Place, stray: torch.Tensor) -> Source | None:
+    """A number that float16 cannot hold, kept in a tensor that was cast to it: the line that wrote the number."""
+    machine = state.machine()
+    held = holders.attributes_of(stray, list(machine.modules) if machine is not None else ())
+    puts = (deeds.placement(attribute.module, attribute.name) for attribute in held)
+    lines = [origin.resolve(put.line) for put in puts if put is not None]
+    written = [source.place(line.file, line.line) for line in lines if line is not None]
+    born = [place_born(stray) or place, place]
+    found = mends_values.of_infinite([*written, *born], _dtype(payload_of(stray)))
+    return Source(found[0], "this number is infinite in float16", *found[1:]) if found is not None else None
+
+
+def _too_large(args: tuple[Any, ...]) -> bool:
+    """Whether a plain number beyond float16 takes part: a penalty that hides what it is added to."""
+    return any(isinstance(a, int | float) and abs(a) > 65504 for a in args)
 
 
 def _overflows(name: str) -> bool:

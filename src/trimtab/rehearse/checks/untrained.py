@@ -1,25 +1,44 @@
-"""Layers that take part in the loss but are never stepped: kept in a plain list, or put in after the optimizer.
+"""Layers and tensors that take part in the loss, get gradients and are never stepped, though the program means to.
 
-Leaving trained layers out of the optimizer on purpose is common; it is a fault only when the model's own tree does
-not know the layer, or when the optimizer still holds the layer that it replaced.
+Leaving layers out of the optimizer on purpose is common. It is a fault when the model's own tree does not know them (a
+plain list, a parameter that was moved or scaled after it became one), when the optimizer still holds the layer that one
+replaced, or when layers behind the trained ones stay as they were drawn at random (see `left_out`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose import holders, mends_graph, mends_layers, source
+from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, optimizers_made, place_born, shown, trained_by
+from trimtab.rehearse.checks.base import BaseCheck, ever_held, optimizers_made, place_born, shown, trained_by
+from trimtab.rehearse.checks.cuts import leaves
+from trimtab.virtual import deeds, origin
+from trimtab.virtual.tensor import payload_of
 
-_STEPS = 2
+_STEPS = 3
 """Optimizer steps at which is looked."""
+_OWN_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass
+class _Stray:
+    """A tensor of a module that no module has registered, at two steps or more."""
+
+    tensor: ref[torch.Tensor]
+    leaves: list[ref[torch.Tensor]]
+    owner: nn.Module
+    name: str
+    values: torch.Tensor
+    again: bool = False
 
 
 class Untrained(BaseCheck):
@@ -28,8 +47,10 @@ class Untrained(BaseCheck):
     def install(self) -> None:
         self._ran: WeakSet[nn.Module] = WeakSet()
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self._strays: dict[tuple[int, str, int], _Stray] = {}
         self._steps = 0
         self._made = optimizers_made()
+        self._ever_held = ever_held()
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
 
@@ -43,6 +64,7 @@ class Untrained(BaseCheck):
         if self._steps > _STEPS:
             return
         held = {id(p): p for o in self._optimizers for p in trained_by(o)}
+        self._look_for_strays(held)
         missing = {
             id(parameter): module
             for module in self._ran
@@ -57,15 +79,15 @@ class Untrained(BaseCheck):
             if any(id(p) in held for p in module.parameters())
             for child in module.modules()
         }
-        for path, module, owner in self._hidden(known):
-            if any(id(parameter) in missing for parameter in module.parameters()):
-                self._report_hidden(path, module, owner)
+        for name, modules, owner in self._hidden(known):
+            if any(id(parameter) in missing for module in modules for parameter in module.parameters()):
+                self._report_hidden(name, owner, modules)
         used = {id(p) for module in self._ran for p in module._parameters.values() if p is not None}
         replaced = [p for key, p in held.items() if key not in used and p.grad is None and p.requires_grad]
         for parameter in replaced:
             twin = next(
                 (
-                    (name, other)
+                    (name, other, module)
                     for module in self._ran
                     if id(module) in known
                     for name, other in module.named_parameters()
@@ -75,51 +97,159 @@ class Untrained(BaseCheck):
             )
             if twin is not None:
                 self.process.explained |= {id(known) for known in replaced}
-                self._report_replaced(twin[0], place_born(twin[1]), self._made.get(optimizer))
+                self._report_replaced(*twin, self._made.get(optimizer))
                 return
 
-    def _hidden(self, known: set[int]) -> Iterator[tuple[str, nn.Module, str]]:
-        """Modules in plain lists and dicts of modules that the optimizers know."""
-        for module in list(self._ran):
-            if id(module) not in known:
-                continue
+    def _look_for_strays(self, held: dict[int, torch.Tensor]) -> None:
+        """Tensors that modules keep without having registered them, and that get gradients."""
+        ran = list(self._ran)
+        registered = {id(p) for module in ran for p in module._parameters.values() if p is not None}
+        for module in ran:
             for name, value in vars(module).items():
-                if name.startswith("_"):
-                    continue
-                kept = value if isinstance(value, dict) else dict(enumerate(value)) if _is_list(value) else {}
-                for key, item in kept.items():
-                    if isinstance(item, nn.Module) and id(item) not in known:
-                        yield f"{name}[{key!r}]", item, type(module).__name__
+                for tensor in _entries(value) if name not in _OWN_TABLES else ():
+                    if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
+                        continue
+                    key = (id(module), name, id(tensor))
+                    if (seen := self._strays.get(key)) is not None and seen.tensor() is tensor:
+                        seen.again = torch.equal(seen.values, payload_of(tensor.detach()))
+                        continue
+                    behind = list(leaves(tensor, 200))
+                    if any(id(leaf) in held or id(leaf) in registered for leaf in behind):
+                        continue  # computed from what is trained: kept from the last pass
+                    if behind and all(leaf.grad is not None for leaf in behind):
+                        values = payload_of(tensor.detach()).clone()
+                        refs = [ref(leaf) for leaf in behind]
+                        self._strays[key] = _Stray(ref(tensor), refs, module, name, values)
 
-    def _report_hidden(self, path: str, module: nn.Module, owner: str) -> None:
-        name = path.partition("[")[0]
-        parameter = next(module.parameters(), None)
+    def finish(self) -> None:
+        held = self._ever_held
+        told: set[tuple[int, str]] = set()
+        for stray in self._strays.values():
+            tensor = stray.tensor()
+            stepped = any(id(leaf) in held for one in stray.leaves if (leaf := one()) is not None)
+            if (
+                tensor is not None
+                and stray.again
+                and not stepped
+                and (id(stray.owner), stray.name) not in told
+            ):
+                told.add((id(stray.owner), stray.name))
+                self._report_stray(stray, tensor)
+        self._strays.clear()
+
+    def _hidden(self, known: set[int]) -> Iterator[tuple[str, list[nn.Module], nn.Module]]:
+        """Plain lists and dicts, in modules that the optimizers know, of modules that they do not."""
+        for module in list(self._ran):
+            for name, value in vars(module).items() if id(module) in known else ():
+                kept = [item for item in _entries(value) if isinstance(item, nn.Module)]
+                unknown = [item for item in kept if item is not value and id(item) not in known]
+                if unknown and not name.startswith("_"):
+                    yield name, unknown, module
+
+    def _report_hidden(self, name: str, owner: nn.Module, modules: list[nn.Module]) -> None:
+        parameter = next((p for module in modules for p in module.parameters()), None)
         place = place_born(parameter) if parameter is not None else None
+        kind = "ModuleDict" if isinstance(vars(owner)[name], dict) else "ModuleList"
+        fix, edits = f"Use nn.{kind}: self.{name} = nn.{kind}(...).", list[Edit]()
+        if (found := _set_at(owner, name)) is not None:
+            place, value = found
+            fix, edits = mends_layers.registered(place.file, name, value, kind)
         self.report(
             "no-gradient",
-            f"{owner}.{name} holds layers in a plain list or dict: they are in no optimizer, are not moved by .to() "
-            "and not saved, so they are never trained.",
+            f"{type(owner).__name__}.{name} holds layers in a plain list or dict: they are in no optimizer, are not "
+            "moved by .to() and not saved, so they are never trained.",
             place or places.here(),
             cause_at(place, "a plain list or dict does not register the layers in it"),
-            fix=f"Use nn.ModuleList (or nn.ModuleDict): self.{name} = nn.ModuleList([...]).",
+            fix=fix,
             op="optimizer.step",
-            module=f"{owner}.{name}",
+            module=f"{type(owner).__name__}.{name}",
             once=name,
+            edits=edits,
         )
 
-    def _report_replaced(self, name: str, born: Place | None, made: Place | None) -> None:
+    def _report_stray(self, stray: _Stray, tensor: torch.Tensor) -> None:
+        value = vars(stray.owner).get(stray.name)
+        found = _set_at(stray.owner, stray.name)
+        place = found[0] if found is not None else place_born(tensor)
+        why = "this is a plain tensor, not a parameter of the module"
+        mend: mends_layers.Mend | None = None
+        if isinstance(value, dict | list | tuple):
+            why = "a plain list or dict does not register the parameters in it"
+            kind = "ParameterDict" if isinstance(value, dict) else "ParameterList"
+            mend = mends_layers.registered(*_two(found, stray.name), kind) if found is not None else None
+        elif found is not None:
+            mend = mends_layers.made_parameter(*_two(found, stray.name))
+            if not tensor.is_leaf:
+                why = "what is done to the parameter here gives back a plain tensor, which the module does not register"
+        fix, edits = mend or (
+            f"Register it: self.{stray.name} = nn.Parameter(...), as the last thing done to it.",
+            [],
+        )
+        self.report(
+            "no-gradient",
+            f"{type(stray.owner).__name__}.{stray.name} gets gradients but is in no optimizer, is not moved by .to() "
+            "and not saved: it is never trained.",
+            place or places.here(),
+            cause_at(place, why),
+            fix=fix,
+            op="optimizer.step",
+            module=f"{type(stray.owner).__name__}.{stray.name}",
+            edits=edits,
+        )
+
+    def _report_replaced(
+        self, name: str, parameter: torch.Tensor, top: nn.Module, made: Place | None
+    ) -> None:
+        deed = _put_at(top, name) or place_born(parameter)
+        behind = mends_layers.late_deed(made, deed) if made is not None and deed is not None else deed
+        after = f" (line {behind.line}: {behind.code})" if behind is not None else ""
+        edits = (
+            mends_graph.move_behind(made.file, made, behind)
+            if made is not None and behind is not None
+            else []
+        )
         self.report(
             "no-gradient",
             f"{shown([name])} receives gradients but is in no optimizer, while the optimizer holds parameters that the "
             "model no longer uses: it was made before the layer was replaced.",
-            made or places.here(),
-            cause_at(born, "this layer came into the model after the optimizer was made"),
-            fix="Build or replace all layers first, then make the optimizer from model.parameters().",
+            places.here() or made,
+            cause_at(made, "the model's layers are replaced after this optimizer took their parameters"),
+            fix=f"Make the optimizer after all layers are in their place{after}.",
             op="optimizer.step",
             module=name.rpartition(".")[0],
             once=name,
+            edits=edits,
         )
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple) and not isinstance(value, str)
+def _two(found: tuple[Place, Any], name: str) -> tuple[str, str, Any]:
+    return found[0].file, name, found[1]
+
+
+def _entries(value: object) -> list[object]:
+    """What an attribute holds: itself, or what is in it."""
+    if isinstance(value, dict):
+        return list(value.values())[:256]
+    return list(value[:256]) if isinstance(value, list | tuple) else [value]
+
+
+def _set_at(owner: nn.Module, name: str) -> tuple[Place, Any] | None:
+    named = holders.source_of(owner)
+    return (
+        mends_layers.attribute_set(*named, name)
+        if named is not None and source.is_user_file(named[0])
+        else None
+    )
+
+
+def _put_at(top: nn.Module, name: str) -> Place | None:
+    """The line that last put a module on the way to a parameter into its place, while something else was there."""
+    path = name.split(".")
+    module: Any = top
+    for part in path:
+        put = deeds.placement(module, part)
+        line = origin.resolve(put.line) if put is not None and put.replaced else None
+        if line is not None:
+            return source.place(line.file, line.line)
+        module = getattr(module, part)
+    return None

@@ -1,0 +1,73 @@
+"""Results that are not one tensor: several, lists, `out=` variants, operations that change a shape in place.
+
+Each gets its device, and shares the memory of the operand that it is a view of. Computes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.virtual import memory, rules
+from trimtab.virtual.assignment import sync
+from trimtab.virtual.memory import Block
+from trimtab.virtual.plans import Args, Kwargs, Plan
+from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.tensor import VIRTUAL, wrap
+
+# Operations with a result that CUDA leaves on the CPU, and its place among the results.
+_HOST_RESULTS = {"aten::_pack_padded_sequence": 1}
+
+
+def several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevice) -> Any:
+    """Wrap any other result: several tensors, lists, out= variants, operations that change a shape in place."""
+    operands = [(n, t) for n, t in rules.operands(plan, args, kwargs) if t.__class__ in VIRTUAL]
+    inputs: list[Any] = [tensor for _, tensor in operands]
+    known = {id(tensor.payload): tensor for tensor in inputs}
+    for name, tensor in operands:
+        if name in plan.writes:
+            _after_write(tensor)
+    # Members of a list stay each on its own device.
+    first = next((value for value in (*args, *kwargs.values()) if value.__class__ in (list, tuple)), ())
+    slots = [getattr(item, "_slot", None) for item in first] if plan.foreach else []
+
+    def one(value: Any, index: int = -1) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) in known:
+            return known[id(value)]
+        where = slots[index] if 0 <= index < len(slots) else slot
+        if where is None:
+            return value
+        shares = not plan.writes and value.layout is torch.strided
+        return wrap(value, where, _block_of(value, inputs) if shares else None)
+
+    if not isinstance(out, (list, tuple)):
+        return one(out)
+    host = _HOST_RESULTS.get(plan.name)
+    made: list[Any] = []
+    for index, value in enumerate(out):
+        if isinstance(value, list):
+            made.append([one(item, i) for i, item in enumerate(value)])
+        else:
+            made.append(value if index == host else one(value, index))
+    return tuple(made) if isinstance(out, tuple) else made
+
+
+def _block_of(value: Tensor, inputs: list[Any]) -> Block | None:
+    """The block that a result shares with an input (results of split, unbind and the like)."""
+    storage = value.untyped_storage()._cdata
+    for tensor in inputs:
+        payload = tensor.payload
+        if payload.layout is torch.strided and payload.untyped_storage()._cdata == storage:
+            return tensor._block  # type: ignore[no-any-return]
+    return None
+
+
+def _after_write(tensor: Any) -> None:
+    """An operation wrote to it, and may have changed its size and shape."""
+    if tensor.payload.layout is torch.strided:
+        memory.resize(tensor._block, tensor.payload.untyped_storage().nbytes())
+    sync(tensor)

@@ -1,0 +1,92 @@
+"""Operations whose result hangs on values, asked of a tensor that has none: what is answered, and who is told.
+
+Also those that refuse a value that is known (a row that is not in the table), whatever the others are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trimtab.virtual.plans import Args, Plan
+from trimtab.virtual.unknown import asked, hint, is_unknown
+
+_META = torch.device("meta")
+
+
+def _scalar(plan: Plan, payloads: Any, args: Args) -> Any:
+    asked("value", plan.name)
+    return hint(payloads[0])
+
+
+def _same(plan: Plan, payloads: Any, args: Args) -> Any:
+    asked("decision", plan.name)
+    return payloads[0] is payloads[1]
+
+
+def _nothing(plan: Plan, payloads: Any, args: Args) -> Any:
+    asked("decision", plan.name)
+    return ()
+
+
+def _all_of(plan: Plan, payloads: Any, args: Args) -> Any:
+    """nonzero and masked_select of an unknown mask: all of it, the most that can be."""
+    mask = payloads[-1] if plan.name == "aten::masked_select" else payloads[0]
+    if not is_unknown(args[len(payloads) - 1 if plan.name == "aten::masked_select" else 0]):
+        count = int(mask.count_nonzero())
+    else:
+        asked("shape", plan.name)
+        count = mask.numel()
+    if plan.name == "aten::nonzero":
+        return torch.empty((count, mask.dim()), dtype=torch.int64, device=_META)
+    return torch.empty(count, dtype=payloads[0].dtype, device=_META)
+
+
+def counted(indices: Any, given: Any) -> list[Any]:
+    """Indices with every mask replaced by as many positions as it selects."""
+    found: list[Any] = []
+    for payload, value in zip(indices, given, strict=True):
+        if payload is None or payload.dtype not in (torch.bool, torch.uint8):
+            found.append(payload)
+            continue
+        if is_unknown(value):
+            asked("shape", "aten::index")
+            count = payload.numel()
+        else:
+            count = int(payload.count_nonzero())
+        found += [torch.empty(count, dtype=torch.int64, device=_META) for _ in range(payload.dim())]
+    return found
+
+
+def _rows_there(plan: Plan, payloads: Any, args: Args) -> None:
+    """Known ids have to name rows of the table, whatever is in it."""
+    table, ids = payloads[0], payloads[1]
+    if ids.numel() and not ids.is_meta and not is_unknown(args[1]):
+        low, high = map(int, ids.aminmax())
+        if low < 0 or high >= table.size(0):
+            raise IndexError("index out of range in self")
+
+
+def _classes_there(plan: Plan, payloads: Any, args: Args) -> None:
+    """Known labels have to be among the classes, but for the one that does not count."""
+    target, ignored = payloads[1], payloads[4]
+    if target.is_meta or is_unknown(args[1]):
+        return
+    counted = target[target != ignored]
+    if counted.numel():
+        low, high = map(int, counted.aminmax())
+        if low < 0 or high >= payloads[0].size(1 if payloads[0].dim() > 1 else 0):
+            raise IndexError(f"Target {low if low < 0 else high} is out of bounds.")
+
+
+RULES: dict[str, Any] = {
+    "aten::embedding": _rows_there,
+    "aten::nll_loss_forward": _classes_there,
+    "aten::nll_loss2d_forward": _classes_there,
+    "aten::_local_scalar_dense": _scalar,
+    "aten::equal": _same,
+    "aten::_assert_async": _nothing,
+    "aten::nonzero": _all_of,
+    "aten::masked_select": _all_of,
+}
