@@ -57,8 +57,9 @@ def _other_version(error: BaseException, file: str) -> str:
     if not names or source.is_user_file(_file_of(package)):
         return ""
     said = f"{names[0]} {metadata.version(names[0])}, which is installed here, has no {name} in {module}"
-    if len(name) > 4 and (near := difflib.get_close_matches(name, dir(sys.modules.get(module)), 1, 0.85)):
-        return f"{said}, but {near[0]}"
+    # A name alike may be a slip of the pen, or another thing altogether: it is shown, not advised.
+    near = difflib.get_close_matches(name, dir(sys.modules.get(module)), 1, 0.85) if len(name) > 4 else []
+    said += f" (the nearest name there is {near[0]})" if near else ""
     asked = _asked(names[0], file)
     if asked:
         return f"{said}; {asked[0]} asks for {asked[1]}: install that, or write what this version has instead"
@@ -70,12 +71,13 @@ def _file_of(package: str) -> str:
 
 
 def _asked(distribution: str, file: str) -> tuple[str, str] | None:
-    """The file in which the program asks for a version of a package, and its words."""
+    """The file in which the program asks for one version of a package, or an older one, and its words."""
     name = re.sub(r"[-_.]+", "[-_.]", re.escape(distribution).replace("\\-", "-"))
-    wanted = re.compile(rf"(?<![\w-])({name}\s*(?:===?|~=|<=?|>=?)\s*[\w.*]+)", re.I)
+    wanted = re.compile(rf"(?<![\w-])({name}\s*(?:===?|~=|<=?)\s*[\w.*]+)", re.I)
     folder = Path(os.path.abspath(file)).parent
     for above in (folder, *folder.parents[:2]):
         for path in sorted(path for form in _LISTS for path in above.glob(form)):
-            if found := wanted.search(path.read_text(encoding="utf-8", errors="replace")):
+            found = wanted.search(path.read_text(encoding="utf-8", errors="replace"))
+            if found and not found[1].endswith(metadata.version(distribution).partition("+")[0]):
                 return path.name, found[1]
     return None
