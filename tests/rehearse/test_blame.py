@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from trimtab.diagnose import rewrite
 from trimtab.rehearse import blame, errors, lacking, process, tracebacks, unreachable
 from trimtab.rehearse.errors import looked_at
 from trimtab.rehearse.session import Settings
@@ -331,3 +333,27 @@ def test_the_steps_asked_for_may_have_been_made_on_another_worker(tmp_path: Path
     (tmp_path / "records-1.jsonl").write_text('{"t": "stopped"}\n')
     assert errors.stopped_as_asked(gone, here)
     assert not errors.stopped_as_asked(ValueError("a mistake of its own"), here)
+
+
+def test_code_of_another_age_is_told_what_to_write(tmp_path: Path) -> None:
+    script = tmp_path / "old.py"
+    script.write_text("x = images.cuda(async=True)\ny = labels.cuda(async=True)\n")
+    with pytest.raises(SyntaxError) as caught:
+        compile(script.read_text(), str(script), "exec")
+    finding, _ = looked_at(caught.value)
+    assert finding is not None
+    assert "x = images.cuda(non_blocking=True) (and at 1 more places)" in finding.fix
+    assert "async" not in rewrite.applied(script.read_text(), finding.edits)
+    (tmp_path / "requirements.txt").write_text("numpy>=1.19\ntorch==1.4.0\n")
+    program = "from torch.nn.functional import _softmax_of_old"
+    found, _ = looked_at(error_of(program, tmp_path))
+    assert found is not None
+    assert re.search(
+        r"torch 2\S*, which is installed here, has no _softmax_of_old in torch\.nn\.functional", found.fix
+    )
+    assert "requirements.txt asks for torch==1.4.0" in found.fix
+    typo, _ = looked_at(error_of("torch.nn.functional.cross_entropie", tmp_path))
+    assert typo is not None
+    assert (
+        "has no cross_entropie in torch.nn.functional (the nearest name there is cross_entropy)" in typo.fix
+    )

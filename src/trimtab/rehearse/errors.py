@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import CARRIED, UNKNOWN, Finding, Place
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
-from trimtab.rehearse import blame, packages, places, shield, unreachable
+from trimtab.rehearse import blame, old_code, packages, places, shield, unreachable
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     found = shield.call("diagnosis", diagnose_exception, error, stack, otherwise=_plain(error, stack))
     finding: Finding = found
     if finding.fix == UNKNOWN:
-        finding.fix = packages.own_module(error) or said.fix
+        _mend(finding, error, said.fix)
     # What C++ calls meta:1 is the program's cuda:1.
     finding.message = re.sub(r"\bmeta:(\d+)", r"cuda:\1", finding.message)
     return finding, ""
@@ -197,14 +197,21 @@ def _plain(error: BaseException, stack: list[Place]) -> Finding:
     where = places.first_own(stack)
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         where = source.place(error.filename, error.lineno)
-    return Finding(
+    finding = Finding(
         kind="other-error",
         message=f"{type(error).__name__}: {error}",
         where=where,
         library=stack[0] if stack and stack[0] != where and not isinstance(error, SyntaxError) else None,
-        fix=packages.own_module(error)
-        or "raised by Python code before torch was there: correct this line or what it is given",
     )
+    _mend(finding, error, f"raised by Python code before torch was there: {UNKNOWN}")
+    return finding
+
+
+def _mend(finding: Finding, error: BaseException, otherwise: str) -> None:
+    """What to change where nothing is known of the error's words."""
+    file = finding.where.file if finding.where is not None else ""
+    said, finding.edits = old_code.fix_for(error, file)
+    finding.fix = packages.own_module(error) or said or otherwise
 
 
 def _exit_status(error: SystemExit) -> Finding:
