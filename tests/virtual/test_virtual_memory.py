@@ -88,3 +88,13 @@ def test_human() -> None:
         "3.00 MiB",
         "5.00 GiB",
     ]
+
+
+@pytest.mark.virtual_gpus(2)
+def test_memory_of_a_pool_counts_as_any_other() -> None:
+    pool, other = torch.cuda.MemPool(), torch.cuda.MemPool()
+    assert pool.id != other.id
+    with torch.cuda.use_mem_pool(pool, device="cuda:1"):
+        kept = torch.ones(1024, device="cuda:1")
+    assert torch.cuda.memory_allocated(1) == kept.numel() * 4
+    assert torch.cuda.graph_pool_handle() != torch.cuda.graph_pool_handle()

@@ -277,6 +277,7 @@ def patches(machine: Machine) -> list[Patch]:
         *((module, "_lazy_call", lambda callable, **_: callable()) for module in (cuda, cuda.random)),
         (torch, "compile", _eager_compile(machine)),
         (torch.autograd.profiler.profile, "__init__", _host_profiler()),
+        *memory_stats.pool_patches(),
         (cuda, "CUDAGraph", _NoGraph),
         (cuda.graphs, "CUDAGraph", _NoGraph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),

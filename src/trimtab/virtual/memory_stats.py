@@ -6,10 +6,13 @@ use since the last `empty_cache`, in segments of 2 MiB. Never models fragmentati
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
-from trimtab.virtual.state import Machine
+import torch
+
+from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.wording import words
 
 SEGMENT = 2 << 20
@@ -107,3 +110,33 @@ class Statistics:
             "device_traces": [[] for _ in self.machine.devices],
             "allocator_settings": {},
         }
+
+
+_pools = itertools.count(1)
+
+
+class Pool:
+    """torch.cuda.MemPool. Nothing is fragmented here, so a pool is a name and no more."""
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        self.allocator = allocator
+        self.id = (0, next(_pools))
+
+    def use_count(self) -> int:
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[Any]:
+        return []
+
+
+def pool_patches() -> list[Patch]:
+    """What torch.cuda knows of pools: it took the names when it was imported."""
+    cuda = torch.cuda
+    routing = [
+        name for name in vars(cuda.memory) if name.endswith(("AllocateToPool", "ThreadToPool", "releasePool"))
+    ]
+    return [
+        *((owner, "MemPool", Pool) for owner in (cuda, cuda.memory)),
+        *((cuda.memory, name, lambda *_: None) for name in routing),
+        (cuda.graphs, "_graph_pool_handle", lambda: (0, next(_pools))),
+    ]
