@@ -135,6 +135,7 @@ class Ddp(BaseCheck):
             if not mine or world_size() < 2:
                 continue
             self._drift.compare(entry, ddp, optimizer, mine)
+            _compare_weights(entry, ddp)
             if agreement.made() != entry.collectives:
                 continue
             # Told at the end: who averages the weights every few steps means it so.
@@ -164,10 +165,12 @@ class Ddp(BaseCheck):
                 continue
             entry.forwards, entry.past_it, entry.collectives = 0, None, agreement.made()
             entry.unsynced = None
+            entry.left = _weights(ddp) if entry.alone else None
             entry.steps += 1
 
     def finish(self) -> None:
         for entry, ddp in self._living():
+            _compare_weights(entry, ddp)
             # A worker that was forked from this rank ends too, and may not touch the GPU.
             if entry.steps and os.getpid() == self._pid and world_size() > 1:
                 everything = list(ddp.module.parameters())
@@ -177,7 +180,9 @@ class Ddp(BaseCheck):
 
     def _alone(self, entry: Wrapped) -> None:
         """Tell steps that were made alone, unless the program brings the weights together in a way of its own."""
-        averages = exchanges.averages(entry.sizes)
+        # An exchange of something of the weights' shape may be a look at them: who averages, writes as well.
+        wrote = self.process.cut_off or entry.moved or entry.written or exchanges.shared & entry.sizes.keys()
+        averages = bool(wrote) and exchanges.averages(entry.sizes)
         later = self.process.cut_off and not averages and _averages_later()
         if averages or later or (self.process.cut_off and entry.own_hook):
             why = "cut off" if self.process.cut_off else "averages"
@@ -225,6 +230,16 @@ class Ddp(BaseCheck):
             if finding.kind == "device-mismatch" and told is not None:
                 return told
         return finding
+
+
+def _weights(ddp: DistributedDataParallel) -> float:
+    with torch.no_grad():
+        return sum(float(p.detach().double().abs().sum()) for p in ddp.module.parameters() if not p.is_meta)
+
+
+def _compare_weights(entry: Wrapped, ddp: DistributedDataParallel) -> None:
+    if entry.left is not None and not entry.moved:
+        entry.moved = _weights(ddp) != entry.left
 
 
 def _outside(entry: Wrapped) -> Place | None:

@@ -55,6 +55,10 @@ class Wrapped:
     opaque: tuple[str, Place | None] | None = None
     alone: Counter[tuple[Callable[[Place], None], Place]] = field(default_factory=Counter)
     """Steps that were made without a word to the other ranks, and how each is told."""
+    left: float | None = None
+    """A sum of the weights as a step made alone left them."""
+    moved: bool = False
+    """Whether something other than a step has changed them since."""
     averagings: int = 0
     sizes: dict[int, int] = field(default_factory=dict)
     """The trained parameters, by id: at the end of a script the module itself may be gone."""
