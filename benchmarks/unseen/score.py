@@ -1,6 +1,6 @@
 """Scores a rehearsal on faults that no rule was written for: what is found, and which line is named.
 
-    python benchmarks/unseen/score.py path/to/trimtab [NAME …]
+    python benchmarks/unseen/score.py first|second path/to/trimtab [NAME …]
 
 Each program is a fault from a public report (truth.json says which), in our own words, written down with its true line
 and fix before any rehearsal saw it. Its repaired twin is made by the changes that truth.json holds, and must be clean.
@@ -19,10 +19,11 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def rehearse(tool: str, program: Path, ranks: int, *options: str) -> dict[str, Any]:
+def rehearse(tool: str, program: Path, truth: dict[str, Any], *options: str) -> dict[str, Any]:
     """The report of one rehearsal."""
     report = program.with_suffix(".json")
-    words = [tool, "rehearse", "--gpus", "2", "--timeout", "150", "--json", str(report), *options]
+    gpus, ranks = str(truth.get("gpus", 2)), truth["ranks"]
+    words = [tool, "rehearse", "--gpus", gpus, "--timeout", "150", "--json", str(report), *options]
     words += ["--ranks", str(ranks)] if ranks else []
     done = subprocess.run(
         [*words, str(program)], capture_output=True, text=True, cwd=program.parent, check=False
@@ -32,28 +33,43 @@ def rehearse(tool: str, program: Path, ranks: int, *options: str) -> dict[str, A
     return json.loads(report.read_text())
 
 
-def judged(tool: str, truth: dict[str, Any], folder: Path) -> tuple[bool, bool, bool, list[dict[str, Any]]]:
+def named(finding: dict[str, Any]) -> set[int]:
+    """The line that a finding names (its cause's, else where it failed) and those that its fix changes."""
+    place = finding["cause"] or finding["where"] or {}
+    return {place.get("line", 0)} | {edit["start"][0] for edit in finding["edits"]}
+
+
+def judged(
+    tool: str, truth: dict[str, Any], text: str, folder: Path
+) -> tuple[bool, bool, bool, list[dict[str, Any]]]:
     """Whether the fault was found, its line named and its twin clean; and the findings that are faults."""
-    text = (HERE / f"{truth['name']}.py").read_text()
     faulty, fixed = folder / f"{truth['name']}.py", folder / f"{truth['name']}_fixed.py"
     faulty.write_text(text)
     for old, new in truth["changes"]:
         text = text.replace(old, new)
     fixed.write_text(text)
-    report = rehearse(tool, faulty, truth["ranks"], "--try-fixes")
+    report = rehearse(tool, faulty, truth, "--try-fixes")
     faults = [finding for finding in report["findings"] if finding["severity"] == "fault"]
-    lines = [(finding["cause"] or finding["where"] or {}).get("line") for finding in faults]
-    clean = rehearse(tool, fixed, truth["ranks"])["verdict"] == "clean"
-    return report["verdict"] == "fault", any(line in truth["lines"] for line in lines), clean, faults
+    clean = rehearse(tool, fixed, truth)["verdict"] == "clean"
+    return (
+        report["verdict"] == "fault",
+        any(named(finding) & set(truth["lines"]) for finding in faults),
+        clean,
+        faults,
+    )
 
 
-def main(tool: str, names: list[str]) -> None:
+def main(which: str, tool: str, names: list[str]) -> None:
     """Print a line for each fault, then the sums."""
     sums = [0, 0, 0]
-    truths = [t for t in json.loads((HERE / "truth.json").read_text()) if not names or t["name"] in names]
+    truths = [
+        t for t in json.loads((HERE / which / "truth.json").read_text()) if not names or t["name"] in names
+    ]
     for truth in truths:
         with tempfile.TemporaryDirectory() as folder:
-            *marks, faults = judged(tool, truth, Path(folder))
+            *marks, faults = judged(
+                tool, truth, (HERE / which / f"{truth['name']}.py").read_text(), Path(folder)
+            )
         sums = [total + mark for total, mark in zip(sums, marks, strict=True)]
         words = [
             word if mark else f"NOT {word}"
@@ -68,4 +84,4 @@ def main(tool: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
