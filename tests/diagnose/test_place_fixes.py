@@ -202,7 +202,54 @@ CASES = {
         normal(torch.ones(2, 3).to(device))
         """,
     ),
+    "tensors that were prepared with the model": (
+        "user, item = user.to(accelerator.device), item.to(accelerator.device)",
+        """
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+        AcceleratorState._reset_state(True)  # what another test left
+        def main():
+            accelerator = Accelerator()
+            net, user, item = nn.Embedding(4, 2), torch.arange(4), torch.arange(4)
+            net, user, item = accelerator.prepare(net, user, item)  # CAUSE
+            return net(user[:2]) * net(item[:2])
+        main()
+        AcceleratorState._reset_state(True)
+        """,
+    ),
+    "a device in the place of another argument": (
+        "self.block = Block(2, device=device)",
+        """
+        class Block(nn.Module):
+            def __init__(self, width, dropout=0.0, device="cpu"):
+                super().__init__()
+                self.layer = nn.Linear(width, width, device=device)
+        class Net(nn.Module):
+            def __init__(self, device):
+                super().__init__()
+                self.first = nn.Linear(2, 2, device=device)
+                self.block = Block(2, device)  # CAUSE
+            def forward(self, x):
+                return self.block.layer(self.first(x))
+        Net("cuda")(torch.ones(3, 2, device="cuda"))
+        """,
+    ),
 }
+
+
+def test_a_device_in_a_place_that_means_one_is_not_blamed(tmp_path: Path) -> None:
+    program = """
+    class Block(nn.Module):
+        def __init__(self, width, place=None, device=None):
+            super().__init__()
+            self.layer = nn.Linear(width, width, device=device)
+            self.place = place
+    block = Block(2, "cuda", None)
+    block.layer(torch.ones(3, 2, device="cuda"))
+    """
+    findings, _ = rehearse(program, tmp_path)
+    assert findings
+    assert all("by its position" not in f.cause.why for f in findings if f.cause is not None)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -25,6 +25,7 @@ from trimtab.diagnose import (
     rules_modules,
     rules_moves,
     rules_optimizer,
+    rules_slots,
     source,
 )
 from trimtab.diagnose.explain import match_message
@@ -50,6 +51,7 @@ _CERTAIN: tuple[_Rule, ...] = (
     rules_moves.dropped_move,
     rules_moves.loaded,
     rules_moves.moved_away,
+    rules_slots.wrong_slot,
     rules_held.unregistered,
     rules_late.placed_late,
     rules_modules.never_moved,
