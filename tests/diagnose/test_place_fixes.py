@@ -217,6 +217,69 @@ CASES = {
         AcceleratorState._reset_state(True)
         """,
     ),
+    "a module that a model keeps past the table of its parts": (
+        "net.teacher.cuda()",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = make(2)
+                self.__dict__["teacher"] = make(2)
+            def forward(self, x):
+                return self.body(x) - self.teacher(x)
+        net = Net()
+        net.cuda()  # CAUSE
+        net(torch.ones(3, 2, device="cuda"))
+        """,
+    ),
+    "a module alone in a tuple, which is not to be trained": (
+        "net.frozen[0].to(device)",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n)).requires_grad_(False)
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.frozen = nn.Linear(2, 2), (make(2),)
+            def forward(self, x):
+                return self.body(x) - self.frozen[0](x)
+        def train(device):
+            net = Net().to(device)  # CAUSE
+            net(torch.ones(3, 2, device=device))
+        train("cuda")
+        """,
+    ),
+    "a part that the model's own to() passes by": (
+        "        self.head.to(device)",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = make(2), make(2)
+            def to(self, device):
+                self.body.to(device)  # CAUSE
+                return self
+            def forward(self, x):
+                return self.head(self.body(x))
+        Net().to("cuda")(torch.ones(3, 2, device="cuda"))
+        """,
+    ),
+    "modules in a list of the function": (
+        "nets = [make(2).to(device) for _ in range(2)]",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n))
+        def train(device):
+            nets = [make(2) for _ in range(2)]  # CAUSE
+            x = torch.ones(3, 2, device=device)
+            return sum(net(x) for net in nets)
+        train("cuda")
+        """,
+    ),
     "a device in the place of another argument": (
         "self.block = Block(2, device=device)",
         """
