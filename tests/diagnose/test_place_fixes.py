@@ -202,7 +202,117 @@ CASES = {
         normal(torch.ones(2, 3).to(device))
         """,
     ),
+    "tensors that were prepared with the model": (
+        "user, item = user.to(accelerator.device), item.to(accelerator.device)",
+        """
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+        AcceleratorState._reset_state(True)  # what another test left
+        def main():
+            accelerator = Accelerator()
+            net, user, item = nn.Embedding(4, 2), torch.arange(4), torch.arange(4)
+            net, user, item = accelerator.prepare(net, user, item)  # CAUSE
+            return net(user[:2]) * net(item[:2])
+        main()
+        AcceleratorState._reset_state(True)
+        """,
+    ),
+    "a module that a model keeps past the table of its parts": (
+        "net.teacher.cuda()",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = make(2)
+                self.__dict__["teacher"] = make(2)
+            def forward(self, x):
+                return self.body(x) - self.teacher(x)
+        net = Net()
+        net.cuda()  # CAUSE
+        net(torch.ones(3, 2, device="cuda"))
+        """,
+    ),
+    "a module alone in a tuple, which is not to be trained": (
+        "net.frozen[0].to(device)",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n)).requires_grad_(False)
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.frozen = nn.Linear(2, 2), (make(2),)
+            def forward(self, x):
+                return self.body(x) - self.frozen[0](x)
+        def train(device):
+            net = Net().to(device)  # CAUSE
+            net(torch.ones(3, 2, device=device))
+        train("cuda")
+        """,
+    ),
+    "a part that the model's own to() passes by": (
+        "        self.head.to(device)",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = make(2), make(2)
+            def to(self, device):
+                self.body.to(device)  # CAUSE
+                return self
+            def forward(self, x):
+                return self.head(self.body(x))
+        Net().to("cuda")(torch.ones(3, 2, device="cuda"))
+        """,
+    ),
+    "modules in a list of the function": (
+        "nets = [make(2).to(device) for _ in range(2)]",
+        """
+        def make(n):
+            return nn.Sequential(nn.Linear(n, n))
+        def train(device):
+            nets = [make(2) for _ in range(2)]  # CAUSE
+            x = torch.ones(3, 2, device=device)
+            return sum(net(x) for net in nets)
+        train("cuda")
+        """,
+    ),
+    "a device in the place of another argument": (
+        "self.block = Block(2, device=device)",
+        """
+        class Block(nn.Module):
+            def __init__(self, width, dropout=0.0, device="cpu"):
+                super().__init__()
+                self.layer = nn.Linear(width, width, device=device)
+        class Net(nn.Module):
+            def __init__(self, device):
+                super().__init__()
+                self.first = nn.Linear(2, 2, device=device)
+                self.block = Block(2, device)  # CAUSE
+            def forward(self, x):
+                return self.block.layer(self.first(x))
+        Net("cuda")(torch.ones(3, 2, device="cuda"))
+        """,
+    ),
 }
+
+
+def test_a_device_in_a_place_that_means_one_is_not_blamed(tmp_path: Path) -> None:
+    program = """
+    class Block(nn.Module):
+        def __init__(self, width, place=None, device=None):
+            super().__init__()
+            self.layer = nn.Linear(width, width, device=device)
+            self.place = place
+    block = Block(2, "cuda", None)
+    block.layer(torch.ones(3, 2, device="cuda"))
+    """
+    findings, _ = rehearse(program, tmp_path)
+    assert findings
+    assert all("by its position" not in f.cause.why for f in findings if f.cause is not None)
 
 
 @pytest.mark.parametrize("name", CASES)

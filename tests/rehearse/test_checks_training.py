@@ -18,6 +18,7 @@ from trimtab.rehearse.checks.graph_kept import GraphKept
 from trimtab.rehearse.checks.in_place import InPlace
 from trimtab.rehearse.checks.left_out import LeftOut
 from trimtab.rehearse.checks.modes import Modes
+from trimtab.rehearse.checks.replicas import Replicas
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.steps import Steps
 from trimtab.rehearse.checks.underflow import Underflow
@@ -28,6 +29,25 @@ from trimtab.rehearse.checks.values import Values
 Checked = Callable[..., dict[str, Any]]
 
 FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
+    "a buffer that a replica binds anew": (
+        Replicas,
+        "garbage-buffer",
+        """
+        class Centred(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(2, 2)
+                self.register_buffer("center", torch.zeros(2))
+                self.register_buffer("last", torch.zeros(2))
+            def forward(self, x):
+                y = self.layer(x)
+                self.center = 0.9 * self.center + 0.1 * y.detach().mean(0)  # cause
+                return y - self.center
+        model = nn.DataParallel(Centred().cuda())
+        for step in range(3):
+            model(torch.randn(4, 2).cuda()).sum().backward()  # where
+        """,
+    ),
     "a loss rebuilt as a new leaf": (
         Gradients,
         "no-gradient",
@@ -376,6 +396,26 @@ def test_a_fault_is_found_with_its_lines(checked: Checked, name: str) -> None:
 
 
 CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
+    "buffers that replicas write in place, or make anew each time": (
+        Replicas,
+        """
+        class Centred(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(2, 2)
+                self.register_buffer("center", torch.zeros(2))
+                self.register_buffer("last", torch.zeros(2))
+            def forward(self, x):
+                y = self.layer(x)
+                self.center.copy_(0.9 * self.center + 0.1 * y.detach().mean(0))
+                self.last = y.detach().mean(0)
+                return y - self.center
+        model = nn.DataParallel(Centred().cuda())
+        for step in range(3):
+            model(torch.randn(4, 2).cuda()).sum().backward()
+        assert model.module.center.abs().sum() > 0
+        """,
+    ),
     "a gradient that is 0 in any precision": (
         Underflow,
         """

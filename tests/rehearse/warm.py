@@ -22,7 +22,7 @@ from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
 from trimtab.rehearse.run import Rank, rehearse
 from trimtab.rehearse.session import Settings, gather
-from trimtab.virtual import context
+from trimtab.virtual import context, deeds
 from trimtab.virtual.context import install
 
 
@@ -69,6 +69,7 @@ def check(request: dict) -> None:
     machine = install(2, on_fault="repair")
     machine.observer = RehearsalObserver(here)
     torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: machine.modules.add(module))
+    deeds.listen()
     module, name = request["check"].split(":")
     here.checks = [getattr(importlib.import_module(module), name)(here)]
     shield.watch_over(here)

@@ -16,6 +16,7 @@ import torch
 
 from trimtab.diagnose import (
     holders,
+    rules_aside,
     rules_batch,
     rules_certain,
     rules_given,
@@ -25,6 +26,7 @@ from trimtab.diagnose import (
     rules_modules,
     rules_moves,
     rules_optimizer,
+    rules_slots,
     source,
 )
 from trimtab.diagnose.explain import match_message
@@ -50,6 +52,9 @@ _CERTAIN: tuple[_Rule, ...] = (
     rules_moves.dropped_move,
     rules_moves.loaded,
     rules_moves.moved_away,
+    rules_slots.wrong_slot,
+    rules_aside.kept_aside,
+    rules_aside.passed_over,
     rules_held.unregistered,
     rules_late.placed_late,
     rules_modules.never_moved,

@@ -227,6 +227,14 @@ def kept_in(wanted: Callable[[Any], bool], frames: Iterable[FrameType]) -> Itera
         queue = following
 
 
+def contained(value: Any, frame: FrameType) -> Iterator[tuple[str, str]]:
+    """The plain containers among a frame's variables that hold an object, each with how it is taken out."""
+    for name, held in list(frame.f_locals.items()):
+        plain = isinstance(held, dict | list | tuple) and held is not frame.f_globals
+        if name.isidentifier() and plain and any(one is value for one in _entries(held)):
+            yield name, _key(held, lambda one: one is value)
+
+
 def _key(container: Any, wanted: Callable[[Any], bool]) -> str:
     entries = container.items() if isinstance(container, dict) else enumerate(container)
     return next((f"[{key!r}]" for key, value in entries if wanted(value)), "")

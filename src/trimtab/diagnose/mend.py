@@ -272,6 +272,11 @@ def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: 
         device = device_at(scene, stray, file, made.lineno)
         if device is not None:
             return brought("move it too", file, value, device)
+    parts = _parts(value) if name.endswith("]") else []
+    device = device_at(scene, stray, file, made.lineno) if parts else None
+    if device is not None:
+        moves = [rewrite.in_place_of(file, part, spot.moved(file, part, device)) for part in parts]
+        return Mend.by("move each of them", *moves)
     later = _first_place_with_device(scene, stray, file, made)
     if later is not None:
         statement, device = later
@@ -279,6 +284,20 @@ def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: 
         edits = [rewrite.after(file, statement, text)]
         return Mend(f"move it too, after line {statement.lineno}: {text}", edits)
     return Mend(f'move it too: {name}.to("{wanted(scene, stray)}")', [])
+
+
+def _parts(value: ast.expr | None) -> list[ast.expr]:
+    """What a list, tuple or dict is written of, where all of it are calls: `{"a": make(4), "b": make(4)}`."""
+    parts: list[ast.expr] = []
+    if isinstance(value, ast.List | ast.Tuple):
+        parts = value.elts
+    elif isinstance(value, ast.Dict):
+        parts = value.values
+    elif isinstance(value, ast.ListComp):
+        parts = [value.elt]
+    elif isinstance(value, ast.DictComp):
+        parts = [value.value]
+    return parts if all(isinstance(part, ast.Call) for part in parts) else []
 
 
 def line_after(file: str, statement: ast.stmt) -> int:

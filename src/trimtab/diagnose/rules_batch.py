@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import handed, mend, rewrite, scope, source
+from trimtab.diagnose import handed, holders, mend, rewrite, scope, source
 from trimtab.diagnose.finding import Cause
 from trimtab.diagnose.rewrite import assigned
 from trimtab.diagnose.rules_common import Verdict
@@ -89,6 +89,8 @@ def not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("prepare", "prepare_model", "setup"):
             assert moved is not None
             helper = ast.unparse(call.func.value)
+            if (passed := _passed_through(scene, stray, moved, call, helper)) is not None:
+                return passed
             why = f"{helper} moves the model here; the data does not come from a loader that it was given"
             fix = _prepared(scene, stray, moved, helper)
             if fix is None and partner.is_parameter:
@@ -96,6 +98,46 @@ def not_prepared(scene: Scene, stray: Suspect) -> Verdict | None:
             cause = source.cause(moved.file, moved.line, why)
             return Verdict(cause, fix.text, edits=fix.edits) if fix is not None else None
     return None
+
+
+def _passed_through(
+    scene: Scene, stray: Suspect, moved: Origin, call: ast.Call, helper: str
+) -> Verdict | None:
+    """Tensors that were given to the helper with the model: it hands them back where they were."""
+    statement, frame = source.statement(moved.file, moved.line), None
+    if isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1:
+        frame = scope.frame_of(scene.frames, moved.file, moved.line)
+    target = statement.targets[0] if frame is not None and isinstance(statement, ast.Assign) else None
+    targets = target.elts if isinstance(target, ast.Tuple) else [target] if target is not None else []
+    given = {ast.unparse(arg) for arg in call.args}
+    left: dict[str, torch.Tensor] = {}
+    for one in targets:
+        value = holders.value_of(one, frame) if frame is not None else None
+        if (
+            isinstance(value, torch.Tensor)
+            and str(value.device) == stray.device
+            and ast.unparse(one) in given
+        ):
+            left[ast.unparse(one)] = value
+    if statement is None or not any(_comes_from(stray, name, value) for name, value in left.items()):
+        return None
+    names = list(left)
+    text = f"{', '.join(names)} = {', '.join(f'{name}.to({helper}.device)' for name in names)}"
+    why = (
+        f"{helper} moves models and loaders, no tensors: still on {stray.device} after it: {', '.join(names)}"
+    )
+    edits = [rewrite.after(moved.file, statement, text)]
+    return Verdict(source.cause(moved.file, moved.line, why), f"move what it leaves: {text}", edits=edits)
+
+
+def _comes_from(stray: Suspect, name: str, value: torch.Tensor) -> bool:
+    """Whether a tensor is (a view of) another, or was made by a line that reads that one by its name."""
+    if stray.tensor is not None and holders.same(stray.tensor, value):
+        return True
+    made = source.statement(stray.born.file, stray.born.line) if stray.born is not None else None
+    return made is not None and any(
+        isinstance(n, ast.Subscript) and ast.unparse(n.value) == name for n in source.header(made)
+    )
 
 
 def _prepared(scene: Scene, stray: Suspect, moved: Origin, helper: str) -> mend.Mend | None:

@@ -76,6 +76,7 @@ def spelled(weight: torch.Tensor | None) -> bool:
 
 def bindings(scene: Scene, root: nn.Module) -> Iterator[tuple[str, ast.stmt, str]]:
     """The statements that gave the program's variables and attributes a module, the outermost frame last."""
+    loops: list[tuple[str, ast.stmt, str]] = []
     for frame in scene.frames:
         file, line = frame.f_code.co_filename, frame.f_lineno
         name = next((k for k, v in frame.f_locals.items() if v is root and k != "self"), None)
@@ -83,9 +84,21 @@ def bindings(scene: Scene, root: nn.Module) -> Iterator[tuple[str, ast.stmt, str
             continue
         made = source.last_assignment(file, line, name)
         if made is not None and name not in source.parameters(file, line):
-            yield file, made, name
+            if hasattr(made, "body"):
+                loops.append((file, made, name))  # a loop over them: what it runs over says more
+            else:
+                yield file, made, name
+    # A generator expression stands on the line of the function that runs it.
+    inner = [f.f_back for f in scene.frames if f.f_code.co_name == "<genexpr>" and f.f_back is not None]
+    for frame in (*scene.frames, *inner):
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        for name, key in holders.contained(root, frame):
+            made = source.last_assignment(file, line, name)
+            if made is not None and name not in source.parameters(file, line):
+                yield file, made, name + key
     for found in holders.kept_in(lambda value: value is root, scene.frames):
         yield from _attribute_binding(scene, found)
+    yield from loops
 
 
 def _attribute_binding(scene: Scene, found: holders.Kept) -> Iterator[tuple[str, ast.stmt, str]]:
@@ -95,7 +108,9 @@ def _attribute_binding(scene: Scene, found: holders.Kept) -> Iterator[tuple[str,
     if outer is not None:
         owner, name = outer.owner, outer.name
     named = holders.source_of(owner)
-    line = source.attribute_assignment(*named, name) if named else None
+    line = (
+        source.attribute_assignment(*named, name) or source.hidden_assignment(*named, name) if named else None
+    )
     statement = source.statement(named[0], line) if named and line else None
     if named and statement is not None:
         text = f"self.{name}" if owner is found.owner else f"self.{name}.{found.name}"

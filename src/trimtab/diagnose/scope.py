@@ -124,7 +124,7 @@ def _first_meaning(
     for text in texts:
         seen = frame or _witness(frames, file, line, text)
         value = _value(ast.parse(text, mode="eval").body, seen) if seen is not None else None
-        if means(value, wanted) or (value is None and not several and _sounds_like_device(text)):
+        if means(value, wanted) or (value is None and not several and sounds_like_device(text)):
             return text
     return None
 
@@ -169,7 +169,7 @@ def _spelled(file: str, line: int, wanted: str) -> str | None:
         return None
     texts = {text for node in source.walk(file) for text in _device_texts(node)}
     words = [w for node in source.walk(file) if isinstance(node, ast.Call) for w in _device_words(node)]
-    if any(_sounds_like_device(text) for text in texts):
+    if any(sounds_like_device(text) for text in texts):
         return None
     return next((f'"{word}"' for word in words if means(word, wanted)), None)
 
@@ -302,7 +302,8 @@ def _device_texts(node: ast.AST) -> Iterator[str]:
             yield ast.unparse(one)
 
 
-def _sounds_like_device(text: str) -> bool:
+def sounds_like_device(text: str) -> bool:
+    """Whether an expression is named as a device is: `device`, `self.dev`, `args.gpu_id`."""
     return _WORD.search(text.split(".")[-1].split("[")[0]) is not None
 
 

@@ -302,6 +302,24 @@ def attribute_assignment(file: str, class_name: str, attribute: str, preferred: 
     return min(lines)[3] if lines else None
 
 
+def hidden_assignment(file: str, class_name: str, attribute: str) -> int | None:
+    """The line of a class that keeps something past its own table: `object.__setattr__(self, "x", …)`,
+    `self.__dict__["x"] = …`."""
+    classes = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
+    for node in (n for owner in classes for n in ast.walk(owner)):
+        if isinstance(node, ast.Call) and called_name(node) == "__setattr__" and len(node.args) >= 2:
+            key: ast.expr = node.args[-2]
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            if ast.unparse(node.value) not in ("self.__dict__", "vars(self)"):
+                continue
+            key = node.slice
+        else:
+            continue
+        if isinstance(key, ast.Constant) and key.value == attribute:
+            return node.lineno
+    return None
+
+
 def _makes_anew(node: ast.stmt) -> bool:
     made = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
     return any(last_name(f) in ("clone", "deepcopy") or root(f) == "torch" for f in made)
