@@ -96,6 +96,20 @@ FAULTS = {
         nodes = torch.zeros(3, 4, device="cuda")
         nodes[edges.cuda()]
         """,
+    "features of inference mode, and another use of it that is right": """
+        encoder, head = nn.Linear(4, 4).cuda(), nn.Linear(4, 1).cuda()
+        @torch.inference_mode()  # CAUSE
+        def features(x):
+            return encoder(x)
+        @torch.inference_mode()
+        def evaluate(x):
+            return head(encoder(x)).sum().item()
+        x = torch.ones(2, 4).cuda()
+        evaluate(x)
+        found = features(x)
+        loss = head(found).sum()
+        loss.backward()
+        """,
     "the values of a tensor with a graph": """
         out = nn.Linear(4, 1).cuda()(torch.ones(2, 4).cuda())
         print(out.cpu().numpy())  # CAUSE
