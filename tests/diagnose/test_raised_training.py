@@ -91,6 +91,25 @@ FAULTS = {
         labels = torch.tensor([0, 3]).cuda()
         nn.functional.one_hot(labels, count)
         """,
+    "labels that are marked for a loss, used as row numbers": """
+        def picked(scores, labels):
+            found = torch.gather(scores, -1, labels[:, None])[:, 0]  # CAUSE
+            return (found * (labels != -100)).sum()
+        labels = torch.tensor([0, 2, -100]).cuda()
+        picked(torch.zeros(3, 4, device="cuda"), labels)
+        """,
+    "one_hot of labels that are marked": """
+        target = torch.tensor([0, 2, 1]).cuda()
+        target[1:] = -1
+        hot = nn.functional.one_hot(target, num_classes=3)  # CAUSE
+        hot = hot * (target >= 0)[:, None]
+        """,
+    "a loss that is told to skip another number": """
+        criterion = nn.CrossEntropyLoss(ignore_index=0)  # CAUSE
+        labels = torch.tensor([1, 2, 1, 0])
+        labels[3:] = -100
+        criterion(torch.zeros(4, 3, device="cuda"), labels.cuda())
+        """,
     "numbers from 1 that index from 0": """
         edges = torch.tensor([1, 2, 3])  # CAUSE
         nodes = torch.zeros(3, 4, device="cuda")
@@ -128,3 +147,16 @@ def test_the_line_is_named_and_its_fix_runs(name: str, tmp_path: Path) -> None:
     mended = rewrite.applied(path.read_text(), finding.edits)
     with virtual_gpus(1):
         exec(compile(mended, "mended.py", "exec"), {"__name__": "__main__"})
+
+
+def test_a_number_that_came_out_too_small_is_no_mark(tmp_path: Path) -> None:
+    program = """
+        local_rank, ages = 0, torch.tensor([1, 2, 0])
+        if local_rank != -1:
+            classes = ages - 1  # CAUSE
+        nn.functional.one_hot(classes.cuda(), num_classes=3)
+        """
+    finding, marked = raised(program, tmp_path)
+    assert finding.cause is not None
+    assert finding.cause.line == marked
+    assert "clamp" not in finding.fix
