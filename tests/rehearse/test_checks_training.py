@@ -39,6 +39,25 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         opt.step()
         """,
     ),
+    "a model that gives its values alone, and a loss that is flagged": (
+        Gradients,
+        "no-gradient",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 2)
+            def forward(self, x):
+                out = self.layer(x)
+                return out.data  # cause
+        model = Net().cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(torch.ones(1, 4).cuda()).sum()
+        loss.requires_grad_(True)
+        loss.backward()  # where
+        opt.step()
+        """,
+    ),
     "gradients cleared between backward and step": (
         Gradients,
         "no-gradient",
