@@ -160,3 +160,27 @@ def test_a_number_that_came_out_too_small_is_no_mark(tmp_path: Path) -> None:
     assert finding.cause is not None
     assert finding.cause.line == marked
     assert "clamp" not in finding.fix
+
+
+ADAPTER = """
+    import copy, tempfile
+    from peft import LoraConfig, PeftModel, get_peft_model
+    base, path = nn.Sequential(nn.Linear(4, 4)), tempfile.mkdtemp()
+    get_peft_model(copy.deepcopy(base), LoraConfig(r=2, target_modules=["0"])).save_pretrained(path)
+    model = PeftModel.from_pretrained(base, path)  # CAUSE
+    model = model.to("cuda")
+    opt = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    """
+
+
+def test_an_adapter_that_is_loaded_frozen(tmp_path: Path) -> None:
+    finding, marked = raised(ADAPTER, tmp_path)
+    assert finding.cause is not None
+    assert finding.cause.line == marked
+    assert [edit.text for edit in finding.edits] == [", is_trainable=True"]
+
+
+def test_an_adapter_that_is_frozen_by_the_program_itself_is_not_laid_to_its_loading(tmp_path: Path) -> None:
+    again = "for p in model.parameters(): p.requires_grad = False\n    "
+    finding, _ = raised(ADAPTER.replace("model = model.to", f"{again}model = model.to"), tmp_path)
+    assert "is_trainable" not in finding.fix

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from trimtab.diagnose import (
     casts,
+    raised_adapters,
     raised_calls,
     raised_data,
     raised_devices,
@@ -163,7 +164,7 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "assigned-parameter": (raised_calls.assigned_parameter,),
     "copied-with-graph": (raised_leaves.copied_with_graph,),
     "whole-numbers-trained": (raised_calls.whole_parameter,),
-    "empty-parameter-list": (raised_leaves.empty_list,),
+    "empty-parameter-list": (raised_adapters.loaded_frozen, raised_leaves.empty_list),
     "no-pad-token": (raised_labels.no_pad_token,),
     "loss-none": (raised_labels.none_given,),
     "leaf-inplace": (raised_calls.leaf_in_place,),

@@ -163,6 +163,14 @@ def freezing_line(file: str) -> int | None:
     return min(found)[1] if found else None
 
 
+def freezes_on(node: ast.stmt) -> bool:
+    """Whether a statement sets a requires_grad to anything but True."""
+    if isinstance(node, ast.Assign):
+        return _sets_requires_grad(node) and not source.is_constant(node.value, True)
+    call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    return call is not None and source.called_name(call) == "requires_grad_" and _first_is_false(call.args)
+
+
 def _sets_requires_grad(node: ast.Assign) -> bool:
     return any(
         isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in node.targets
