@@ -184,3 +184,13 @@ def test_an_adapter_that_is_frozen_by_the_program_itself_is_not_laid_to_its_load
     again = "for p in model.parameters(): p.requires_grad = False\n    "
     finding, _ = raised(ADAPTER.replace("model = model.to", f"{again}model = model.to"), tmp_path)
     assert "is_trainable" not in finding.fix
+
+
+def test_a_filter_that_finds_nothing_trainable_was_not_used_up(tmp_path: Path) -> None:
+    program = """
+        model = nn.Linear(4, 2).cuda().requires_grad_(False)
+        trained = filter(lambda p: p.requires_grad, model.parameters())
+        opt = torch.optim.SGD(trained, lr=0.1)  # CAUSE
+        """
+    finding, _ = raised(program, tmp_path)
+    assert "once only" not in str(finding.cause)
