@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.diagnose import branches, loops_left, mends_graph, mends_values, rewrite, source, trace
+from trimtab.diagnose import (
+    branches,
+    loops_left,
+    mends_graph,
+    mends_in_place,
+    mends_values,
+    rewrite,
+    source,
+    trace,
+)
 from trimtab.diagnose.finding import Edit, Place
 
 
@@ -173,3 +182,21 @@ def test_a_statement_moves_only_where_nothing_needs_it_before(tmp_path: Path) ->
     )
     file = written(tmp_path, text.format("opt.step()"))
     assert not mends_graph.move_behind(file, Place(file, 2), Place(file, 4))
+
+
+@pytest.mark.parametrize(
+    ("line", "filled", "mended"),
+    [
+        ("weights[mask] = -1e9", "mask", "weights = weights.masked_fill(mask, -1e9)"),
+        ("weights[~self.keep] = 0.0", "mask", "weights = weights.masked_fill(~self.keep, 0.0)"),
+        ("weights[:, 0] = 1.0", "part", "weights = weights.clone()"),
+    ],
+)
+def test_a_number_is_written_into_a_new_tensor(
+    tmp_path: Path, line: str, filled: mends_in_place.Filled, mended: str
+) -> None:
+    file = written(tmp_path, f"weights = scores.softmax(-1)\n{line}\nout = weights @ values\n")
+    mend = mends_in_place.out_of_place(source.place(file, 2), filled)
+    assert mend is not None
+    assert mended in mend[0]
+    assert after(file, mend[1], mended) == mended

@@ -91,10 +91,43 @@ FAULTS = {
         labels = torch.tensor([0, 3]).cuda()
         nn.functional.one_hot(labels, count)
         """,
+    "labels that are marked for a loss, used as row numbers": """
+        def picked(scores, labels):
+            found = torch.gather(scores, -1, labels[:, None])[:, 0]  # CAUSE
+            return (found * (labels != -100)).sum()
+        labels = torch.tensor([0, 2, -100]).cuda()
+        picked(torch.zeros(3, 4, device="cuda"), labels)
+        """,
+    "one_hot of labels that are marked": """
+        target = torch.tensor([0, 2, 1]).cuda()
+        target[1:] = -1
+        hot = nn.functional.one_hot(target, num_classes=3)  # CAUSE
+        hot = hot * (target >= 0)[:, None]
+        """,
+    "a loss that is told to skip another number": """
+        criterion = nn.CrossEntropyLoss(ignore_index=0)  # CAUSE
+        labels = torch.tensor([1, 2, 1, 0])
+        labels[3:] = -100
+        criterion(torch.zeros(4, 3, device="cuda"), labels.cuda())
+        """,
     "numbers from 1 that index from 0": """
         edges = torch.tensor([1, 2, 3])  # CAUSE
         nodes = torch.zeros(3, 4, device="cuda")
         nodes[edges.cuda()]
+        """,
+    "features of inference mode, and another use of it that is right": """
+        encoder, head = nn.Linear(4, 4).cuda(), nn.Linear(4, 1).cuda()
+        @torch.inference_mode()  # CAUSE
+        def features(x):
+            return encoder(x)
+        @torch.inference_mode()
+        def evaluate(x):
+            return head(encoder(x)).sum().item()
+        x = torch.ones(2, 4).cuda()
+        evaluate(x)
+        found = features(x)
+        loss = head(found).sum()
+        loss.backward()
         """,
     "the values of a tensor with a graph": """
         out = nn.Linear(4, 1).cuda()(torch.ones(2, 4).cuda())
@@ -114,3 +147,50 @@ def test_the_line_is_named_and_its_fix_runs(name: str, tmp_path: Path) -> None:
     mended = rewrite.applied(path.read_text(), finding.edits)
     with virtual_gpus(1):
         exec(compile(mended, "mended.py", "exec"), {"__name__": "__main__"})
+
+
+def test_a_number_that_came_out_too_small_is_no_mark(tmp_path: Path) -> None:
+    program = """
+        local_rank, ages = 0, torch.tensor([1, 2, 0])
+        if local_rank != -1:
+            classes = ages - 1  # CAUSE
+        nn.functional.one_hot(classes.cuda(), num_classes=3)
+        """
+    finding, marked = raised(program, tmp_path)
+    assert finding.cause is not None
+    assert finding.cause.line == marked
+    assert "clamp" not in finding.fix
+
+
+ADAPTER = """
+    import copy, tempfile
+    from peft import LoraConfig, PeftModel, get_peft_model
+    base, path = nn.Sequential(nn.Linear(4, 4)), tempfile.mkdtemp()
+    get_peft_model(copy.deepcopy(base), LoraConfig(r=2, target_modules=["0"])).save_pretrained(path)
+    model = PeftModel.from_pretrained(base, path)  # CAUSE
+    model = model.to("cuda")
+    opt = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    """
+
+
+def test_an_adapter_that_is_loaded_frozen(tmp_path: Path) -> None:
+    finding, marked = raised(ADAPTER, tmp_path)
+    assert finding.cause is not None
+    assert finding.cause.line == marked
+    assert [edit.text for edit in finding.edits] == [", is_trainable=True"]
+
+
+def test_an_adapter_that_is_frozen_by_the_program_itself_is_not_laid_to_its_loading(tmp_path: Path) -> None:
+    again = "for p in model.parameters(): p.requires_grad = False\n    "
+    finding, _ = raised(ADAPTER.replace("model = model.to", f"{again}model = model.to"), tmp_path)
+    assert "is_trainable" not in finding.fix
+
+
+def test_a_filter_that_finds_nothing_trainable_was_not_used_up(tmp_path: Path) -> None:
+    program = """
+        model = nn.Linear(4, 2).cuda().requires_grad_(False)
+        trained = filter(lambda p: p.requires_grad, model.parameters())
+        opt = torch.optim.SGD(trained, lr=0.1)  # CAUSE
+        """
+    finding, _ = raised(program, tmp_path)
+    assert "once only" not in str(finding.cause)

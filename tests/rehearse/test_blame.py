@@ -41,6 +41,10 @@ WHOSE = {
         "proven",
     ),
     "a leaf that is changed in place": ("nn.Parameter(torch.ones(3).cuda()).add_(1)", "proven"),
+    "a tensor of inference mode in a graph": (
+        "with torch.inference_mode():\n    x = torch.ones(3, 4).cuda() * 2\nnn.Linear(4, 2).cuda()(x)",
+        "proven",
+    ),
     "torch's own Python": ("F.interpolate(torch.ones(3).cuda(), size=3)", "proven"),
     "a type that no device takes": ("torch.softmax(torch.arange(4).cuda(), 0)", "proven"),
     "a tensor that stayed on the CPU": ("torch.linalg.inv(torch.eye(4).half())", "proven"),

@@ -59,6 +59,25 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         opt.step()
         """,
     ),
+    "a model that gives its values alone, and a loss that is flagged": (
+        Gradients,
+        "no-gradient",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 2)
+            def forward(self, x):
+                out = self.layer(x)
+                return out.data  # cause
+        model = Net().cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(torch.ones(1, 4).cuda()).sum()
+        loss.requires_grad_(True)
+        loss.backward()  # where
+        opt.step()
+        """,
+    ),
     "gradients cleared between backward and step": (
         Gradients,
         "no-gradient",
@@ -133,6 +152,34 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         model(torch.ones(2, 4).cuda()).sum().backward()
         opt.step()  # cause
         early.backward()  # where
+        """,
+    ),
+    "weights of attention that a mask sets to 0 after the softmax": (
+        InPlace,
+        "other-error",
+        """
+        scores = torch.ones(2, 4, device="cuda", requires_grad=True)
+        weights = torch.softmax(scores * 2, dim=-1)
+        hidden = torch.arange(8, device="cuda").view(2, 4) > 5
+        weights[hidden] = 0.0  # cause
+        weights.sum().backward()  # where
+        """,
+    ),
+    "a hook that keeps outputs with their graphs on its class": (
+        GraphKept,
+        "graph-kept",
+        """
+        class Hook:
+            outputs = []
+            def __call__(self, module, given, out):
+                Hook.outputs.append(out)  # where, cause
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)).cuda()
+        model[0].register_forward_hook(Hook())
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            opt.zero_grad()
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
         """,
     ),
     "a step past the scaler": (

@@ -53,6 +53,12 @@ def _by_name(place: Place, names: Sequence[str]) -> tuple[str, list[Edit]] | Non
     ]
 
 
+def loads_adapter(place: Place) -> bool:
+    """Whether a line loads an adapter without saying that it is to be trained."""
+    calls = [c for c in source.call_on(place.file, place.line) if source.called_name(c) in _LOADS]
+    return any(not source.is_constant(source.keyword(call, "is_trainable"), True) for call in calls)
+
+
 def mend(place: Place, names: Sequence[str]) -> tuple[str, list[Edit]]:
     """What to write instead on a line that froze parameters of these names."""
     calls = list(source.call_on(place.file, place.line))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
@@ -150,8 +151,13 @@ def _names(tensor: torch.Tensor, frames: list[FrameType]) -> Iterator[tuple[str,
 
 
 def _owner_file(table: dict[Any, Any]) -> str | None:
-    """The file of the class of the program's own whose object has this dict for its attributes."""
+    """The file of the class of the program's own whose object has this dict for its attributes, or that has itself."""
     for owner in gc.get_referrers(table):
+        if isinstance(owner, type) and all(owner.__dict__.get(key) is value for key, value in table.items()):
+            codes = (getattr(member, "__code__", None) for member in table.values())
+            file = next((code.co_filename for code in codes if code is not None), None)
+            file = file or getattr(sys.modules.get(owner.__module__), "__file__", None)
+            return file if isinstance(file, str) and source.is_user_file(file) else None
         if getattr(owner, "__dict__", None) is table:
             named = holders.source_of(owner)
             return named[0] if named is not None and source.is_user_file(named[0]) else None

@@ -12,7 +12,7 @@ from trimtab.diagnose.flow import switches_off
 
 _WRAPS = frozenset(("float", "int"))
 _TAKES_OUT = frozenset(("detach", "item", "tolist", "numpy", "cpu"))
-_MAKERS = frozenset(("tensor", "as_tensor", "Tensor", "Variable", "FloatTensor"))
+MAKERS = frozenset(("tensor", "as_tensor", "Tensor", "Variable", "FloatTensor"))
 _REPLACE = ("FSDP", "FullyShardedDataParallel", "fully_shard", "deepcopy", "prepare", "parallelize_module")
 """Calls that give back a model with other parameters than it was given, or put others in their place."""
 _ARGS = frozenset(("argmax", "argmin"))
@@ -34,7 +34,7 @@ def of_cut(place: Place | None) -> Mend | None:
             return mend
     mends = [mend for n in inner if isinstance(n, ast.Call) and (mend := _call(place.file, n)) is not None]
     # A value that was rebuilt from numbers is often told to require a gradient afterwards.
-    rebuilt = [n for n in inner if isinstance(n, ast.Call) and source.called_name(n) in _MAKERS and n.args]
+    rebuilt = [n for n in inner if isinstance(n, ast.Call) and source.called_name(n) in MAKERS and n.args]
     if len(rebuilt) == 1:
         return _rebuilt(place.file, rebuilt[0], rebuilt[0].args[0])
     if mends:
@@ -71,7 +71,7 @@ def _switch(file: str, node: ast.stmt, opened: ast.expr) -> Mend:
 
 def _call(file: str, call: ast.Call) -> Mend | None:
     name = source.called_name(call)
-    if name in _MAKERS and call.args:
+    if name in MAKERS and call.args:
         return _rebuilt(file, call, call.args[0])
     if isinstance(call.func, ast.Attribute):
         value = call.func.value

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+from typing import Literal
 
 from trimtab.diagnose import rewrite, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.mends_graph import Mend
 
+Filled = Literal["mask", "part", ""]
+"""Whether a number was written, where a mask of the tensor's own shape says so or into any other part of it."""
 
-def out_of_place(place: Place) -> Mend | None:
+
+def out_of_place(place: Place, filled: Filled = "") -> Mend | None:
     """A line that changes a tensor in place, written so that it makes a new one."""
     node = source.statement(place.file, place.line)
     if isinstance(node, ast.AugAssign):
@@ -25,6 +29,8 @@ def out_of_place(place: Place) -> Mend | None:
             [],
         )
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        if filled and (mend := _filled(place, node, node.targets[0], filled)) is not None:
+            return mend
         name = ast.unparse(node.targets[0].value)
         # What is read of the same tensor is read from a copy, which later writes leave as it is.
         reads = [
@@ -58,3 +64,20 @@ def out_of_place(place: Place) -> Mend | None:
         code = f"{ast.unparse(call.func.value)} = {text}" if alone else text
         return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, call, code)]
     return None
+
+
+def _filled(place: Place, node: ast.Assign, target: ast.Subscript, filled: Filled) -> Mend | None:
+    """A number that is written into a tensor: by a mask it fills a new one, any other part is written in a copy."""
+    whole = target.value
+    if len(node.targets) > 1 or not isinstance(whole, ast.Name | ast.Attribute):
+        return None
+    function, name = source.function_at(place.file, place.line), ast.unparse(whole)
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value] if function else []
+    if not returns and name in source.parameters(place.file, place.line):
+        return None  # the caller's own tensor is meant to change
+    if filled == "mask":
+        code = f"{name} = {name}.masked_fill({ast.unparse(target.slice)}, {rewrite.text_of(place.file, node.value)})"
+        return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, node, code)]
+    code = f"{name} = {name}.clone()"
+    fix = f"Change a copy, not the tensor that backward needs: {code} before this line."
+    return fix, [rewrite.before(place.file, node, code)]

@@ -163,6 +163,14 @@ def freezing_line(file: str) -> int | None:
     return min(found)[1] if found else None
 
 
+def freezes_on(node: ast.stmt) -> bool:
+    """Whether a statement sets a requires_grad to anything but True."""
+    if isinstance(node, ast.Assign):
+        return _sets_requires_grad(node) and not source.is_constant(node.value, True)
+    call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    return call is not None and source.called_name(call) == "requires_grad_" and _first_is_false(call.args)
+
+
 def _sets_requires_grad(node: ast.Assign) -> bool:
     return any(
         isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in node.targets
@@ -258,21 +266,3 @@ def _reentrant_words(file: str) -> Iterator[ast.expr]:
         said = source.keyword(node, "use_reentrant") if isinstance(node, ast.Call) else said
         if said is not None and source.is_constant(said, True):
             yield said
-
-
-def inference_tensor(error: BaseException) -> Verdict | None:
-    """A tensor of torch.inference_mode() in a graph: the switch under which it was made."""
-    files = dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error))
-    modes = [
-        (file, node)
-        for file in files
-        for node in source.walk(file)
-        if isinstance(node, ast.Attribute | ast.Name) and source.last_name(node) == "inference_mode"
-    ]
-    if len(modes) != 1:
-        return None
-    file, node = modes[0]
-    why = "what is made under inference mode can never take part in a graph, and it is trained with later"
-    code = f"{ast.unparse(node.value)}.no_grad" if isinstance(node, ast.Attribute) else "torch.no_grad"
-    edits = [rewrite.in_place_of(file, node, code)]
-    return Verdict(source.cause(file, node.lineno, why), f"Use {code}() here.", edits=edits)

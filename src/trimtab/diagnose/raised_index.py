@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, raised_half, rewrite, rows, source, trace
+from trimtab.diagnose import holders, raised_half, raised_marks, rewrite, rows, source, trace
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.diagnose.index_makers import extremes, numbers_made, rows_decided, width_decided
 from trimtab.diagnose.raised_common import called_by, known_here, own_frames, values_named
@@ -118,6 +118,8 @@ def _indexed(error: BaseException) -> Verdict | None:
         ends = extremes(tensor) if isinstance(tensor, torch.Tensor) else None
         if ends is None or (ends[0] >= 0 and ends[1] < size):
             continue
+        if (marked := raised_marks.used_as_rows(file, line, name, tensor, size)) is not None:
+            return marked
         made = rows.label_line(error) if name in rows.LABELS else None
         made = made or numbers_made(error, ends[1] if ends[1] >= size else ends[0]) or _born(tensor)
         why = f"{name} goes from {ends[0]} to {ends[1]}, and what it indexes has {size} entries (0 to {size - 1})"
@@ -129,7 +131,7 @@ def _indexed(error: BaseException) -> Verdict | None:
             return Verdict(cause_at(wide[0], why), fix, edits=_wider(wide, size, ends[1] + 1))
         return Verdict(
             cause_at(made, why),
-            f"Make only numbers from 0 to {size - 1} here, or make room for {ends[1] + 1}.",
+            f"Make only numbers from 0 to {size - 1} here{_room(ends[1], size)}.",
         )
     made = numbers_made(error, bad)
     why = f"{bad} is among these numbers, and what they index has {size} entries (0 to {size - 1})"
@@ -138,6 +140,10 @@ def _indexed(error: BaseException) -> Verdict | None:
         if made is not None
         else None
     )
+
+
+def _room(high: int, size: int) -> str:
+    return f", or make room for {high + 1}" if high >= size else ""
 
 
 def _size_of_one_hot(file: str, line: int, frame: FrameType, size: int) -> tuple[Place, ast.expr] | None:

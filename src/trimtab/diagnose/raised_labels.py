@@ -75,19 +75,25 @@ def _stored(data: object, dtype: torch.dtype) -> Iterator[tuple[Place, ast.expr]
 def skipped(value: int, ignored: int, error: BaseException) -> Verdict | None:
     """Positions to skip are marked by a number that the loss does not skip."""
     why = f"positions to skip are marked {value} here, and the loss skips {ignored} alone"
-    for file in (
-        dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)) if value < 0 else ()
-    ):
+    place = _loss_made(error)
+    losses = [
+        call
+        for call in (source.call_on(place.file, place.line) if place is not None else ())
+        if source.called_name(call) in _LOSSES
+    ]
+    # A loss that is told what to skip is told the wrong number, whatever marks the labels.
+    told = any(source.keyword(call, "ignore_index") is not None for call in losses)
+    files = dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error))
+    for file in files if value < 0 and not told else ():
         nodes = list(dict.fromkeys(_written(file, value)))
         if len(nodes) == 1:
             fix = f"Mark them with {ignored}, or tell the loss: ignore_index={value}."
             edits = [rewrite.in_place_of(file, nodes[0], str(ignored))]
             return Verdict(source.cause(file, nodes[0].lineno, why), fix, edits=edits)
     why = f"labels are {value}, which is no class, and the loss skips {ignored} alone"
-    place = _loss_made(error)
     fix = f"Tell the loss to skip it: ignore_index={value}; or mark such positions {ignored}."
-    for call in source.call_on(place.file, place.line) if place is not None else ():
-        if source.called_name(call) in _LOSSES and place is not None:
+    for call in losses:
+        if place is not None:
             said = source.keyword(call, "ignore_index")
             edit = (
                 rewrite.in_place_of(place.file, said, str(value))

@@ -13,7 +13,7 @@ from torch import nn
 
 from trimtab.diagnose import holders, mends_data, mends_layers, rewrite, source
 from trimtab.diagnose.finding import Edit, cause_at
-from trimtab.diagnose.raised_common import own_frames, values_named
+from trimtab.diagnose.raised_common import known_here, own_frames, values_named
 from trimtab.diagnose.raised_graph import carried_state
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
@@ -108,7 +108,8 @@ def empty_list(error: BaseException) -> Verdict | None:
         file = frame.f_code.co_filename
         for call in source.call_on(file, line):
             given = source.keyword(call, "params") or next(iter(call.args), None)
-            if isinstance(given, ast.Name) and hasattr(type(holders.value_of(given, frame)), "__next__"):
+            once = isinstance(given, ast.Name) and hasattr(type(holders.value_of(given, frame)), "__next__")
+            if isinstance(given, ast.Name) and once and not _all_frozen(error):
                 made, fix, edits = mends_data.kept_as_list(source.place(file, line), given)
                 why = "this can be gone through once only, and was, before the optimizer is given it"
                 return Verdict(cause_at(made, why), fix, edits=edits)
@@ -116,6 +117,12 @@ def empty_list(error: BaseException) -> Verdict | None:
             if isinstance(model, nn.Module) and (verdict := _unregistered(model)) is not None:
                 return verdict
     return None
+
+
+def _all_frozen(error: BaseException) -> bool:
+    """Whether the program's functions know models, and none of them has a trainable parameter."""
+    models = [model for _, _, model in known_here(error, lambda value: isinstance(value, nn.Module))]
+    return bool(models) and not any(p.requires_grad for model in models for p in model.parameters())
 
 
 def _asked_parameters(node: ast.expr | None) -> ast.expr | None:

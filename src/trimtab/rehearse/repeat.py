@@ -189,10 +189,12 @@ class _Copier:
         plain: torch.Tensor = tensor.payload if virtual else tensor  # type: ignore[attr-defined]
         if type(plain) not in (torch.Tensor, torch.nn.Parameter) or plain.layout is not torch.strided:
             raise _CannotRepeat
-        made = plain.detach() if plain.is_meta else self._on_a_copied_storage(plain)
+        # A copy of what was made under inference mode must be refused by autograd as well.
+        with torch._C._InferenceMode(tensor.is_inference()):
+            made = plain.detach() if plain.is_meta else self._on_a_copied_storage(plain)
         if not self._half and made.dtype in (torch.float16, torch.bfloat16):
             made = made.float()
-        if self._graph and tensor.requires_grad:
+        if self._graph and tensor.requires_grad and not tensor.is_inference():
             made.requires_grad_()
             made = made if tensor.is_leaf else made.view_as(made)
         return made

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow, frozen, mends_graph, source
+from trimtab.diagnose import flow, frozen, mends_graph, mends_leaf, source
 from trimtab.diagnose.finding import Cause, Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, place_born, shown, trained_by
@@ -171,13 +171,17 @@ class Gradients(BaseCheck):
             return self._why_frozen()
         if (made := self._for_another_model()) is not None:
             return cause_at(made, "none of the parameters given to this optimizer is in the model that ran")
+        cut = self._cuts.last
         if leaf.requires_grad:
+            trained = {known.number for known in self._known()}
+            if cut and born and cut.behind & trained and mends_leaf.flagged_later(born):
+                self._mend = mends_leaf.mend(cut.place, born, place)
+                return cause_at(cut.place, "the graph ends here: what comes of it is made a leaf afterwards")
             return cause_at(
                 born, "the loss is rebuilt here as a new leaf: no gradient reaches the parameters behind it"
             )
         if born is not None and (switch := flow.switch_around(born.file, born.line)) is not None:
             return cause_at(switch, "gradients are switched off here, and the loss is computed inside")
-        cut = self._cuts.last
         if cut is not None and not (born is not None and cut.place.line > born.line):
             return cause_at(cut.place, "the graph of the loss ends here: only its value goes on")
         if dead := next(iter(self._cuts.without_grad.values()), None):

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab.diagnose import mends_in_place, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
+from trimtab.diagnose.mends_in_place import Filled
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, trained_by
 from trimtab.virtual import functions
@@ -25,7 +26,7 @@ class InPlace(BaseCheck):
     """Remembers the last in-place changes of tensors in a graph, and the optimizers' steps."""
 
     def install(self) -> None:
-        self._changes: deque[tuple[tuple[int, ...], Place]] = deque(maxlen=64)
+        self._changes: deque[tuple[tuple[int, ...], Place, Filled]] = deque(maxlen=64)
         self._steps: deque[tuple[set[tuple[int, ...]], Place]] = deque(maxlen=8)
         functions.AFTER.append(self._after)
         register_optimizer_step_post_hook(self._stepped)
@@ -38,7 +39,7 @@ class InPlace(BaseCheck):
         if args[0].grad_fn is not None or name == "__setitem__":
             place = places.here()
             if place is not None:
-                self._changes.append((tuple(args[0].shape), place))
+                self._changes.append((tuple(args[0].shape), place, _filled(name, args)))
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         place = places.here()
@@ -51,10 +52,10 @@ class InPlace(BaseCheck):
         if (found := _TEXT.search(finding.message)) is None:
             return finding
         shape = tuple(int(n) for n in found[1].split(",") if n.strip())
-        for changed, place in reversed(self._changes):
+        for changed, place, filled in reversed(self._changes):
             if changed == shape:
                 why = "this changes in place a tensor that backward still needs"
-                fix, edits = mends_in_place.out_of_place(place) or (finding.fix, [])
+                fix, edits = mends_in_place.out_of_place(place, filled) or (finding.fix, [])
                 return replace(finding, cause=cause_at(place, why), fix=fix, edits=edits)
         for shapes, place in reversed(self._steps):
             if _unordered(shape) in shapes:
@@ -67,14 +68,23 @@ class InPlace(BaseCheck):
                 )
                 return replace(finding, cause=cause_at(place, why), fix=fix)
         # A part of a tensor that is filled piece by piece: torch names the shape of the part.
-        for changed, place in reversed(self._changes):
+        for changed, place, _ in reversed(self._changes):
             node = source.statement(place.file, place.line)
-            filled = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
-            if filled and shape and not Counter(shape) - Counter(changed):
+            writes = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
+            if writes and shape and not Counter(shape) - Counter(changed):
                 why = "this writes into a tensor of which backward still needs other parts as they were"
                 fix, edits = mends_in_place.out_of_place(place) or (finding.fix, [])
                 return replace(finding, cause=cause_at(place, why), fix=fix, edits=edits)
         return finding
+
+
+def _filled(name: str, args: tuple[Any, ...]) -> Filled:
+    """Whether a number is written into the tensor: where a mask of its own shape says so, or into any other part."""
+    if name != "__setitem__" or len(args) != 3 or not isinstance(args[2], int | float):
+        return ""
+    mask = args[1]
+    whole = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.shape == args[0].shape
+    return "mask" if whole else "part"
 
 
 def _unordered(shape: Any) -> tuple[int, ...]:
