@@ -147,6 +147,33 @@ def test_the_function_that_one_rank_has_left(tmp_path: Path) -> None:
     said = branches.left_function(way, [(file, marks["other"])], 1)
     assert said is not None
     assert said.cause.line == marks["cause"]
+    assert "ReduceOp.MIN" in said.fix
+
+
+def test_a_step_that_one_rank_leaves_for_its_own_loss_is_left_by_all(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        class Trainer:
+            def step(self, x, y):
+                loss = self.model(x.to(self.device), y)
+                if not torch.isfinite(loss):  # cause
+                    return None
+                loss.backward()  # stands
+
+        def main(trainer, rows):
+            for x, y in rows:
+                trainer.step(x, y)  # asks
+            dist.barrier()  # other
+        """,
+    )
+    way = [(file, marks["stands"]), (file, marks["asks"])]
+    said = branches.left_function(way, [(file, marks["other"])], 1)
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+    after = _after(file, said.edits)
+    assert "flag = torch.tensor(float(not torch.isfinite(loss)), device=self.device)\n" in after
+    assert "dist.all_reduce(flag, op=dist.ReduceOp.MAX)\n        if flag.item():  # cause\n" in after
 
 
 def test_a_model_is_wrapped_again_after_it_was_unfrozen(tmp_path: Path) -> None:

@@ -133,3 +133,21 @@ def test_a_recorder_can_be_used_after_a_fork_in_the_middle_of_a_record(tmp_path:
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
     assert "from the child" in (tmp_path / f"records-{child}.jsonl").read_text()
+
+
+def test_a_gather_of_shards_that_one_rank_makes_alone_is_told_by_its_guard(
+    rehearse: Rehearse, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nimport torch.distributed as dist\nfrom torch.distributed.fsdp import fully_shard\n"
+        'dist.init_process_group("nccl")\nrank = dist.get_rank()\ntorch.cuda.set_device(rank)\n'
+        "model = torch.nn.Linear(4, 4).cuda()\nfully_shard(model)\n"
+        "model(torch.ones(2, 4).cuda()).sum().backward()\n"
+        "if rank == 0:\n    state = model.weight.full_tensor()\n    print(state.shape)\n"
+        "dist.destroy_process_group()\n"
+    )
+    report = rehearse(str(script), ranks=2)
+    (finding,) = report["findings"]
+    assert finding["kind"] == "ranks-disagree", report["text"]
+    assert finding["cause"]["line"] == 10

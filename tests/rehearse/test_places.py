@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trimtab.diagnose import flow, source
+from trimtab.diagnose import flow, rewrite, source
 from trimtab.diagnose.raised_graph import freezing_line
-from trimtab.rehearse.standstill import last_stack
+from trimtab.rehearse.standstill import finding, last_stack, standing
 
 
 def program(tmp_path: Path, text: str) -> str:
@@ -67,3 +67,35 @@ def test_of_several_stacks_the_last_counts(tmp_path: Path) -> None:
     stack = 'Current thread 0x1 (most recent call first):\n  File "a.py", line {} in f\n'
     path.write_text(stack.format(1) + stack.format(2))
     assert last_stack(path) == [("a.py", 2, "f")]
+
+
+def test_ranks_that_stand_still_are_parted_by_the_guard_round_a_call_of_all(tmp_path: Path) -> None:
+    text = "def save(model, rank):\n    if rank == 0:\n        state = model.weight.full_tensor()\n"
+    file = program(tmp_path, text + "        torch.save(state, path)\nsave(model, rank)\ndist.barrier()\n")
+    torch = "/lib/site-packages/torch"
+    gathers = [
+        ("/lib/site-packages/trimtab/virtual/dispatch.py", 121, "work"),
+        (f"{torch}/_ops.py", 882, "redispatch"),
+        (f"{torch}/distributed/_functional_collectives.py", 142, "wait_tensor"),
+        (f"{torch}/distributed/tensor/_api.py", 774, "full_tensor"),
+        (file, 3, "save"),
+        (file, 5, "<module>"),
+    ]
+    waits = [
+        (f"{torch}/distributed/distributed_c10d.py", 5356, "barrier"),
+        (f"{torch}/distributed/c10d_logger.py", 83, "wrapper"),
+        (file, 6, "<module>"),
+    ]
+    stands = [stand for n, stack in enumerate((gathers, waits)) if (stand := standing(n, stack)) is not None]
+    assert [stand.name for stand in stands] == ["full_tensor", "barrier"]
+    found = finding(stands)
+    assert found.cause is not None
+    assert found.cause.line == 2
+    after = rewrite.applied(Path(file).read_text(), found.edits)
+    assert "    state = model.weight.full_tensor()\n    if rank == 0:\n        torch.save(" in after
+    # One that computes waits for nobody.
+    assert standing(0, [*gathers[:2], *gathers[4:]]) is None
+    # A send and its receive stand under branches on the rank by right.
+    sends = [(f"{torch}/distributed/distributed_c10d.py", 2800, "recv"), *gathers[4:]]
+    paired = [stand for n, stack in enumerate((sends, waits)) if (stand := standing(n, stack)) is not None]
+    assert finding(paired).edits == []

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trimtab.diagnose import own_figures, rewrite, source
+from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.own_figures import RANK
 
@@ -53,9 +53,8 @@ def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
                 continue
             if own_figures.decided_alone(inside[0], node):
                 why = f"each rank decides this for itself: rank {other} returns, and never comes to line {inside[1]}"
-                fix = f"Let every rank come to line {inside[1]}: ask `{ast.unparse(node.test)}` on one rank only, "
-                fix += "before it."
-                return Said(source.cause(inside[0], node.lineno, why), fix)
+                told = mends_ranks.decided_together(inside[0], node)
+                return Said(source.cause(inside[0], node.lineno, why), told.text, told.edits)
     return None
 
 

@@ -60,29 +60,9 @@ def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other
         raised = [rewrite.in_place_of(file, last, "raise")] if swallowed else []
         fix = "Let the error end the run (`raise`), or let the ranks tell each other (all_reduce of a flag) and skip "
         return Said(source.cause(file, node.lineno, why), fix + "together.", raised)
-    test = ast.unparse(node.test)
     why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
-    device = mends_ranks.device_at(file, node.lineno)
-    flag = f"torch.tensor(float({test}), device={device or 'torch.cuda.current_device()'})"
-    module = mends_ranks.distributed(file)
-    share = f"{module}.all_reduce(flag, op={module}.ReduceOp.MAX)"
-    fix = f"Decide together: `flag = {flag}`, `{share}`, then `if flag.item():`."
-    edits: list[Edit] = []
-    if device is not None and "torch" in _imported(file) and not _is_elif(file, node):
-        edits = [
-            rewrite.before(file, node, f"flag = {flag}\n{share}"),
-            rewrite.in_place_of(file, node.test, "flag.item()"),
-        ]
-    return Said(source.cause(file, node.lineno, why), fix, edits=edits)
-
-
-def _is_elif(file: str, node: ast.If) -> bool:
-    return any(isinstance(n, ast.If) and n.orelse == [node] for n in source.walk(file))
-
-
-def _imported(file: str) -> set[str]:
-    nodes = [n for n in source.walk(file) if isinstance(n, ast.Import | ast.ImportFrom)]
-    return {(alias.asname or alias.name).split(".")[0] for node in nodes for alias in node.names}
+    told = mends_ranks.decided_together(file, node)
+    return Said(source.cause(file, node.lineno, why), told.text, told.edits)
 
 
 def _goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
@@ -101,7 +81,7 @@ def _goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
     fix = f"Go on together: `while True:`, and first in it `{share}`, `if not flag.item(): break`; or make as many "
     fix += "rounds on every rank."
     edits: list[Edit] = []
-    if device is not None and "torch" in _imported(file) and not loop.orelse:
+    if device is not None and mends_ranks.imports_torch(file) and not loop.orelse:
         first = loop.body[0]
         edits = [rewrite.in_place_of(file, loop.test, "True"), rewrite.before(file, first, "\n".join(code))]
     return Said(source.cause(file, loop.lineno, why), fix, edits)

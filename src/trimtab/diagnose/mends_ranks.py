@@ -7,12 +7,13 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import own_figures, rewrite, source
 from trimtab.diagnose.finding import Edit, Place
 
 WRAPPERS = ("DistributedDataParallel", "DDP")
 _MOVES = ("to", "cuda")
 _RANKS = ("local_rank", "gpu", "gpu_id", "device", "rank")
+_THERE = re.compile(r"\b(?:exists|isfile|is_file|isdir|is_dir)\(")
 _OWN = re.compile(r"(?:self\.)?(?:local_rank|rank|gpu|local)")
 
 
@@ -188,6 +189,31 @@ def device_at(file: str, line: int) -> str | None:
 
 def _is_bound(file: str, line: int, name: str) -> bool:
     return name in source.parameters(file, line) or source.last_assignment(file, line, name) is not None
+
+
+def decided_together(file: str, node: ast.If) -> Fix:
+    """A condition that each rank answers for itself, asked of all of them, so that they take the same branch."""
+    test = ast.unparse(node.test)
+    if own_figures.RANK.search(test):
+        # All would do what one is meant to do alone.
+        return Fix(f"Let every rank go on: ask `{test}` only round what prints or writes.")
+    device, module = device_at(file, node.lineno), distributed(file)
+    flag = f"torch.tensor(float({test}), device={device or 'torch.cuda.current_device()'})"
+    # A file has to be there for all of them; anything else, a bad loss or a stop, one rank has for all.
+    there = _THERE.search(test) is not None and not test.startswith("not ")
+    share = f"{module}.all_reduce(flag, op={module}.ReduceOp.{'MIN' if there else 'MAX'})"
+    fix = Fix(f"Decide together: `flag = {flag}`, `{share}`, then `if flag.item():`.")
+    other = any(isinstance(n, ast.If) and n.orelse == [node] for n in source.walk(file))
+    if device is not None and imports_torch(file) and not other:
+        code = f"flag = {flag}\n{share}"
+        fix.edits = [rewrite.before(file, node, code), rewrite.in_place_of(file, node.test, "flag.item()")]
+    return fix
+
+
+def imports_torch(file: str) -> bool:
+    """Whether a file has the name `torch`."""
+    nodes = [n for n in source.walk(file) if isinstance(n, ast.Import | ast.ImportFrom)]
+    return any((alias.asname or alias.name).split(".")[0] == "torch" for n in nodes for alias in n.names)
 
 
 def looking_for_unused(at: Place) -> list[Edit]:

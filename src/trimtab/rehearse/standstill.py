@@ -14,8 +14,9 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from trimtab.diagnose import source
+from trimtab.diagnose import branches, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse.system import processor_seconds, sleeps
 
@@ -29,6 +30,11 @@ _WAITS = re.compile(
     r"/torch/(distributed/(distributed_c10d|rendezvous|_functional_collectives)|autograd/(graph|__init__)|_tensor"
     r"|nn/parallel/distributed)\.py$"
 )
+_DISPATCH = re.compile(
+    r"/trimtab/virtual/\w+\.py$|/torch/(_ops|_library/\w+|utils/_python_dispatch|overrides)\.py$"
+)
+_PAIRED = re.compile(r"(?:i?send|i?recv|batch_isend|send_object|recv_object)")
+"""A send and its receive stand under branches on the rank by right."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
@@ -88,34 +94,67 @@ class Standstill:
             except ProcessLookupError:
                 return None
         time.sleep(0.5)
-        stands: list[tuple[int, Place, str]] = []
+        stands: list[_Stand] = []
         for rank in ranks:
-            stack = last_stack(self._folder / f"stands-{rank.process}")
-            if not stack or not _WAITS.search(stack[0][0].replace(os.sep, "/")):
+            stand = standing(rank.number, last_stack(self._folder / f"stands-{rank.process}"))
+            if stand is None:
                 return None
-            own = next((n for n, (file, _, _) in enumerate(stack) if source.is_user_file(file)), None)
-            if own is None:
-                return None
-            file, line, _ = stack[own]
-            stands.append((rank.number, source.place(file, line), stack[own - 1][2] if own else ""))
-        return _finding(stands)
+            stands.append(stand)
+        return finding(stands)
 
 
-def _finding(stands: list[tuple[int, Place, str]]) -> Finding:
+class _Stand(NamedTuple):
+    """Where a rank waits: the program's line, what it called there, and the lines that led to it, innermost first."""
+
+    rank: int
+    place: Place
+    name: str
+    way: list[tuple[str, int]]
+
+
+def standing(rank: int, stack: list[tuple[str, int, str]]) -> _Stand | None:
+    """Where the program waits for other ranks; none for one that does something else."""
+    # A collective of DTensor or FSDP2 is an operator: it waits below the dispatcher.
+    waits = next((file for file, _, _ in stack if not _DISPATCH.search(file.replace(os.sep, "/"))), "")
+    own = next((n for n, (file, _, _) in enumerate(stack) if source.is_user_file(file)), None)
+    if own is None or not _WAITS.search(waits.replace(os.sep, "/")):
+        return None
+    file, line, _ = stack[own]
+    way = [(file, line) for file, line, _ in stack if source.is_user_file(file)]
+    # torch wraps its collectives to log them.
+    called = [name for inner, _, name in stack[:own] if not inner.endswith("c10d_logger.py")]
+    return _Stand(rank, source.place(file, line), called[-1] if called else "", way)
+
+
+def finding(stands: list[_Stand]) -> Finding:
+    """What is told of ranks that all wait: the branch on the rank that parts two of them, else both lines."""
     sides = "; ".join(
-        f"rank {rank} stands in {name} at {os.path.basename(place.file)}:{place.line}"
-        for rank, place, name in stands
+        f"rank {one.rank} stands in {one.name} at {os.path.basename(one.place.file)}:{one.place.line}"
+        for one in stands
     )
     first = stands[0]
-    other = next((side for side in stands if side[1] != first[1]), stands[-1])
+    other = next((side for side in stands if side.place != first.place), stands[-1])
+    message = f"Every rank waits and none goes on: {sides}."
+    point_to_point = any(_PAIRED.match(one.name) for one in stands)
+    said = branches.guard(first.way, other.way, first.rank, other.rank) if not point_to_point else None
+    if said is not None:
+        return Finding(
+            kind="ranks-disagree",
+            message=message,
+            where=first.place,
+            cause=said.cause,
+            fix=said.fix,
+            op=first.name,
+            edits=said.edits,
+        )
     return Finding(
         kind="ranks-disagree",
-        message=f"Every rank waits and none goes on: {sides}.",
-        where=first[1],
-        cause=cause_at(other[1], f"rank {other[0]} waits here for what rank {first[0]} never does"),
+        message=message,
+        where=first.place,
+        cause=cause_at(other.place, f"rank {other.rank} waits here for what rank {first.rank} never does"),
         fix="All ranks have to make the same collective calls in the same order; a receive needs a send on the other "
         "side, which must not wait for a receive itself.",
-        op=first[2],
+        op=first.name,
     )
 
 
