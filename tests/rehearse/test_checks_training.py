@@ -18,6 +18,7 @@ from trimtab.rehearse.checks.graph_kept import GraphKept
 from trimtab.rehearse.checks.in_place import InPlace
 from trimtab.rehearse.checks.left_out import LeftOut
 from trimtab.rehearse.checks.modes import Modes
+from trimtab.rehearse.checks.rounded import Rounded
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.steps import Steps
 from trimtab.rehearse.checks.underflow import Underflow
@@ -198,6 +199,19 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             opt.zero_grad()
             (1e-9 * out.float().sum()).backward()  # where, cause
             opt.step()
+        """,
+    ),
+    "updates that 16-bit weights round away": (
+        Rounded,
+        "no-gradient",
+        """
+        model = nn.Linear(64, 64, bias=False).cuda()
+        model.to(torch.bfloat16)  # cause
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-7, weight_decay=0.0)
+        for _ in range(5):
+            opt.zero_grad()
+            model(torch.ones(2, 64).cuda().bfloat16()).pow(2).sum().backward()
+            opt.step()  # where
         """,
     ),
     "steps that are too large": (
@@ -387,6 +401,20 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
             opt.zero_grad()
             (0 * out.float().sum()).backward()
             opt.step()
+        """,
+    ),
+    "16-bit weights that a warm-up does not change yet, and others that change": (
+        Rounded,
+        """
+        for first, grows in ((1e-7, 1.5), (1e-3, 1.0)):
+            model = nn.Linear(64, 64, bias=False).cuda().bfloat16()
+            opt = torch.optim.AdamW(model.parameters(), lr=first, weight_decay=0.0)
+            sched = torch.optim.lr_scheduler.ExponentialLR(opt, grows)
+            for _ in range(5):
+                opt.zero_grad()
+                model(torch.ones(2, 64).cuda().bfloat16()).pow(2).sum().backward()
+                opt.step()
+                sched.step()
         """,
     ),
     "two losses that are both scaled, and a plain one for other weights": (

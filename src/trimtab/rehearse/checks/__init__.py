@@ -23,6 +23,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.left_out import LeftOut
     from trimtab.rehearse.checks.modes import Modes
+    from trimtab.rehearse.checks.rounded import Rounded
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.sharded import Sharded
@@ -44,6 +45,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         StaleLauncher,
         Scaler,
         Underflow,
+        Rounded,
         Unwritten,
         Values,
         Steps,
