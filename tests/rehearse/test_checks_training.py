@@ -18,6 +18,7 @@ from trimtab.rehearse.checks.graph_kept import GraphKept
 from trimtab.rehearse.checks.in_place import InPlace
 from trimtab.rehearse.checks.left_out import LeftOut
 from trimtab.rehearse.checks.modes import Modes
+from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
 from trimtab.rehearse.checks.rounded import Rounded
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.steps import Steps
@@ -212,6 +213,16 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             opt.zero_grad()
             model(torch.ones(2, 64).cuda().bfloat16()).pow(2).sum().backward()
             opt.step()  # where
+        """,
+    ),
+    "a state of which no name fits": (
+        NothingLoaded,
+        "other-error",
+        """
+        saved = nn.DataParallel(nn.Linear(4, 2).cuda()).state_dict()
+        model = nn.Linear(4, 2).cuda()
+        model.load_state_dict(saved, strict=False)  # where, cause
+        model(torch.ones(1, 4).cuda())
         """,
     ),
     "steps that are too large": (
@@ -415,6 +426,18 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
                 model(torch.ones(2, 64).cuda().bfloat16()).pow(2).sum().backward()
                 opt.step()
                 sched.step()
+        """,
+    ),
+    "names that do not fit at first, and parts that a state lacks": (
+        NothingLoaded,
+        """
+        model, head = nn.Linear(4, 2).cuda(), nn.Linear(2, 2).cuda()
+        saved = {f"module.{k}": v for k, v in nn.Linear(4, 2).cuda().state_dict().items()}
+        if model.load_state_dict(saved, strict=False).unexpected_keys:
+            model.load_state_dict({k[7:]: v for k, v in saved.items()}, strict=False)
+        head.load_state_dict({}, strict=False)
+        head.load_state_dict({"other.scale": torch.ones(2).cuda()}, strict=False)
+        head(model(torch.ones(1, 4).cuda()))
         """,
     ),
     "two losses that are both scaled, and a plain one for other weights": (

@@ -23,6 +23,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.left_out import LeftOut
     from trimtab.rehearse.checks.modes import Modes
+    from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
     from trimtab.rehearse.checks.rounded import Rounded
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
@@ -46,6 +47,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         Scaler,
         Underflow,
         Rounded,
+        NothingLoaded,
         Unwritten,
         Values,
         Steps,
