@@ -17,6 +17,7 @@ from trimtab.rehearse.checks.gradients import Gradients
 from trimtab.rehearse.checks.graph_kept import GraphKept
 from trimtab.rehearse.checks.in_place import InPlace
 from trimtab.rehearse.checks.left_out import LeftOut
+from trimtab.rehearse.checks.made_anew import MadeAnew
 from trimtab.rehearse.checks.modes import Modes
 from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
 from trimtab.rehearse.checks.rounded import Rounded
@@ -223,6 +224,27 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         model = nn.Linear(4, 2).cuda()
         model.load_state_dict(saved, strict=False)  # where, cause
         model(torch.ones(1, 4).cuda())
+        """,
+    ),
+    "a layer that forward makes anew": (
+        MadeAnew,
+        "no-gradient",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = nn.Linear(4, 4)
+
+            def forward(self, x):
+                head = nn.Linear(4, 1).to(x.device)  # where, cause
+                return head(self.body(x))
+
+        net = Net().cuda()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            net(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
         """,
     ),
     "steps that are too large": (
@@ -438,6 +460,24 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         head.load_state_dict({}, strict=False)
         head.load_state_dict({"other.scale": torch.ones(2).cuda()}, strict=False)
         head(model(torch.ones(1, 4).cuda()))
+        """,
+    ),
+    "parameters made anew for an attack, and one that is made once": (
+        MadeAnew,
+        """
+        model, scale = nn.Linear(4, 1).cuda(), nn.Parameter(torch.ones(1).cuda())
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            x = torch.ones(2, 4).cuda()
+            noise = nn.Parameter(torch.zeros_like(x))
+            inner = torch.optim.SGD([noise], lr=0.1)
+            model(x + noise).sum().backward()
+            inner.step()
+            other = nn.Parameter(torch.zeros_like(x))
+            opt.zero_grad()
+            (scale * model(x + noise.detach() + other)).sum().backward()
+            print(other.grad.norm())
+            opt.step()
         """,
     ),
     "two losses that are both scaled, and a plain one for other weights": (
