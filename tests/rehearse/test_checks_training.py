@@ -226,6 +226,21 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         model(torch.ones(1, 4).cuda())
         """,
     ),
+    "a layer that is replaced under training, while the optimizer holds the old one": (
+        Untrained,
+        "no-gradient",
+        """
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)  # where
+        old = model[1]
+        for step in range(8):
+            if step == 5:
+                model[1] = nn.Linear(4, 2).cuda()  # cause
+            opt.zero_grad(set_to_none=False)
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
     "a layer that forward makes anew": (
         MadeAnew,
         "no-gradient",
@@ -460,6 +475,23 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         head.load_state_dict({}, strict=False)
         head.load_state_dict({"other.scale": torch.ones(2).cuda()}, strict=False)
         head(model(torch.ones(1, 4).cuda()))
+        """,
+    ),
+    "layers that are replaced under training and given to an optimizer": (
+        Untrained,
+        """
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            if step == 5:
+                model[1] = nn.Linear(4, 2).cuda()
+                opt.add_param_group({"params": model[1].parameters()})
+            if step == 9:
+                model[0].weight = nn.Parameter(model[0].weight.data * 2)
+                opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            opt.zero_grad()
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
         """,
     ),
     "parameters made anew for an attack, and one that is made once": (
