@@ -75,9 +75,10 @@ class Untrained(BaseCheck):
         """What is replaced between steps is looked at anew, and what ran before it counts no more."""
         before = module._parameters.get(name)
         known = module._modules.get(name) if before is None else before
-        if self._steps and known is not None and value is not known and module in self._ran:
+        training = self._steps or self._stale
+        if training and known is not None and value is not known and module in self._ran:
             self._replaced_by = [source.place(f.f_code.co_filename, f.f_lineno) for f in places.frames()]
-            if self._again < _AGAIN:
+            if self._again < _AGAIN and not self._stale:
                 self._again += 1
                 self._steps = 0
                 self._stale = True
