@@ -17,8 +17,11 @@ from trimtab.rehearse.checks.gradients import Gradients
 from trimtab.rehearse.checks.graph_kept import GraphKept
 from trimtab.rehearse.checks.in_place import InPlace
 from trimtab.rehearse.checks.left_out import LeftOut
+from trimtab.rehearse.checks.made_anew import MadeAnew
 from trimtab.rehearse.checks.modes import Modes
+from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
 from trimtab.rehearse.checks.replicas import Replicas
+from trimtab.rehearse.checks.rounded import Rounded
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.steps import Steps
 from trimtab.rehearse.checks.underflow import Underflow
@@ -267,6 +270,65 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             opt.step()
         """,
     ),
+    "updates that 16-bit weights round away": (
+        Rounded,
+        "no-gradient",
+        """
+        model = nn.Linear(64, 64, bias=False).cuda()
+        model.to(torch.bfloat16)  # cause
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-7, weight_decay=0.0)
+        for _ in range(5):
+            opt.zero_grad()
+            model(torch.ones(2, 64).cuda().bfloat16()).pow(2).sum().backward()
+            opt.step()  # where
+        """,
+    ),
+    "a state of which no name fits": (
+        NothingLoaded,
+        "other-error",
+        """
+        saved = nn.DataParallel(nn.Linear(4, 2).cuda()).state_dict()
+        model = nn.Linear(4, 2).cuda()
+        model.load_state_dict(saved, strict=False)  # where, cause
+        model(torch.ones(1, 4).cuda())
+        """,
+    ),
+    "a layer that is replaced under training, while the optimizer holds the old one": (
+        Untrained,
+        "no-gradient",
+        """
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)  # where
+        old = model[1]
+        for step in range(8):
+            if step == 5:
+                model[1] = nn.Linear(4, 2).cuda()  # cause
+            opt.zero_grad(set_to_none=False)
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
+    "a layer that forward makes anew": (
+        MadeAnew,
+        "no-gradient",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = nn.Linear(4, 4)
+
+            def forward(self, x):
+                head = nn.Linear(4, 1).to(x.device)  # where, cause
+                return head(self.body(x))
+
+        net = Net().cuda()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            net(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
     "steps that are too large": (
         Values,
         "non-finite",
@@ -473,6 +535,67 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
                 out = model(torch.zeros(1, 4).cuda())
             opt.zero_grad()
             (0 * out.float().sum()).backward()
+            opt.step()
+        """,
+    ),
+    "16-bit weights that a warm-up does not change yet, and others that change": (
+        Rounded,
+        """
+        for first, grows in ((1e-7, 1.5), (1e-3, 1.0)):
+            model = nn.Linear(64, 64, bias=False).cuda().bfloat16()
+            opt = torch.optim.AdamW(model.parameters(), lr=first, weight_decay=0.0)
+            sched = torch.optim.lr_scheduler.ExponentialLR(opt, grows)
+            for _ in range(5):
+                opt.zero_grad()
+                model(torch.ones(2, 64).cuda().bfloat16()).pow(2).sum().backward()
+                opt.step()
+                sched.step()
+        """,
+    ),
+    "names that do not fit at first, and parts that a state lacks": (
+        NothingLoaded,
+        """
+        model, head = nn.Linear(4, 2).cuda(), nn.Linear(2, 2).cuda()
+        saved = {f"module.{k}": v for k, v in nn.Linear(4, 2).cuda().state_dict().items()}
+        if model.load_state_dict(saved, strict=False).unexpected_keys:
+            model.load_state_dict({k[7:]: v for k, v in saved.items()}, strict=False)
+        head.load_state_dict({}, strict=False)
+        head.load_state_dict({"other.scale": torch.ones(2).cuda()}, strict=False)
+        head(model(torch.ones(1, 4).cuda()))
+        """,
+    ),
+    "layers that are replaced under training and given to an optimizer": (
+        Untrained,
+        """
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            if step == 5:
+                model[1] = nn.Linear(4, 2).cuda()
+                opt.add_param_group({"params": model[1].parameters()})
+            if step == 9:
+                model[0].weight = nn.Parameter(model[0].weight.data * 2)
+                opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            opt.zero_grad()
+            model(torch.ones(2, 4).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
+    "parameters made anew for an attack, and one that is made once": (
+        MadeAnew,
+        """
+        model, scale = nn.Linear(4, 1).cuda(), nn.Parameter(torch.ones(1).cuda())
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            x = torch.ones(2, 4).cuda()
+            noise = nn.Parameter(torch.zeros_like(x))
+            inner = torch.optim.SGD([noise], lr=0.1)
+            model(x + noise).sum().backward()
+            inner.step()
+            other = nn.Parameter(torch.zeros_like(x))
+            opt.zero_grad()
+            (scale * model(x + noise.detach() + other)).sum().backward()
+            print(other.grad.norm())
             opt.step()
         """,
     ),

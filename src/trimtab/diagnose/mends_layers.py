@@ -119,7 +119,10 @@ def given_too(
 
 
 def late_deed(made: Place, deed: Place) -> Place:
-    """The statement behind the making of an optimizer, in its own block, that leads to a later deed; else the deed."""
+    """The statement behind the making of an optimizer, in its own block, that leads to a later deed; else the deed.
+
+    Of several, the last one before the optimizer is used.
+    """
     one = source.statement(made.file, made.line)
     function = source.function_at(deed.file, deed.line)
     names = {function.name} if function is not None else set()
@@ -130,11 +133,38 @@ def late_deed(made: Place, deed: Place) -> Place:
         for block in (getattr(node, name, None) for name in ("body", "orelse")):
             if not isinstance(block, list) or one not in block:
                 continue
+            found: Place | None = None
             for later in block[block.index(one) + 1 :]:
                 if made.file == deed.file and later.lineno <= deed.line <= (later.end_lineno or 0):
                     return source.place(made.file, later.lineno)
-                if any(
-                    isinstance(n, ast.Call) and source.called_name(n) in names for n in source.header(later)
-                ):
-                    return source.place(made.file, later.lineno)
+                calls = [n for n in source.header(later) if isinstance(n, ast.Call)]
+                if any(source.called_name(call) in names for call in calls):
+                    found = source.place(made.file, later.lineno)
+                elif found is not None and source.bound(one) & source.names_in(later):
+                    break
+            if found is not None:
+                return found
     return deed
+
+
+def made_again(made: Place, stack: list[Place]) -> Mend | None:
+    """An optimizer made anew behind the line of its own function that replaces layers under training."""
+    function = source.function_at(made.file, made.line)
+    here = next(
+        (p for p in stack if p.file == made.file and source.function_at(p.file, p.line) is function), None
+    )
+    one = source.statement(made.file, made.line)
+    node = source.statement(here.file, here.line) if here is not None else None
+    if here is None or one is None or node is None:
+        return None
+    code = rewrite.written(made.file, one)
+    fix = f"Make the optimizer again behind line {here.line} ({here.code}): {' '.join(code.split())}."
+    # A schedule, or whatever else was given the old one, would go on with it.
+    names = source.bound(one)
+    handed = any(
+        isinstance(a, ast.Name) and a.id in names
+        for call in source.calls(made.file)
+        for a in (*call.args, *(k.value for k in call.keywords))
+    )
+    simple = isinstance(one, ast.Assign) and isinstance(node, ast.Assign | ast.Expr | ast.AugAssign)
+    return fix, [rewrite.after(here.file, node, code)] if simple and names and not handed else []

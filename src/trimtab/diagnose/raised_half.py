@@ -102,7 +102,7 @@ def narrow_weights(error: BaseException) -> Verdict | None:
     # Where nothing is known of the weights themselves, the first line of the program that chooses the type.
     lines += [(file, call.lineno) for file in own for call in source.calls(file)]
     for file, line in lines:
-        for at, how, edits in _choices(file, line, ("float16", "fp16", "half")):
+        for at, how, edits in choices(file, line, ("float16", "fp16", "half")):
             why = "this makes the trained weights float16, and so their gradients"
             fix = f"Keep the weights in float32 and let autocast compute in float16: {how}."
             casts = any(source.calls(file, "autocast") for file in own)
@@ -126,7 +126,7 @@ def _no_scaler(files: list[str]) -> Verdict | None:
     )
 
 
-def _choices(file: str, line: int, words: tuple[str, ...]) -> Iterator[tuple[Place, str, list[Edit]]]:
+def choices(file: str, line: int, words: tuple[str, ...]) -> Iterator[tuple[Place, str, list[Edit]]]:
     """How a line chooses a 16-bit type: a cast, or a type that it is given, followed to where that is said."""
     for call in (c for c in source.call_on(file, line) if source.called_name(c) != "autocast"):
         if isinstance(call.func, ast.Attribute) and call.func.attr in words and not call.args:

@@ -22,8 +22,11 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.in_place import InPlace
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.left_out import LeftOut
+    from trimtab.rehearse.checks.made_anew import MadeAnew
     from trimtab.rehearse.checks.modes import Modes
+    from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
     from trimtab.rehearse.checks.replicas import Replicas
+    from trimtab.rehearse.checks.rounded import Rounded
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.sharded import Sharded
@@ -46,6 +49,9 @@ def all_checks(process: Process) -> list[BaseCheck]:
         StaleLauncher,
         Scaler,
         Underflow,
+        Rounded,
+        NothingLoaded,
+        MadeAnew,
         Unwritten,
         Values,
         Steps,

@@ -35,6 +35,8 @@ from trimtab.virtual import deeds, origin
 
 _STEPS = 3
 """Optimizer steps at which is looked."""
+_AGAIN = 4
+"""How often it looks anew because a layer or parameter was replaced under training."""
 _OWN_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -58,13 +60,33 @@ class Untrained(BaseCheck):
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._strays: dict[tuple[int, str, int], _Stray] = {}
         self._steps = 0
+        self._stale = False
         self._made = optimizers_made()
         self._ever_held = ever_held()
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
+        self._replaced_by: list[Place] = []
+        """The lines, innermost first, that last replaced something in a module after training began."""
+        self._again = 0
+        nn.modules.module.register_module_parameter_registration_hook(self._registered)
+        nn.modules.module.register_module_module_registration_hook(self._registered)
+
+    def _registered(self, module: nn.Module, name: str, value: Any) -> None:
+        """What is replaced between steps is looked at anew, and what ran before it counts no more."""
+        before = module._parameters.get(name)
+        known = module._modules.get(name) if before is None else before
+        training = self._steps or self._stale
+        if training and known is not None and value is not known and module in self._ran:
+            self._replaced_by = [source.place(f.f_code.co_filename, f.f_lineno) for f in places.frames()]
+            if self._again < _AGAIN and not self._stale:
+                self._again += 1
+                self._steps = 0
+                self._stale = True
 
     def _forward(self, module: nn.Module, args: Any) -> None:
         if self._steps < _STEPS and torch.is_grad_enabled():
+            if self._stale:
+                self._ran, self._stale = WeakSet(), False
             self._ran.add(module)
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -74,11 +96,12 @@ class Untrained(BaseCheck):
             return
         held = {id(p): p for o in self._optimizers for p in trained_by(o)}
         self._look_for_strays(held)
+        made = {id(p) for o in list(self._made) for p in trained_by(o)} | held.keys()
         missing = {
             id(parameter): module
             for module in self._ran
             for parameter in module._parameters.values()
-            if parameter is not None and parameter.grad is not None and id(parameter) not in held
+            if parameter is not None and parameter.grad is not None and id(parameter) not in made
         }
         if not missing:
             return
@@ -92,7 +115,7 @@ class Untrained(BaseCheck):
             if any(id(parameter) in missing for module in modules for parameter in module.parameters()):
                 self._report_hidden(name, owner, modules)
         used = {id(p) for module in self._ran for p in module._parameters.values() if p is not None}
-        replaced = [p for key, p in held.items() if key not in used and p.grad is None and p.requires_grad]
+        replaced = [p for key, p in held.items() if key not in used and p.requires_grad and _is_idle(p)]
         for parameter in replaced:
             twin = next(
                 (
@@ -212,23 +235,30 @@ class Untrained(BaseCheck):
         deed = _put_at(top, name) or place_born(parameter)
         behind = mends_layers.late_deed(made, deed) if made is not None and deed is not None else deed
         after = f" (line {behind.line}: {behind.code})" if behind is not None else ""
-        edits = (
-            mends_graph.move_behind(made.file, made, behind)
-            if made is not None and behind is not None
-            else []
-        )
+        fix, edits = f"Make the optimizer after all layers are in their place{after}.", list[Edit]()
+        if made is not None and self._replaced_by:
+            behind = deed or self._replaced_by[0]
+            fix, edits = mends_layers.made_again(made, self._replaced_by) or (fix, [])
+        elif made is not None and behind is not None:
+            edits = mends_graph.move_behind(made.file, made, behind)
         self.report(
             "no-gradient",
             f"{shown([name])} receives gradients but is in no optimizer, while the optimizer holds parameters that the "
             "model no longer uses: it was made before the layer was replaced.",
             made or places.here(),
             cause_at(behind, "this puts layers into the model after the optimizer took its parameters"),
-            fix=f"Make the optimizer after all layers are in their place{after}.",
+            fix=fix,
             op="optimizer.step",
             module=name.rpartition(".")[0],
             once=name,
             edits=edits,
         )
+
+
+def _is_idle(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has no gradient, or one that was set to 0 and never added to."""
+    values = plain_values(parameter.grad)
+    return parameter.grad is None or (values is not None and not bool(values.any()))
 
 
 def _two(found: tuple[Place, Any], name: str) -> tuple[str, str, Any]:
