@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
+from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.own_figures import RANK
 
@@ -26,21 +27,21 @@ class Said:
     edits: list[Edit] = field(default_factory=list)
 
 
-def guard(mine: Way, theirs: Way, rank: int, other: int) -> Said | None:
+def guard(mine: Way, theirs: Way, sides: Sides) -> Said | None:
     """The condition on the rank under which one rank stands at a collective and the other does not."""
-    for one, two, who in ((mine, theirs, rank), (theirs, mine, other)):
-        for (file, line), beside in _levels(one, two):
-            for node in _conditions(file, line):
-                if beside is not None and _side(node, beside) == _side(node, line):
+    for one, two, who in ((mine, theirs, sides.ranks[0]), (theirs, mine, sides.ranks[1])):
+        for (file, line), beside in levels(one, two):
+            for node in conditions(file, line):
+                if beside is not None and side(node, beside) == side(node, line):
                     continue
-                if _asks_rank(file, node):
-                    return _guarded(file, node, line, beside, who)
+                if _asks_rank(file, node) and sides.parted(file, node) is not False:
+                    return guarded(file, node, line, beside, who, sides)
     return None
 
 
 def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
     """The function in which one rank stands and which the other has left before, by what it alone decided."""
-    for depth, ((file, line), beside) in enumerate(_levels(mine, theirs), 1):
+    for depth, ((file, line), beside) in enumerate(levels(mine, theirs), 1):
         inside = mine[-depth - 1] if depth < len(mine) else None
         if beside is None or inside is None or not (beside > line or _in_one_loop(file, line, beside)):
             continue
@@ -69,7 +70,7 @@ def _in_one_loop(file: str, line: int, other: int) -> bool:
 def only_here(way: Way) -> Said | None:
     """The condition on the rank around a way that only some ranks went, and how all would."""
     for file, line in way:
-        node = next((n for n in _conditions(file, line) if _asks_rank(file, n)), None)
+        node = next((n for n in conditions(file, line) if _asks_rank(file, n)), None)
         if node is not None:
             statement = source.statement(file, line)
             what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
@@ -78,11 +79,12 @@ def only_here(way: Way) -> Said | None:
             if (code := _without_rank(node)) is not None:
                 edits = [rewrite.in_place_of(file, node.test, code)]
                 return Said(cause, f"Let every rank do it: `if {code}:`.", edits)
-            return Said(cause, fix, _taken_out(file, node, statement))
+            moved = taken_out(file, node, statement, set())
+            return Said(cause, fix, _before(file, node, moved) if moved is not None else [])
     return None
 
 
-def _levels(one: Way, two: Way) -> Iterator[tuple[tuple[str, int], int | None]]:
+def levels(one: Way, two: Way) -> Iterator[tuple[tuple[str, int], int | None]]:
     """The lines of one way from the outermost in, each with the other's line in the same function if it was there."""
     same = True
     for depth, (file, line) in enumerate(reversed(one), 1):
@@ -102,11 +104,11 @@ def function_around(file: str, line: int) -> ast.AST | None:
     return source.function_at(file, line) or source.tree(file)
 
 
-def _conditions(file: str, line: int) -> list[ast.If]:
+def conditions(file: str, line: int) -> list[ast.If]:
     """The `if` statements of the same function around a line, innermost first."""
     scope = function_around(file, line)
     nodes = [n for n in ast.walk(scope) if isinstance(n, ast.If)] if scope is not None else []
-    return sorted((n for n in nodes if _side(n, line)), key=lambda n: -n.lineno)
+    return sorted((n for n in nodes if side(n, line)), key=lambda n: -n.lineno)
 
 
 def rank_conditions_before(file: str, line: int) -> list[ast.If]:
@@ -117,7 +119,7 @@ def rank_conditions_before(file: str, line: int) -> list[ast.If]:
     return sorted(ended, key=lambda n: -n.lineno)
 
 
-def _side(node: ast.If, line: int) -> str:
+def side(node: ast.If, line: int) -> str:
     """Which branch of a condition holds a line; empty for none."""
     for name, block in (("body", node.body), ("orelse", node.orelse)):
         if block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
@@ -136,12 +138,12 @@ def _asks_rank(file: str, node: ast.If) -> bool:
     return any(isinstance(m, ast.Assign) and RANK.search(ast.unparse(m.value)) for m in made)
 
 
-def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -> Said:
-    test = ast.unparse(node.test)
-    cause = source.cause(
-        file, node.lineno, f"only rank {who} runs what is under this, and it waits there for the others"
-    )
-    if beside is not None and _side(node, beside):
+def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, sides: Sides) -> Said:
+    """What to say of a condition under which one rank alone makes a collective."""
+    test, decided = ast.unparse(node.test), sides.said(file, node.test)
+    why = f"only rank {who} runs what is under this, and it waits there for the others"
+    cause = source.cause(file, node.lineno, why + (f": {decided}" if decided else ""))
+    if beside is not None and side(node, beside):
         why = "the ranks take different branches here, and each makes other collectives"
         fix = "Make the same collective calls in the same order on every rank: put them outside of this condition."
         return Said(source.cause(file, node.lineno, why), fix)
@@ -150,11 +152,16 @@ def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -
     if (code := _without_rank(node)) is not None:
         fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
         return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
-    if not RANK.search(test):
-        fix = f"Decide by what all ranks have: `{test}` hangs on something that only some of them do."
-        return Said(cause, fix)
+    moved = taken_out(file, node, statement, sides.objects(file, node.test))
+    if moved is not None:
+        shown = "`, `".join(rewrite.written(file, one) for one in moved)
+        fix = f"Every rank has to call it: put `{shown}` before `if {test}:`, and only what prints or writes under it."
+        return Said(cause, fix, edits=_before(file, node, moved))
+    if not RANK.search(test) and not sides.by_rank(file, node.test):
+        told = mends_ranks.decided_together(file, node)
+        return Said(cause, told.text, told.edits)
     fix = f"Every rank has to call it: put `{what}` outside of `if {test}`, and only what prints or writes under it."
-    return Said(cause, fix, edits=_taken_out(file, node, statement))
+    return Said(cause, fix)
 
 
 def _without_rank(node: ast.If) -> str | None:
@@ -167,14 +174,30 @@ def _without_rank(node: ast.If) -> str | None:
     return " and ".join(rewrite.operand(p) if isinstance(p, ast.BoolOp) else ast.unparse(p) for p in rest)
 
 
-def _taken_out(file: str, node: ast.If, statement: ast.stmt | None) -> list[Edit]:
-    """The statement put before the condition, where it is the first under it, or behind, where it is the last."""
-    if statement is None or node.orelse or statement not in (node.body[0], node.body[-1]):
-        return []
-    text = rewrite.written(file, statement)
-    if len(node.body) == 1:
+def taken_out(file: str, node: ast.If, statement: ast.stmt | None, absent: set[str]) -> list[ast.stmt] | None:
+    """The statement under a condition, with those before it that it needs; None where they cannot stand without it.
+
+    `absent` is what not every rank has.
+    """
+    if statement is None or node.orelse or statement not in node.body:
+        return None
+    moved, needed = [statement], source.names_in(statement)
+    for one in reversed(node.body[: node.body.index(statement)]):
+        call = one.value if isinstance(one, ast.Expr) else None
+        written = {source.root(call.func)} if isinstance(call, ast.Call) else source.bound(one)
+        if written & needed:
+            moved.insert(0, one)
+            needed |= source.names_in(one)
+    plain = all(isinstance(one, ast.Assign | ast.Expr | ast.AugAssign) for one in moved)
+    texts = [ast.unparse(n) for one in moved for n in ast.walk(one) if isinstance(n, ast.expr)]
+    if (plain or len(node.body) == 1) and not absent.intersection(texts):
+        return moved
+    return None
+
+
+def _before(file: str, node: ast.If, moved: list[ast.stmt]) -> list[Edit]:
+    """Statements under a condition, put before it."""
+    text = "\n".join(rewrite.written(file, one) for one in moved)
+    if len(moved) == len(node.body):
         return [rewrite.in_place_of(file, node, text)]
-    if not isinstance(statement, ast.Assign | ast.Expr | ast.AugAssign):
-        return []
-    put = rewrite.before if statement is node.body[0] else rewrite.after
-    return [put(file, node, text), rewrite.without(file, statement)]
+    return [rewrite.before(file, node, text), *(rewrite.without(file, one) for one in moved)]

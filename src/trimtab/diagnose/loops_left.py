@@ -8,27 +8,37 @@ import re
 from collections.abc import Iterator
 
 from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
+from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.branches import Said, Way, function_around
 from trimtab.diagnose.finding import Edit
 
 
-def way_out(mine: Way, other: int) -> Said | None:
+def way_out(mine: Way, other: int, sides: Sides) -> Said | None:
     """Why a rank may have left, or skipped a round of, the loops in which another stands: by what it alone decided."""
     for file, line in mine:
-        scope = function_around(file, line)
-        loops = (
-            [n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)] if scope is not None else []
-        )
-        around = [n for n in loops if n.body[0].lineno <= line <= (n.end_lineno or 0)]
-        for loop in sorted(around, key=lambda n: -n.lineno):
+        for loop in _loops(file, line):
             for node in _exits(loop, line):
-                if _own_decision(file, node):
-                    return _decided_alone(file, node, line, other)
+                if _own_decision(file, node, sides):
+                    return decided_alone(file, node, line, other, sides)
             if isinstance(loop, ast.While) and own_figures.decided_alone(file, loop):
-                return _goes_on_alone(file, loop, line, other)
+                return goes_on_alone(file, loop, line, other)
             if isinstance(loop, ast.For) and (decided := _rows_of_rank(file, loop)) is not None:
                 return decided
     return None
+
+
+def _loops(file: str, line: int) -> list[ast.For | ast.While]:
+    """The loops of the same function around a line, innermost first."""
+    scope = function_around(file, line)
+    loops = [n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)] if scope is not None else []
+    around = [n for n in loops if n.body[0].lineno <= line <= (n.end_lineno or 0)]
+    return sorted(around, key=lambda n: -n.lineno)
+
+
+def exits_before(file: str, line: int) -> Iterator[ast.If | ast.ExceptHandler]:
+    """What may leave the loops around a line, or skip their rest before it."""
+    for loop in _loops(file, line):
+        yield from _exits(loop, line)
 
 
 def _exits(loop: ast.For | ast.While, line: int) -> Iterator[ast.If | ast.ExceptHandler]:
@@ -47,12 +57,15 @@ def _exits(loop: ast.For | ast.While, line: int) -> Iterator[ast.If | ast.Except
                 break
 
 
-def _own_decision(file: str, node: ast.If | ast.ExceptHandler) -> bool:
+def _own_decision(file: str, node: ast.If | ast.ExceptHandler, sides: Sides) -> bool:
     """Whether ranks may decide differently: by what a call gives, not by counters and settings."""
-    return isinstance(node, ast.ExceptHandler) or own_figures.decided_alone(file, node)
+    if isinstance(node, ast.ExceptHandler):
+        return True
+    return sides.parted(file, node) is not False and own_figures.decided_alone(file, node)
 
 
-def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int) -> Said:
+def decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int, sides: Sides) -> Said:
+    """What to say of an exit that one rank takes alone."""
     if isinstance(node, ast.ExceptHandler):
         why = f"a rank that comes here skips the collective of line {line}, which the others wait in"
         last = node.body[-1]
@@ -61,11 +74,12 @@ def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other
         fix = "Let the error end the run (`raise`), or let the ranks tell each other (all_reduce of a flag) and skip "
         return Said(source.cause(file, node.lineno, why), fix + "together.", raised)
     why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
+    why += f" ({said})" if (said := sides.said(file, node.test)) else ""
     told = mends_ranks.decided_together(file, node)
     return Said(source.cause(file, node.lineno, why), told.text, told.edits)
 
 
-def _goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
+def goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
     """A loop whose condition each rank answers for itself: asked of all of them, as the first thing in every round."""
     why = (
         f"each rank decides this for itself: rank {other} leaves the loop, and the others wait at line {line}"

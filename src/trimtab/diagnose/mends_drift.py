@@ -34,6 +34,25 @@ def _owner_of_call(node: ast.stmt) -> str | None:
     return ast.unparse(given[0]) if len(given) == 1 else None
 
 
+def share_written(place: Place) -> Fix:
+    """Rank 0's values for all, after a line that writes values of each rank's own into a tensor."""
+    node = source.statement(place.file, place.line)
+    target: ast.expr | None = None
+    if isinstance(node, ast.AugAssign):
+        target = node.target
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        target = node.value.func.value if isinstance(node.value.func, ast.Attribute) else None
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        target = node.targets[0].value
+    fix = "Let every rank write the same: draw from a generator that is seeded alike on all ranks"
+    if node is None or not isinstance(target, ast.Name | ast.Attribute):
+        return Fix(f"{fix}.", place)
+    code = f"{distributed(place.file)}.broadcast({ast.unparse(target)}, src=0)"
+    return Fix(
+        f"{fix}, or share rank 0's after this line: {code}.", place, [rewrite.after(place.file, node, code)]
+    )
+
+
 def same_rate(place: Place | None) -> Fix:
     """The figure that a scheduler is told, averaged over the ranks first."""
     fix = "Set it from what is the same on every rank (the number of steps), or all_reduce the figure first."

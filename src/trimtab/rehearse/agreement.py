@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import disagreements, places
+from trimtab.rehearse import disagreements, places, rank_values
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "node": os.environ.get("GROUP_RANK", "0"),
         "place": asdict(place) if place else None,
         "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
+        "values": rank_values.now(),
     }
     world.last = mine
     _write(process, mine)

@@ -8,7 +8,8 @@ import os
 import re
 from typing import Any
 
-from trimtab.diagnose import branches, flow, loops_left, mends_collectives, rewrite, source
+from trimtab.diagnose import answers, branches, flow, loops_left, mends_collectives, parted, rewrite, source
+from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place, cause_at, place_from
 
 Record = dict[str, Any]
@@ -108,20 +109,29 @@ def _unequal(
 def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said | None:
     """The branch that only one of them took: on the rank, or out of a loop by what it alone decided or drew."""
     where, stands = place_from(first["place"]), place_from(second["place"])
+    mine, theirs, sides = _way(first), _way(second), _sides(low, first, high, second)
+    if (proven := parted.by_values(mine, theirs, sides)) is not None:
+        return proven
     left = _left_loop(where, stands)
-    guarded = branches.guard(_way(first), _way(second), low, high)
+    guarded = branches.guard(mine, theirs, sides)
     if guarded is not None and not (left is not None and "rank" in left.code):
         return guarded
-    returned = branches.left_function(_way(first), _way(second), high) or branches.left_function(
-        _way(second), _way(first), low
-    )
-    if returned is not None or left is None or where is None or stands is None:
+    returned = branches.left_function(mine, theirs, high) or branches.left_function(theirs, mine, low)
+    if returned is not None or where is None or stands is None:
         return returned
+    if left is None:
+        return parted.by_place(mine, theirs, sides)
     inner, other = (first, high) if (loop := flow.loop_at(where)) and _holds(loop, left) else (second, low)
     why = "one rank leaves this loop before the other: unequal numbers of steps"
-    return loops_left.way_out(_way(inner), other) or branches.Said(
-        source.cause(left.file, left.line, why), _EVEN
+    return (
+        loops_left.way_out(_way(inner), other, sides)
+        or parted.by_place(mine, theirs, sides)
+        or branches.Said(source.cause(left.file, left.line, why), _EVEN)
     )
+
+
+def _sides(rank: int, mine: Record, other: int, theirs: Record | None) -> Sides:
+    return answers.sides((rank, mine.get("values", [])), (other, (theirs or {}).get("values", [])))
 
 
 _EVEN = (
@@ -165,11 +175,11 @@ def missing(
     seen = f"its last one was {_said(last)}" if last else "it has made none"
     loop = _uneven_loop(where, mine)
     idle = flow.idle_context(where) if where else None
-    way = _way(mine)
+    way, sides = _way(mine), _sides(rank, mine, other, last)
     said = (
         (
-            branches.guard(way, _way(last), rank, other)
-            or loops_left.way_out(way, other)
+            branches.guard(way, _way(last), sides)
+            or loops_left.way_out(way, other, sides)
             or branches.left_function(way, _way(last), other)
         )
         if not idle

@@ -17,7 +17,7 @@ from trimtab.diagnose import branches, mends_drift, source
 from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
 from trimtab.diagnose.mends_ranks import Fix
 from trimtab.rehearse import agreement
-from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_that_ran
+from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_that_ran, near
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,44 @@ def _parted(before: _Sides) -> tuple[Fix, str]:
     if unfrozen := place_from(outside.get("unfrozen")):
         why = "made trainable after DDP wrapped the model: DDP averages only what required a gradient then"
         return mends_drift.wrap_again(unfrozen, place_from(mine["at"])), why
+    if not _same(before, "state"):
+        return _other_state(before)
+    ways = [side["changed"] for side in before.values()]
+    if any(ways) and not _same(before, "gradients"):
+        return _changed([[(f, n) for f, n in way] for way in ways])
     return _NOTHING, ""
+
+
+def _same(sides: _Sides, name: str) -> bool:
+    """Whether a pair of sums is the same on all ranks."""
+    return near([side[name] for side in sides.values()])
+
+
+def _other_state(before: _Sides) -> tuple[Fix, str]:
+    """The same gradients, and other momenta to add them to: loaded on some ranks, or from other files."""
+    loaded = [place for side in before.values() if (place := place_from(side["loaded"])) is not None]
+    if not loaded:
+        return _NOTHING, ""
+    guarded = branches.only_here([(loaded[0].file, loaded[0].line)]) if len(loaded) < len(before) else None
+    if guarded is not None:
+        fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+        return (
+            fix,
+            "only some ranks come here: the others step without the optimizer's state that is loaded here",
+        )
+    return Fix(
+        "Load the same optimizer state on every rank.", loaded[0]
+    ), "the ranks come out of this with different momenta"
+
+
+def _changed(ways: list[list[tuple[str, int]]]) -> tuple[Fix, str]:
+    """Gradients that DDP had averaged, and that each rank (or one) then changed."""
+    way = next(way for way in ways if way)
+    if not all(ways) and (guarded := branches.only_here(way)) is not None:
+        fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+        return fix, "only some ranks come here, and change gradients that DDP had averaged"
+    why = "each rank changes the averaged gradients in its own way here"
+    return mends_drift.share_written(source.place(*way[0])), why
 
 
 def _written(sides: _Sides) -> tuple[Fix, str]:

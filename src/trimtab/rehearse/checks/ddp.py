@@ -120,6 +120,8 @@ class Ddp(BaseCheck):
     def _after(self) -> None:
         self._in_backward = self._drift.paused = False
         for entry, ddp in self._living():
+            given = [p.grad for p in ddp.module.parameters() if p.grad is not None]
+            entry.gradients, entry.changed = {exchanges.memory(g) for g in given} - {0}, []
             if entry.steps < 2 and entry.forwards:
                 entry.unused = {
                     name: place_born(parameter)

@@ -49,6 +49,10 @@ class Wrapped:
     """Where the values of all of them lie."""
     written: list[tuple[str, int]] = field(default_factory=list)
     """The program's lines on the stack when something other than an optimizer last wrote into them."""
+    gradients: set[int] = field(default_factory=set)
+    """Where the averaged gradients of the last backward pass lie."""
+    changed: list[tuple[str, int]] = field(default_factory=list)
+    """The way to the line that first wrote into them since."""
     ran: WeakSet[nn.Module] = field(default_factory=WeakSet)
     switched_off: WeakKeyDictionary[nn.Module, Place | None] = field(default_factory=WeakKeyDictionary)
     """The modules inside that ran without gradients, and where they were called."""
