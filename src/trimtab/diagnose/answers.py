@@ -204,5 +204,7 @@ def _shown(value: Any) -> str:
         return repr(value)
     if "number" in value:
         return f"{value['number']:.4g}"
-    size = f" of {value['len']}" if "len" in value else ""
+    size = (
+        f" of {value['len']}" if "len" in value else f" of shape {value['shape']}" if "shape" in value else ""
+    )
     return f"a {value['kind']}{size}"

@@ -179,7 +179,8 @@ def taken_out(file: str, node: ast.If, statement: ast.stmt | None, absent: set[s
 
     `absent` is what not every rank has.
     """
-    if statement is None or node.orelse or statement not in node.body:
+    other = any(isinstance(n, ast.If) and n.orelse == [node] for n in source.walk(file))
+    if statement is None or node.orelse or statement not in node.body or other:
         return None
     moved, needed = [statement], source.names_in(statement)
     for one in reversed(node.body[: node.body.index(statement)]):
@@ -199,5 +200,5 @@ def _before(file: str, node: ast.If, moved: list[ast.stmt]) -> list[Edit]:
     """Statements under a condition, put before it."""
     text = "\n".join(rewrite.written(file, one) for one in moved)
     if len(moved) == len(node.body):
-        return [rewrite.in_place_of(file, node, text)]
+        return [rewrite.lines_for(file, node, text)]
     return [rewrite.before(file, node, text), *(rewrite.without(file, one) for one in moved)]

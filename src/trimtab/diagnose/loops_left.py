@@ -76,7 +76,11 @@ def decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other:
     why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
     why += f" ({said})" if (said := sides.said(file, node.test)) else ""
     told = mends_ranks.decided_together(file, node)
-    return Said(source.cause(file, node.lineno, why), told.text, told.edits)
+    if told.place is not None:
+        why = f"only one rank has the result of this, by which line {node.lineno} decides on every rank"
+    return Said(
+        source.cause(file, told.place.line if told.place else node.lineno, why), told.text, told.edits
+    )
 
 
 def goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:

@@ -7,7 +7,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from trimtab.diagnose import own_figures, rewrite, source
+from trimtab.diagnose import own_figures, rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
 
 WRAPPERS = ("DistributedDataParallel", "DDP")
@@ -191,9 +191,65 @@ def _is_bound(file: str, line: int, name: str) -> bool:
     return name in source.parameters(file, line) or source.last_assignment(file, line, name) is not None
 
 
+def rank_as_told(file: str, given: ast.expr) -> Fix | None:
+    """The number of a GPU that is an option of the command line or a constant, taken from the launcher instead."""
+    place, value = trace.decided(file, given.lineno, given)
+    if not isinstance(value, ast.Constant) or not isinstance(value.value, int) or value is given:
+        return None
+    own = 'int(os.environ.get("LOCAL_RANK", 0))'
+    names = {
+        alias.asname or alias.name
+        for n in source.walk(file)
+        if isinstance(n, ast.Import)
+        for alias in n.names
+    }
+    edits = [rewrite.in_place_of(file, value, own)] if "os" in names else []
+    said = rewrite.shown(edits) if edits else own
+    return Fix(
+        f"Take the number that the launcher gives each rank (torchrun sets LOCAL_RANK): {said}", place, edits
+    )
+
+
+def shared_choice(file: str, made: ast.stmt, name: str) -> Fix:
+    """Rank 0's choice for all, after a line in which each rank chooses for itself."""
+    module = distributed(file)
+    code = [f"chosen = [{name}]", f"{module}.broadcast_object_list(chosen, src=0)", f"{name} = chosen[0]"]
+    fix = "Let all ranks have the same: draw it from a generator that is seeded alike, or take rank 0's after it: "
+    return Fix(
+        f"{fix}`{'`, `'.join(code)}`.",
+        source.place(file, made.lineno),
+        [rewrite.after(file, made, "\n".join(code))],
+    )
+
+
+def _reduced_to_one(file: str, line: int, node: ast.expr, depth: int = 3) -> ast.Call | None:
+    """A `reduce` behind an expression: in a function of the file that it calls, or before a name that it reads."""
+    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+        name = source.called_name(call)
+        for function in (n for n in source.walk(file) if isinstance(n, source.Function) and n.name == name):
+            inside = [c for s in function.body for c in ast.walk(s) if isinstance(c, ast.Call)]
+            for inner in inside:
+                if source.called_name(inner) == "reduce" and source.keyword(inner, "dst") is not None:
+                    return inner
+    for name in sorted(source.names_in(node)) if depth else ():
+        made = source.last_assignment(file, line, name)
+        value = source.value_for(made, name) if made is not None else None
+        at = (made.lineno, value) if made is not None and value is not None else None
+        if at is not None and (found := _reduced_to_one(file, *at, depth - 1)) is not None:
+            return found
+    return None
+
+
 def decided_together(file: str, node: ast.If) -> Fix:
     """A condition that each rank answers for itself, asked of all of them, so that they take the same branch."""
     test = ast.unparse(node.test)
+    if (alone := _reduced_to_one(file, node.lineno, node.test)) is not None:
+        kept = [ast.unparse(part) for part in (alone.args[0], *(k for k in alone.keywords if k.arg != "dst"))]
+        code = f"{ast.unparse(alone.func).removesuffix('reduce')}all_reduce({', '.join(kept)})"
+        said = (
+            f"Only rank {ast.unparse(source.keyword(alone, 'dst') or alone)} has what `reduce` gives: {code}."
+        )
+        return Fix(said, source.place(file, alone.lineno), [rewrite.in_place_of(file, alone, code)])
     if own_figures.RANK.search(test):
         # All would do what one is meant to do alone.
         return Fix(f"Let every rank go on: ask `{test}` only round what prints or writes.")

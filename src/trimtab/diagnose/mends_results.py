@@ -22,7 +22,7 @@ def kept(place: Place, call: ast.Call, given: ast.expr) -> Fix:
     code.append(
         f"{targets} = reduced.{'tolist()' if isinstance(figures, ast.List | ast.Tuple) else 'item()'}"
     )
-    edits = [rewrite.in_place_of(place.file, node, "\n".join(code))]
+    edits = [rewrite.lines_for(place.file, node, "\n".join(code))]
     return Fix(f"Keep the tensor and read the result from it: `{'`, `'.join(code)}`.", place, edits)
 
 
@@ -66,7 +66,7 @@ def summed_once(place: Place, call: ast.Call, added: Place) -> Fix:
     part = f"part = torch.as_tensor({ast.unparse(node.value)}, device={total}.device).clone()"
     reduce = ast.unparse(call).replace(total, "part", 1)
     code = [part, reduce, f"{total} += part"]
-    edits = [rewrite.in_place_of(added.file, node, "\n".join(code)), rewrite.without(place.file, step)]
+    edits = [rewrite.lines_for(added.file, node, "\n".join(code)), rewrite.without(place.file, step)]
     said = (
         f"{fix}; or sum what is added, in place of line {added.line} and of this one: `{'`, `'.join(code)}`."
     )

@@ -12,6 +12,8 @@ from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.branches import Said, Way
 from trimtab.diagnose.own_figures import RANK
 
+_DRAWS = frozenset(("choice", "choices", "randint", "randrange", "random", "sample", "uniform", "integers"))
+
 
 def by_values(mine: Way, theirs: Way, sides: Sides) -> Said | None:
     """The innermost condition or loop around one rank, and not the other, on which both are known to differ."""
@@ -43,6 +45,89 @@ def by_place(mine: Way, theirs: Way, sides: Sides) -> Said | None:
                     why = f"rank {other} has left this loop, in which the other still is: unequal numbers of rounds"
                     fix, edits = _same_rounds(file, loop)
                     return Said(source.cause(file, loop.lineno, why), fix, edits)
+    return None
+
+
+def at_one_line(way: Way, sides: Sides) -> Said | None:
+    """Why two ranks give other sizes at one line: they are in other rounds of its loop, or each drew for itself."""
+    if not way:
+        return None
+    file, line = way[0]
+    loops = [n for n in _around(file, line) if isinstance(n, ast.For)]
+    if loops and (said := other_order(file, line, sides)) is not None:
+        return said
+    if loops and sides.differing(file, _read(loops[0].target)):
+        around = [n for n in _around(file, line) if isinstance(n, ast.If) and n.lineno > loops[0].lineno]
+        skips = [n for n in loops_left.exits_before(file, line) if isinstance(n, ast.If)]
+        target = source.names_in(loops[0].target)
+        for node in (n for n in (*around, *skips) if target & source.names_in(n.test)):
+            return _skipped(file, node, sides, loops[0])
+    return _chosen(file, line, sides)
+
+
+def _read(target: ast.expr) -> ast.expr:
+    """A loop's target as an expression that is read, where it stands."""
+    read = ast.parse(ast.unparse(target), mode="eval").body
+    return ast.copy_location(read, target)
+
+
+def other_order(file: str, line: int, sides: Sides) -> Said | None:
+    """A loop over names that come in another order on each rank."""
+    loop = next((n for n in _around(file, line) if isinstance(n, ast.For)), None)
+    both = sides.of(file, line)
+    for name in sides.differing(file, _read(loop.target)) if loop is not None and both is not None else ():
+        if loop is None or both is None or not all(isinstance(known[name], str) for known in both):
+            continue
+        why = f"the ranks go through this in different orders: {sides.said(file, _read(loop.target))}"
+        items = ast.unparse(loop.iter)
+        code = f"for {ast.unparse(loop.target)} in sorted({items}):"
+        edits = [rewrite.in_place_of(file, loop.iter, f"sorted({rewrite.text_of(file, loop.iter)})")]
+        return Said(
+            source.cause(file, loop.lineno, why), f"Go through it in one order on every rank: {code}", edits
+        )
+    return None
+
+
+def _skipped(file: str, node: ast.If, sides: Sides, loop: ast.For) -> Said:
+    """Rounds that one rank leaves out: of a gradient that is not there, zeros in its place."""
+    decided = sides.said(file, _read(loop.target))
+    why = f"a rank skips the rounds in which this says so, and the ranks are no longer in the same one: {decided}"
+    cause = source.cause(file, node.lineno, why)
+    asked = next((n for n in ast.walk(node.test) if isinstance(n, ast.Attribute) and n.attr == "grad"), None)
+    if asked is None:
+        told = mends_ranks.decided_together(file, node)
+        return Said(cause, told.text, told.edits)
+    gradient, owner = ast.unparse(asked), ast.unparse(asked.value)
+    fill = f"{gradient} = torch.zeros_like({owner})"
+    leaves = node.body[-1] if isinstance(node.body[-1], ast.Continue) else None
+    if leaves is not None and len(node.body) == 1:
+        return Said(
+            cause, f"Give it zeros in place of `continue`: {fill}.", [rewrite.in_place_of(file, leaves, fill)]
+        )
+    edits = [rewrite.before(file, node, f"if {gradient} is None:\n    {fill}")]
+    return Said(
+        cause, f"Give every rank the same rounds, before this line: `if {gradient} is None: {fill}`.", edits
+    )
+
+
+def _chosen(file: str, line: int, sides: Sides) -> Said | None:
+    """What the size of something hangs on, followed back to a name that each rank has set for itself."""
+    node = source.statement(file, line)
+    queue, seen = sorted(source.names_in(node)) if node is not None else [], set[str]()
+    while queue and len(seen) < 16:
+        name = queue.pop(0)
+        made = source.last_assignment(file, line, name)
+        value = source.value_for(made, name) if made is not None else None
+        if name in seen or made is None or value is None:
+            continue
+        seen.add(name)
+        read = ast.copy_location(ast.Name(name, ast.Load()), node) if node is not None else None
+        draws = any(source.called_name(n) in _DRAWS for n in ast.walk(value) if isinstance(n, ast.Call))
+        if read is not None and draws and name in sides.differing(file, read):
+            told = mends_ranks.shared_choice(file, made, name)
+            why = f"every rank chooses for itself here: {sides.said(file, read)}"
+            return Said(source.cause(file, made.lineno, why), told.text, told.edits)
+        queue += sorted(source.names_in(value) - seen)
     return None
 
 

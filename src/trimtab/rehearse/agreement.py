@@ -39,6 +39,8 @@ class _World:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     peers: dict[int, _Peer] = field(default_factory=dict)
     last: dict[str, Any] | None = None
+    mixed_up: bool = False
+    """Whether it was told that ranks sum up figures of different names."""
     shared_gpu: bool = False
     """Whether it was told that two ranks use one GPU."""
 
@@ -132,6 +134,11 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
             process.recorder.write(t="failed")
             process.report(disagreements.disagreement(world.rank, mine, rank, theirs))
             raise RanksDisagree(f"ranks {world.rank} and {rank} disagree on a collective")
+        if theirs is not None and not world.mixed_up:
+            mixed = disagreements.mixed_up(world.rank, mine, rank, theirs)
+            world.mixed_up = mixed is not None
+            if mixed is not None:
+                process.report(mixed)
 
 
 def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tuple[bool, Finding | None]:

@@ -3,7 +3,6 @@ records and source only; who disagrees is found by `agreement` (live) and `stand
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from typing import Any
@@ -32,18 +31,44 @@ def stuck(worlds: dict[str, dict[int, list[Record]]]) -> Finding | None:
     return None
 
 
+def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | None:
+    """Ranks that sum up what has other names: they go through a set, or a dict, in different orders."""
+    where, way = place_from(mine["place"]), _way(mine)
+    if where is None or where != place_from(theirs["place"]) or mine["op"] not in ("all_reduce", "reduce"):
+        return None
+    said = parted.other_order(*way[0], _sides(rank, mine, other, theirs)) if way else None
+    if said is None:
+        return None
+    return Finding(
+        kind="ranks-disagree",
+        message=f"Collective number {mine['n']}, {_said(mine)}: rank {rank} and rank {other} give figures of different "
+        "names, and get their sum.",
+        where=where,
+        cause=said.cause,
+        fix=said.fix,
+        op=mine["op"],
+        edits=said.edits,
+    )
+
+
 def shared_gpu(rank: int, other: int, record: Record) -> Finding:
     low, high = sorted((rank, other))
     where = place_from(record["place"])
+    if (told := mends_collectives.told_rank(_way(record))) is not None:
+        place, fix, edits = told.place, told.text, told.edits
+    else:
+        place = _device_choice(where)
+        fix = f"Give each rank its own GPU before any use of CUDA: {mends_collectives.SET_DEVICE}."
+        edits = mends_collectives.own_device(where.file) if where is not None else []
     return Finding(
         kind="placement-conflict",
         message=f"Duplicate GPU detected: rank {low} and rank {high} both on {record['gpu']}. NCCL needs a GPU of its "
         "own for every rank.",
         where=where,
-        cause=cause_at(_device_choice(where), "the tensors of every rank are on the same GPU"),
-        fix=f"Give each rank its own GPU before any use of CUDA: {mends_collectives.SET_DEVICE}.",
+        cause=cause_at(place, "the tensors of every rank are on the same GPU"),
+        fix=fix,
         op=record["op"],
-        edits=mends_collectives.own_device(where.file) if where is not None else [],
+        edits=edits,
     )
 
 
@@ -61,7 +86,13 @@ def disagreement(rank: int, mine: Record, other: int, theirs: Record) -> Finding
     fix = "All ranks have to make the same collective calls in the same order, with equal sizes and types: look for a "
     fix += "branch on the rank, or for data of different shape."
     edits = list[Edit]()
-    if where == stands and first["op"] == second["op"] and second["born"]:
+    same = where == stands and first["op"] == second["op"]
+    told = parted.at_one_line(_way(first), _sides(low, first, high, second)) if same else None
+    if told is None and same and first["root"] != second["root"]:
+        told = mends_collectives.one_root(where)
+    if told is not None:
+        cause, fix, edits = told.cause, told.fix, told.edits
+    elif same and second["born"]:
         cause, fix, edits = _unequal(first, second, stands, fix)
     elif (said := _parted(low, first, high, second)) is not None:
         cause, fix, edits = said.cause, said.fix or fix, said.edits
@@ -112,7 +143,7 @@ def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said
     mine, theirs, sides = _way(first), _way(second), _sides(low, first, high, second)
     if (proven := parted.by_values(mine, theirs, sides)) is not None:
         return proven
-    left = _left_loop(where, stands)
+    left, inside = _left_loop(where, stands)
     guarded = branches.guard(mine, theirs, sides)
     if guarded is not None and not (left is not None and "rank" in left.code):
         return guarded
@@ -121,7 +152,7 @@ def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said
         return returned
     if left is None:
         return parted.by_place(mine, theirs, sides)
-    inner, other = (first, high) if (loop := flow.loop_at(where)) and _holds(loop, left) else (second, low)
+    inner, other = (first, high) if inside == where else (second, low)
     why = "one rank leaves this loop before the other: unequal numbers of steps"
     return (
         loops_left.way_out(_way(inner), other, sides)
@@ -140,21 +171,17 @@ _EVEN = (
 _EVEN += "`with ddp.join():`."
 
 
-def _holds(loop: ast.For | ast.While, place: Place) -> bool:
-    return loop.lineno <= place.line <= (loop.end_lineno or 0)
-
-
 def _way(record: Record | None) -> list[tuple[str, int]]:
     return [(file, line) for file, line in (record or {}).get("way", ())]
 
 
-def _left_loop(one: Place | None, other: Place | None) -> Place | None:
-    """Why one of two ranks has left the loop in which the other still stands, if it is so."""
+def _left_loop(one: Place | None, other: Place | None) -> tuple[Place | None, Place | None]:
+    """Why one of two ranks has left the loop in which the other still stands, if it is so, and where that one is."""
     if one is None or other is None or one.file != other.file:
-        return None
+        return None, None
     headers = {place: loop.lineno if (loop := flow.loop_at(place)) else 0 for place in (one, other)}
     inner = max(headers, key=lambda place: headers[place])
-    return flow.way_out(inner) if headers[one] != headers[other] else None
+    return (flow.way_out(inner), inner) if headers[one] != headers[other] else (None, None)
 
 
 def _uneven_loop(where: Place | None, record: Record) -> Place | None:

@@ -67,6 +67,8 @@ def found(ranks: Records) -> Finding | None:
                 continue
         last = [by_rank for by_rank in end.values() if len(by_rank) == len(ranks)]
         apart = [n for n, by_rank in common if _differ(by_rank.values())]
+        if not apart and (buffers := _buffers_apart([sides for _, sides in common])) is not None:
+            return buffers
         if not apart or not _differ(common[-1][1].values()) or (last and not _differ(last[-1].values())):
             continue
         again = [n for n, by_rank in common if n > apart[0] and not _differ(by_rank.values())]
@@ -94,6 +96,37 @@ def _finding(steps: dict[int, _Sides], first: int, where: Place | None) -> Findi
     )
 
 
+def _buffers_apart(steps: list[_Sides]) -> Finding | None:
+    """Buffers that were alike when training began, that each rank writes from its own rows, and that stay apart."""
+    if len(steps) < _ENOUGH:
+        return None
+    first = next(iter(steps[-1].values()))
+    ways = {name: [(f, n) for f, n in way] for name, way in first["kept"].items()}
+    apart = [
+        name
+        for name in first["buffers"]
+        if name in ways
+        and near([side["buffers"][name] for side in steps[0].values()])
+        and not any(near([side["buffers"][name] for side in sides.values()]) for sides in steps[2:])
+    ]
+    if not apart:
+        return None
+    places = sorted({source.place(*ways[name][0]) for name in apart}, key=lambda p: (p.file, p.line))
+    fix = mends_drift.averaged(places)
+    return Finding(
+        kind="ranks-disagree",
+        message=f"The buffers {', '.join(apart)} of the model go apart: each rank writes into them what its own rows "
+        "give, and DDP was told not to share them (broadcast_buffers=False). The ranks train different models.",
+        where=place_from(first["place"]),
+        cause=cause_at(fix.place, "each rank writes what it alone has seen, and nothing brings it together"),
+        fix=fix.text,
+        op="optimizer.step",
+        edits=fix.edits,
+    )
+
+
+_ENOUGH = 4
+"""Steps that are compared before buffers are said to stay apart."""
 _NOTHING = Fix(
     "Make sure that every backward pass goes through the DDP object, and that nothing changes the weights on one rank "
     "alone."

@@ -36,6 +36,10 @@ def _of(frame: FrameType) -> Iterator[dict[str, Any]]:
             value = holders.value_of(node, frame)
             if value is not None or _is_none(node, frame):
                 known[text] = _plain(value)
+        if key[1] > 0:
+            known |= {
+                n: v for n, v in itertools.islice(frame.f_locals.items(), _MOST) if isinstance(v, str | int)
+            }
         yield {"at": key, "known": known}
 
 
@@ -81,8 +85,9 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, str):
         return value[:80]
-    found: dict[str, Any] = {"kind": type(value).__name__}
+    found: dict[str, Any] = {"kind": type(value).__name__.removeprefix("Virtual")}
     if isinstance(value, torch.Tensor):
+        found["shape"] = list(value.shape)
         held = payload_of(value.detach())
         if value.numel() == 1 and type(held) is torch.Tensor and not held.is_meta:
             found["number"] = float(held.item()) if not held.is_complex() else 0.0

@@ -69,6 +69,8 @@ class Ddp(BaseCheck):
         for parameter in module.parameters():
             (entry.averaged if parameter.requires_grad else entry.frozen).add(id(parameter))
             entry.memory.add(exchanges.memory(parameter))
+        if not getattr(ddp, "broadcast_buffers", True):
+            entry.buffers = {exchanges.memory(b): name for name, b in _own_buffers(module)}
         self._pid = os.getpid()
         self._wrapped.append(entry)
 
@@ -232,6 +234,14 @@ class Ddp(BaseCheck):
             if finding.kind == "device-mismatch" and told is not None:
                 return told
         return finding
+
+
+def _own_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers of floating-point numbers, without a normalisation's: its statistics may be each rank's own."""
+    for path, inner in module.named_modules():
+        for name, buffer in inner.named_buffers(path, recurse=False):
+            if buffer.is_floating_point() and "norm" not in type(inner).__name__.lower():
+                yield name, buffer
 
 
 def _weights(ddp: DistributedDataParallel) -> float:

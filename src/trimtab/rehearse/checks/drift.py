@@ -67,6 +67,12 @@ class Drift:
             "written": entry.written,
             "gradients": _sums([p.grad for p in mine if p.grad is not None]),
             "changed": entry.changed,
+            "buffers": {
+                name: _sums([buffer])
+                for name, buffer in ddp.module.named_buffers()
+                if name in entry.buffers.values()
+            },
+            "kept": entry.kept,
             "state": _sums(_slots(optimizer, mine)),
             "loaded": _plain(source.place(at.file, at.line))
             if (at := origin.resolve(deeds.loaded(optimizer))) is not None
@@ -97,6 +103,8 @@ class Drift:
             if memory in entry.memory or id(tensor) in entry.averaged | entry.frozen:
                 entry.written = _way()
                 entry.memory.add(memory)
+            elif memory in entry.buffers:
+                entry.kept[entry.buffers[memory]] = _way()
             elif memory in entry.gradients and (way := _way()) and not _for_all(way[0]):
                 entry.changed = entry.changed or way
 
