@@ -7,8 +7,19 @@ from textwrap import dedent
 
 import pytest
 
-from trimtab.diagnose import branches, loops_left, mends_collectives, mends_drift, mends_rows, rewrite, source
+from trimtab.diagnose import (
+    answers,
+    branches,
+    loops_left,
+    mends_collectives,
+    mends_drift,
+    mends_rows,
+    rewrite,
+    source,
+)
 from trimtab.diagnose.finding import Edit
+
+NOTHING_KNOWN = answers.sides((0, []), (1, []))
 
 
 def _written(tmp_path: Path, code: str) -> tuple[str, dict[str, int]]:
@@ -83,7 +94,7 @@ ALONE: dict[str, tuple[str, str]] = {
 def test_a_loop_that_one_rank_leaves(tmp_path: Path, name: str) -> None:
     code, fixed = ALONE[name]
     file, marks = _written(tmp_path, code)
-    said = loops_left.way_out([(file, marks["stands"])], 1)
+    said = loops_left.way_out([(file, marks["stands"])], 1, NOTHING_KNOWN)
     assert said is not None
     assert said.cause.line == marks["cause"]
     assert fixed in _after(file, said.edits)
@@ -103,7 +114,7 @@ def test_a_limit_that_all_ranks_have_is_no_decision_of_one(tmp_path: Path) -> No
             loss.backward()  # stands
         """,
     )
-    assert loops_left.way_out([(file, marks["stands"])], 1) is None
+    assert loops_left.way_out([(file, marks["stands"])], 1, NOTHING_KNOWN) is None
 
 
 def test_what_stands_last_under_a_condition_on_the_rank_is_put_behind_it(tmp_path: Path) -> None:
@@ -118,7 +129,7 @@ def test_what_stands_last_under_a_condition_on_the_rank_is_put_behind_it(tmp_pat
             return told  # other
         """,
     )
-    said = branches.guard([(file, marks["stands"])], [(file, marks["other"])], 0, 1)
+    said = branches.guard([(file, marks["stands"])], [(file, marks["other"])], NOTHING_KNOWN)
     assert said is not None
     assert said.cause.line == marks["cause"]
     assert '\n        told = ["run"]\n    dist.broadcast_object_list(told, src=0)  # stands\n' in _after(

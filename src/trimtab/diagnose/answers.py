@@ -45,6 +45,8 @@ class Sides:
 
     ranks: tuple[int, int]
     known: tuple[Mapping[tuple[str, int], Known], Mapping[tuple[str, int], Known]]
+    at_once: bool = True
+    """Whether both stood at the same collective then; else only what does not change tells anything."""
 
     def of(self, file: str, line: int) -> tuple[Known, Known] | None:
         """What both had in the function around a line, where both were in it."""
@@ -63,7 +65,11 @@ class Sides:
             one, other = (bool(_value(node.test, known)) for known in both)
         except (_Unknown, TypeError, ZeroDivisionError):
             return None
-        return one != other
+        if self.at_once or (
+            one != other and (self.by_rank(file, node.test) or self.objects(file, node.test))
+        ):
+            return one != other
+        return None
 
     def differing(self, file: str, node: ast.expr) -> set[str]:
         """The code in an expression that stands for something else on each side."""
@@ -91,7 +97,7 @@ class Sides:
         shown = [
             f"`{name}` is {_shown(both[0][name])} on rank {self.ranks[0]} and {_shown(both[1][name])} on rank "
             f"{self.ranks[1]}"
-            for name in sorted(self.differing(file, node))
+            for name in sorted(self.differing(file, node) - _counters(file, node.lineno))
             if both is not None
         ]
         return ", ".join(shown[:2])
@@ -109,10 +115,10 @@ def class_key(file: str, line: int) -> tuple[str, int] | None:
     return (file, -owner.lineno) if owner is not None else None
 
 
-def sides(one: tuple[int, list[Any]], other: tuple[int, list[Any]]) -> Sides:
+def sides(one: tuple[int, list[Any]], other: tuple[int, list[Any]], at_once: bool = True) -> Sides:
     """Two ranks, each with what it wrote down of its functions, innermost first."""
     known = tuple({tuple(part["at"]): part["known"] for part in reversed(parts)} for _, parts in (one, other))
-    return Sides((one[0], other[0]), (known[0], known[1]))
+    return Sides((one[0], other[0]), (known[0], known[1]), at_once)
 
 
 def asked(node: ast.AST) -> list[ast.expr]:
@@ -200,10 +206,11 @@ def _counters(file: str, line: int) -> set[str]:
 
 
 def _shown(value: Any) -> str:
+    number = value.get("number") if isinstance(value, dict) else value
+    if isinstance(number, float):
+        return f"{number:.4g}"
     if not isinstance(value, dict):
         return repr(value)
-    if "number" in value:
-        return f"{value['number']:.4g}"
     size = (
         f" of {value['len']}" if "len" in value else f" of shape {value['shape']}" if "shape" in value else ""
     )

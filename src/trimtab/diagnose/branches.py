@@ -79,8 +79,8 @@ def only_here(way: Way) -> Said | None:
             if (code := _without_rank(node)) is not None:
                 edits = [rewrite.in_place_of(file, node.test, code)]
                 return Said(cause, f"Let every rank do it: `if {code}:`.", edits)
-            moved = taken_out(file, node, statement, set())
-            return Said(cause, fix, _before(file, node, moved) if moved is not None else [])
+            out = taken_out(file, node, statement, set())
+            return Said(cause, fix, out.edits if out is not None else [])
     return None
 
 
@@ -152,11 +152,9 @@ def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, si
     if (code := _without_rank(node)) is not None:
         fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
         return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
-    moved = taken_out(file, node, statement, sides.objects(file, node.test))
-    if moved is not None:
-        shown = "`, `".join(rewrite.written(file, one) for one in moved)
-        fix = f"Every rank has to call it: put `{shown}` before `if {test}:`, and only what prints or writes under it."
-        return Said(cause, fix, edits=_before(file, node, moved))
+    if (out := taken_out(file, node, statement, sides.objects(file, node.test))) is not None:
+        fix = f"Every rank has to call it: put `{out.shown}` {out.side} `if {test}:`, and only what prints or writes "
+        return Said(cause, f"{fix}under it.", out.edits)
     if not RANK.search(test) and not sides.by_rank(file, node.test):
         told = mends_ranks.decided_together(file, node)
         return Said(cause, told.text, told.edits)
@@ -174,31 +172,46 @@ def _without_rank(node: ast.If) -> str | None:
     return " and ".join(rewrite.operand(p) if isinstance(p, ast.BoolOp) else ast.unparse(p) for p in rest)
 
 
-def taken_out(file: str, node: ast.If, statement: ast.stmt | None, absent: set[str]) -> list[ast.stmt] | None:
-    """The statement under a condition, with those before it that it needs; None where they cannot stand without it.
+@dataclass
+class TakenOut:
+    """What is put outside of a condition, on which side of it, and the edits that do it."""
+
+    shown: str
+    side: str
+    edits: list[Edit]
+
+
+def taken_out(file: str, node: ast.If, statement: ast.stmt | None, absent: set[str]) -> TakenOut | None:
+    """A statement under a condition put behind it, else before it with what it needs; None where it cannot stand there.
 
     `absent` is what not every rank has.
     """
     other = any(isinstance(n, ast.If) and n.orelse == [node] for n in source.walk(file))
     if statement is None or node.orelse or statement not in node.body or other:
         return None
-    moved, needed = [statement], source.names_in(statement)
+    moved, needed, bound = [statement], source.names_in(statement), set[str]()
     for one in reversed(node.body[: node.body.index(statement)]):
         call = one.value if isinstance(one, ast.Expr) else None
         written = {source.root(call.func)} if isinstance(call, ast.Call) else source.bound(one)
         if written & needed:
             moved.insert(0, one)
             needed |= source.names_in(one)
+            bound |= source.bound(one)
+    texts = {ast.unparse(n) for one in moved for n in ast.walk(one) if isinstance(n, ast.expr)}
     plain = all(isinstance(one, ast.Assign | ast.Expr | ast.AugAssign) for one in moved)
-    texts = [ast.unparse(n) for one in moved for n in ast.walk(one) if isinstance(n, ast.expr)]
-    if (plain or len(node.body) == 1) and not absent.intersection(texts):
-        return moved
-    return None
-
-
-def _before(file: str, node: ast.If, moved: list[ast.stmt]) -> list[Edit]:
-    """Statements under a condition, put before it."""
+    if absent & texts or not (plain or len(node.body) == 1):
+        return None
     text = "\n".join(rewrite.written(file, one) for one in moved)
+    if len(node.body) == 1:
+        return TakenOut(text, "outside of", [rewrite.lines_for(file, node, text)])
+    before = all(source.last_assignment(file, node.lineno, name) is not None for name in bound)
+    if len(moved) > 1 and statement is node.body[-1] and before:
+        # What one rank alone is to give stays with it.
+        text = rewrite.written(file, statement)
+        return TakenOut(text, "behind", [rewrite.after(file, node, text), rewrite.without(file, statement)])
     if len(moved) == len(node.body):
-        return [rewrite.lines_for(file, node, text)]
-    return [rewrite.before(file, node, text), *(rewrite.without(file, one) for one in moved)]
+        return TakenOut("`, `".join(text.splitlines()), "in place of", [rewrite.lines_for(file, node, text)])
+    if moved == [statement] and statement is node.body[-1] and not source.bound(statement):
+        return TakenOut(text, "behind", [rewrite.after(file, node, text), rewrite.without(file, statement)])
+    edits = [rewrite.before(file, node, text), *(rewrite.without(file, one) for one in moved)]
+    return TakenOut("`, `".join(text.splitlines()), "before", edits)

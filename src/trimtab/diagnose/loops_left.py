@@ -22,7 +22,7 @@ def way_out(mine: Way, other: int, sides: Sides) -> Said | None:
                     return decided_alone(file, node, line, other, sides)
             if isinstance(loop, ast.While) and own_figures.decided_alone(file, loop):
                 return goes_on_alone(file, loop, line, other)
-            if isinstance(loop, ast.For) and (decided := _rows_of_rank(file, loop)) is not None:
+            if isinstance(loop, ast.For) and (decided := rows_of_rank(file, loop)) is not None:
                 return decided
     return None
 
@@ -105,7 +105,7 @@ def goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
     return Said(source.cause(file, loop.lineno, why), fix, edits)
 
 
-def _rows_of_rank(file: str, loop: ast.For) -> Said | None:
+def rows_of_rank(file: str, loop: ast.For) -> Said | None:
     """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
     queue, seen = sorted(source.names_in(loop.iter)), set[str]()
     line = loop.lineno

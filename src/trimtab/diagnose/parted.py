@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trimtab.diagnose import branches, flow, loops_left, mends_ranks, rewrite, source, trace
-from trimtab.diagnose.answers import Sides
+from trimtab.diagnose.answers import Known, Sides
 from trimtab.diagnose.branches import Said, Way
 from trimtab.diagnose.own_figures import RANK
 
@@ -50,8 +50,6 @@ def by_place(mine: Way, theirs: Way, sides: Sides) -> Said | None:
 
 def at_one_line(way: Way, sides: Sides) -> Said | None:
     """Why two ranks give other sizes at one line: they are in other rounds of its loop, or each drew for itself."""
-    if not way:
-        return None
     file, line = way[0]
     loops = [n for n in _around(file, line) if isinstance(n, ast.For)]
     if loops and (said := other_order(file, line, sides)) is not None:
@@ -61,7 +59,7 @@ def at_one_line(way: Way, sides: Sides) -> Said | None:
         skips = [n for n in loops_left.exits_before(file, line) if isinstance(n, ast.If)]
         target = source.names_in(loops[0].target)
         for node in (n for n in (*around, *skips) if target & source.names_in(n.test)):
-            return _skipped(file, node, sides, loops[0])
+            return _skipped(file, node, loops[0])
     return _chosen(file, line, sides)
 
 
@@ -75,10 +73,12 @@ def other_order(file: str, line: int, sides: Sides) -> Said | None:
     """A loop over names that come in another order on each rank."""
     loop = next((n for n in _around(file, line) if isinstance(n, ast.For)), None)
     both = sides.of(file, line)
-    for name in sides.differing(file, _read(loop.target)) if loop is not None and both is not None else ():
-        if loop is None or both is None or not all(isinstance(known[name], str) for known in both):
+    if loop is None or both is None or not _is_set(loop.iter, both[0]):
+        return None
+    for name in sides.differing(file, _read(loop.target)):
+        if not all(isinstance(known[name], str) for known in both):
             continue
-        why = f"the ranks go through this in different orders: {sides.said(file, _read(loop.target))}"
+        why = f"the ranks go through this in different orders: {_names(both, name, sides)}"
         items = ast.unparse(loop.iter)
         code = f"for {ast.unparse(loop.target)} in sorted({items}):"
         edits = [rewrite.in_place_of(file, loop.iter, f"sorted({rewrite.text_of(file, loop.iter)})")]
@@ -88,10 +88,27 @@ def other_order(file: str, line: int, sides: Sides) -> Said | None:
     return None
 
 
-def _skipped(file: str, node: ast.If, sides: Sides, loop: ast.For) -> Said:
+def _names(both: tuple[Known, Known], name: str, sides: Sides) -> str:
+    return " and ".join(
+        f"{known[name]!r} on rank {rank}" for known, rank in zip(both, sides.ranks, strict=True)
+    )
+
+
+def _is_set(node: ast.expr, known: Known) -> bool:
+    """Whether something comes in an order that is each process's own."""
+    for inner in ast.walk(node):
+        makes = isinstance(inner, ast.Call) and source.called_name(inner) in ("set", "frozenset")
+        held = known.get(ast.unparse(inner)) if isinstance(inner, ast.Name | ast.Attribute) else None
+        if makes or isinstance(inner, ast.Set | ast.SetComp):
+            return source.called_name(node) != "sorted" if isinstance(node, ast.Call) else True
+        if isinstance(held, dict) and held.get("kind") in ("set", "frozenset"):
+            return True
+    return False
+
+
+def _skipped(file: str, node: ast.If, loop: ast.For) -> Said:
     """Rounds that one rank leaves out: of a gradient that is not there, zeros in its place."""
-    decided = sides.said(file, _read(loop.target))
-    why = f"a rank skips the rounds in which this says so, and the ranks are no longer in the same one: {decided}"
+    why = f"a rank skips rounds by this, and the ranks are in other rounds of the loop of line {loop.lineno}"
     cause = source.cause(file, node.lineno, why)
     asked = next((n for n in ast.walk(node.test) if isinstance(n, ast.Attribute) and n.attr == "grad"), None)
     if asked is None:
@@ -157,8 +174,8 @@ def _with(node: ast.If | ast.While | ast.For, line: int) -> str:
 def _uneven(file: str, loop: ast.For, sides: Sides) -> Said | None:
     """A loop over something that is longer on one rank."""
     names = sides.differing(file, loop.iter)
-    if not names:
-        return None
+    if not names or sides.by_rank(file, loop.iter):
+        return None  # that each has a number of its own tells nothing of the rounds
     decided = sides.said(file, loop.iter)
     for node in (n for n in ast.walk(loop.iter) if isinstance(n, ast.expr) and ast.unparse(n) in names):
         filled = _filled_by_rank(file, node)
@@ -166,6 +183,9 @@ def _uneven(file: str, loop: ast.For, sides: Sides) -> Said | None:
         if said is not None:
             why = f"only some ranks come here, and so {decided} in the loop of line {loop.lineno}"
             return replace(said, cause=source.cause(file, said.cause.line, why))
+    if (rows := loops_left.rows_of_rank(file, loop)) is not None:
+        why = f"every rank takes its own part here, and so {decided} in the loop of line {loop.lineno}"
+        return replace(rows, cause=source.cause(file, rows.cause.line, why))
     why = f"every rank makes another number of rounds: {decided}"
     fix, edits = _same_rounds(file, loop)
     return Said(source.cause(file, loop.lineno, why), fix, edits)

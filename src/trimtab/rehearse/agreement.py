@@ -39,6 +39,8 @@ class _World:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     peers: dict[int, _Peer] = field(default_factory=dict)
     last: dict[str, Any] | None = None
+    first: dict[str, Any] | None = None
+    """The first collective that needed a GPU."""
     mixed_up: bool = False
     """Whether it was told that ranks sum up figures of different names."""
     shared_gpu: bool = False
@@ -123,13 +125,14 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "values": rank_values.now(),
     }
     world.last = mine
+    world.first = world.first or (mine if mine["gpu"] else None)
     _write(process, mine)
     for rank, peer in world.peers.items():
         peer.read()
         theirs = peer.calls.get((group, number))
         if theirs is not None and not world.shared_gpu and _same_gpu(mine, theirs):
             world.shared_gpu = True
-            process.report(disagreements.shared_gpu(world.rank, rank, mine))
+            process.report(disagreements.shared_gpu(world.rank, rank, world.first or mine))
         if theirs is not None and _signature(theirs) != _signature(mine):
             process.recorder.write(t="failed")
             process.report(disagreements.disagreement(world.rank, mine, rank, theirs))

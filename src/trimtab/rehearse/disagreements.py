@@ -36,7 +36,7 @@ def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | N
     where, way = place_from(mine["place"]), _way(mine)
     if where is None or where != place_from(theirs["place"]) or mine["op"] not in ("all_reduce", "reduce"):
         return None
-    said = parted.other_order(*way[0], _sides(rank, mine, other, theirs)) if way else None
+    said = parted.other_order(*way[0], _sides(rank, mine, other, theirs)) if _asked(mine) else None
     if said is None:
         return None
     return Finding(
@@ -49,6 +49,12 @@ def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | N
         op=mine["op"],
         edits=said.edits,
     )
+
+
+def _asked(record: Record) -> bool:
+    """Whether the program's own line calls the collective: not DDP in a backward pass."""
+    way = _way(record)
+    return bool(way) and any(source.called_name(call) == record["op"] for call in source.call_on(*way[0]))
 
 
 def shared_gpu(rank: int, other: int, record: Record) -> Finding:
@@ -87,7 +93,8 @@ def disagreement(rank: int, mine: Record, other: int, theirs: Record) -> Finding
     fix += "branch on the rank, or for data of different shape."
     edits = list[Edit]()
     same = where == stands and first["op"] == second["op"]
-    told = parted.at_one_line(_way(first), _sides(low, first, high, second)) if same else None
+    asked = same and _asked(first)
+    told = parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None
     if told is None and same and first["root"] != second["root"]:
         told = mends_collectives.one_root(where)
     if told is not None:
@@ -162,7 +169,8 @@ def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said
 
 
 def _sides(rank: int, mine: Record, other: int, theirs: Record | None) -> Sides:
-    return answers.sides((rank, mine.get("values", [])), (other, (theirs or {}).get("values", [])))
+    at_once = theirs is not None and (mine["group"], mine["n"]) == (theirs["group"], theirs["n"])
+    return answers.sides((rank, mine.get("values", [])), (other, (theirs or {}).get("values", [])), at_once)
 
 
 _EVEN = (

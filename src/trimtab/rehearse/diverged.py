@@ -106,8 +106,8 @@ def _buffers_apart(steps: list[_Sides]) -> Finding | None:
         name
         for name in first["buffers"]
         if name in ways
-        and near([side["buffers"][name] for side in steps[0].values()])
-        and not any(near([side["buffers"][name] for side in sides.values()]) for sides in steps[2:])
+        and near([side["began"][name] for side in steps[0].values()])
+        and not any(near([side["buffers"][name] for side in sides.values()]) for sides in steps[1:])
     ]
     if not apart:
         return None

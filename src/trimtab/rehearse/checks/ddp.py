@@ -27,7 +27,7 @@ from trimtab.rehearse.checks.base import (
     world_size,
 )
 from trimtab.rehearse.checks.ddp_errors import Wrapped
-from trimtab.rehearse.checks.drift import Drift
+from trimtab.rehearse.checks.drift import Drift, sums_of
 
 _Real = Callable[..., Any]
 
@@ -70,7 +70,9 @@ class Ddp(BaseCheck):
             (entry.averaged if parameter.requires_grad else entry.frozen).add(id(parameter))
             entry.memory.add(exchanges.memory(parameter))
         if not getattr(ddp, "broadcast_buffers", True):
-            entry.buffers = {exchanges.memory(b): name for name, b in _own_buffers(module)}
+            own = list(_own_buffers(module))
+            entry.buffers = {exchanges.memory(buffer): name for name, buffer in own}
+            entry.began = {name: sums_of([buffer]) for name, buffer in own}
         self._pid = os.getpid()
         self._wrapped.append(entry)
 

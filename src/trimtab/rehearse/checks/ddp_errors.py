@@ -55,6 +55,8 @@ class Wrapped:
     """The way to the line that first wrote into them since."""
     buffers: dict[int, str] = field(default_factory=dict)
     """Where its buffers lie, and their names: those that DDP leaves to each rank, and no normalisation's."""
+    began: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of them as they were wrapped."""
     kept: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """The way to the line that last wrote into each of them."""
     ran: WeakSet[nn.Module] = field(default_factory=WeakSet)

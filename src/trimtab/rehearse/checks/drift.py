@@ -65,15 +65,16 @@ class Drift:
             "rated": _plain(rate),
             "outside": self._outside(entry, mine),
             "written": entry.written,
-            "gradients": _sums([p.grad for p in mine if p.grad is not None]),
+            "gradients": sums_of([p.grad for p in mine if p.grad is not None]),
             "changed": entry.changed,
             "buffers": {
-                name: _sums([buffer])
+                name: sums_of([buffer])
                 for name, buffer in ddp.module.named_buffers()
                 if name in entry.buffers.values()
             },
+            "began": entry.began,
             "kept": entry.kept,
-            "state": _sums(_slots(optimizer, mine)),
+            "state": sums_of(_slots(optimizer, mine)),
             "loaded": _plain(source.place(at.file, at.line))
             if (at := origin.resolve(deeds.loaded(optimizer))) is not None
             else None,
@@ -130,10 +131,13 @@ def _slots(optimizer: Any, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     return [v for slots in states for v in slots.values() if isinstance(v, torch.Tensor) and v.numel() > 1]
 
 
-def _sums(tensors: list[torch.Tensor]) -> list[float]:
-    """A sum, and a sum of sizes, by which ranks are compared."""
-    values = [v.double() for tensor in tensors if (v := plain_values(tensor)) is not None]
-    return [sum(float(v.sum()) for v in values), sum(float(v.abs().sum()) for v in values)]
+def sums_of(tensors: list[torch.Tensor]) -> list[float]:
+    """A sum in which every place counts differently, and a sum of sizes, by which ranks are compared."""
+    total, size = 0.0, 0.0
+    for values in (v.double().flatten() for tensor in tensors if (v := plain_values(tensor)) is not None):
+        total += float((values * torch.linspace(0.5, 1, len(values), dtype=torch.double)).sum())
+        size += float(values.abs().sum())
+    return [total, size]
 
 
 def _own_hook(ddp: DistributedDataParallel) -> bool:
