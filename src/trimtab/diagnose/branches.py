@@ -149,6 +149,13 @@ def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, si
         return Said(source.cause(file, node.lineno, why), fix)
     statement = source.statement(file, line)
     what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
+    if (apart := _called_apart(file, node, statement)) is not None:
+        fix = (
+            f"Every rank has to call it, and only one to print or write: `{'`, `'.join(apart.splitlines())}`."
+        )
+        return Said(cause, fix, [rewrite.lines_for(file, node, apart)])
+    if (waiting := _others_wait(file, node)) is not None:
+        return Said(cause, *waiting)
     if (code := _without_rank(node)) is not None:
         fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
         return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
@@ -160,6 +167,56 @@ def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, si
         return Said(cause, told.text, told.edits)
     fix = f"Every rank has to call it: put `{what}` outside of `if {test}`, and only what prints or writes under it."
     return Said(cause, fix)
+
+
+def _called_apart(file: str, node: ast.If, statement: ast.stmt | None) -> str | None:
+    """A function of the program that is called inside what prints or writes, called before it by every rank."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    own = {n.name for n in source.walk(file) if isinstance(n, source.Function)}
+    if (
+        not isinstance(call, ast.Call)
+        or node.body != [statement]
+        or node.orelse
+        or source.called_name(call) in own
+    ):
+        return None
+    inside = [n for n in ast.walk(call) if isinstance(n, ast.Call) and source.called_name(n) in own]
+    written = rewrite.written(file, node.body[0])
+    if len(inside) != 1 or (asked := ast.unparse(inside[0])) not in written or "\n" in written:
+        return None
+    first = f"result = {asked}"
+    rest, code = _without_rank(node), written.replace(asked, "result", 1)
+    if rest is None:
+        return f"{first}\nif {ast.unparse(node.test)}:\n    {code}"
+    assert isinstance(node.test, ast.BoolOp)
+    ranked = " and ".join(ast.unparse(part) for part in node.test.values if RANK.search(ast.unparse(part)))
+    return f"if {rest}:\n    {first}\n    if {ranked}:\n        {code}"
+
+
+def _others_wait(file: str, node: ast.If) -> tuple[str, list[Edit]] | None:
+    """A barrier for all but the first rank, which never comes to one: after what it is to do before them."""
+    only = node.body[0] if len(node.body) == 1 else None
+    call = only.value if isinstance(only, ast.Expr) else None
+    turned = _turned(node.test)
+    waits = isinstance(call, ast.Call) and source.called_name(call) in ("barrier", "wait_for_everyone")
+    above = next(iter(source.above(file, node)), None)
+    blocks = [getattr(above, name, []) for name in ("body", "orelse", "finalbody")]
+    block = next((one for one in blocks if node in one), [])
+    work = block[block.index(node) + 1] if node in block[:-1] else None
+    if only is None or not waits or turned is None or work is None or node.orelse:
+        return None
+    code = f"if {turned}:\n    {rewrite.written(file, only)}"
+    said = f"Let the one that they wait for come to it too, after `{ast.unparse(work).splitlines()[0]}`: "
+    return f"{said}`{code.replace(chr(10) + '    ', ' ')}`.", [rewrite.after(file, work, code)]
+
+
+def _turned(test: ast.expr) -> str | None:
+    """What holds for the first rank alone, of a condition that holds for all others."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return ast.unparse(test.operand)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.NotEq | ast.Gt):
+        return f"{ast.unparse(test.left)} == 0" if source.is_constant(test.comparators[0], 0) else None
+    return None
 
 
 def _without_rank(node: ast.If) -> str | None:

@@ -9,7 +9,7 @@ import re
 from trimtab.diagnose import rewrite, source
 from trimtab.diagnose.branches import Said, Way
 from trimtab.diagnose.finding import Edit, Place
-from trimtab.diagnose.mends_ranks import Fix, distributed, rank_as_told
+from trimtab.diagnose.mends_ranks import Fix, distributed, own_gpu, rank_as_told
 
 RANKS = re.compile(r"rank|gpu|local")
 
@@ -76,6 +76,14 @@ def told_rank(way: Way) -> Fix | None:
                 sounds = RANKS.search(ast.unparse(given).rpartition(".")[2])
                 if sounds and (told := rank_as_told(file, given)) is not None:
                     return told
+        named = [n for n in source.walk(file) if isinstance(n, ast.Constant) and n.value == "cuda:0"]
+        if len(named) == 1:
+            name, _ = own_gpu(source.place(file, named[0].lineno))
+            code = f'f"cuda:{{{name}}}"'
+            at = source.place(file, named[0].lineno)
+            edits = [rewrite.in_place_of(file, named[0], code)]
+            said = rewrite.shown(edits)
+            return Fix(f"Name each rank's own GPU in place of the first one: {said}", at, edits)
     return None
 
 

@@ -66,10 +66,15 @@ def _written_on(place: Place) -> str | None:
     if isinstance(node, ast.Expr):
         target = node.value
         while isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
-            target = target.func.value
+            target = target.func.value if target.func.attr.endswith("_") else None
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         target = node.targets[0].value
-    return ast.unparse(target) if isinstance(target, ast.Name | ast.Attribute) else None
+    elif isinstance(node, ast.Assign) and source.last_name(node.targets[0]) == "data":
+        target = node.targets[0]
+    nodes = [n for n in source.walk(place.file) if isinstance(n, ast.Import | ast.ImportFrom)]
+    modules = {(alias.asname or alias.name).partition(".")[0] for n in nodes for alias in n.names}
+    plain = isinstance(target, ast.Name | ast.Attribute) and source.root(target) not in modules
+    return ast.unparse(target) if target is not None and plain else None
 
 
 def same_rate(place: Place | None) -> Fix:

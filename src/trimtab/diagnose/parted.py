@@ -173,7 +173,7 @@ def _with(node: ast.If | ast.While | ast.For, line: int) -> str:
 
 def _uneven(file: str, loop: ast.For, sides: Sides) -> Said | None:
     """A loop over something that is longer on one rank."""
-    names = sides.differing(file, loop.iter)
+    names = sides.differing(file, loop.iter) if sides.at_once else set[str]()
     if not names or sides.by_rank(file, loop.iter):
         return None  # that each has a number of its own tells nothing of the rounds
     decided = sides.said(file, loop.iter)
@@ -187,7 +187,7 @@ def _uneven(file: str, loop: ast.For, sides: Sides) -> Said | None:
         why = f"every rank takes its own part here, and so {decided} in the loop of line {loop.lineno}"
         return replace(rows, cause=source.cause(file, rows.cause.line, why))
     why = f"every rank makes another number of rounds: {decided}"
-    fix, edits = _same_rounds(file, loop)
+    fix, edits = _same_rounds(file, loop, names)
     return Said(source.cause(file, loop.lineno, why), fix, edits)
 
 
@@ -209,28 +209,28 @@ def _filled_by_rank(file: str, node: ast.expr) -> ast.stmt | None:
     return None
 
 
-def _same_rounds(file: str, loop: ast.For) -> tuple[str, list[rewrite.Edit]]:
+def _same_rounds(file: str, loop: ast.For, names: set[str] | None = None) -> tuple[str, list[rewrite.Edit]]:
     """As many rounds on every rank as the one with the fewest makes, where the loop counts them."""
     ranged = [
         n
         for n in ast.walk(loop.iter)
-        if isinstance(n, ast.Call) and source.called_name(n) in ("range", "trange") and len(n.args) == 1
+        if isinstance(n, ast.Call) and source.called_name(n) in ("range", "trange") and n.args
     ]
+    ends = ranged[0].args[1 if len(ranged[0].args) > 1 else 0] if len(ranged) == 1 else None
+    if ends is not None and names is not None and not names & {ast.unparse(n) for n in ast.walk(ends)}:
+        ends = None
     device, module = mends_ranks.device_at(file, loop.lineno), mends_ranks.distributed(file)
-    if len(ranged) != 1 or device is None or not mends_ranks.imports_torch(file):
+    if ends is None or device is None or not mends_ranks.imports_torch(file):
         even = "Give every rank the same number of rounds: a DistributedSampler, drop_last=True, or the fewest of all "
         return even + f"ranks (all_reduce of the number, op={module}.ReduceOp.MIN).", []
-    count = ranged[0].args[0]
     code = [
-        f"rounds = torch.tensor({ast.unparse(count)}, device={device})",
+        f"rounds = torch.tensor({ast.unparse(ends)}, device={device})",
         f"{module}.all_reduce(rounds, op={module}.ReduceOp.MIN)",
     ]
     edits = [
         rewrite.before(file, loop, "\n".join(code)),
-        rewrite.in_place_of(file, count, "rounds.item()"),
+        rewrite.in_place_of(file, ends, "rounds.item()"),
     ]
-    shown = ast.unparse(loop.iter).replace(
-        ast.unparse(ranged[0]), f"{source.called_name(ranged[0])}(rounds.item())"
-    )
+    shown = ast.unparse(loop.iter).replace(ast.unparse(ends), "rounds.item()")
     head = f"for {ast.unparse(loop.target)} in {shown}:"
     return f"Make as many rounds as the rank with the fewest: `{code[0]}`, `{code[1]}`, then `{head}`.", edits

@@ -213,7 +213,8 @@ def missing(
     way, sides = _way(mine), _sides(rank, mine, other, last)
     said = (
         (
-            branches.guard(way, _way(last), sides)
+            parted.by_values(way, _way(last), sides)
+            or branches.guard(way, _way(last), sides)
             or loops_left.way_out(way, other, sides)
             or branches.left_function(way, _way(last), other)
         )

@@ -214,9 +214,10 @@ def _written(sides: _Sides) -> tuple[Fix, str]:
     if len(wrote) < len(ways) and (guarded := branches.only_here(way)) is not None:
         fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
         return fix, f"only rank {wrote[0]} comes here, after DDP had made the weights equal"
-    place = _beside(way, place_from(sides[wrote[0]]["at"]))
     why = "each rank writes values of its own into the weights here, after DDP had made them equal"
-    return mends_drift.share_weights(place), why
+    if (fix := mends_drift.share_written(source.place(*way[0]))).edits:
+        return fix, why
+    return mends_drift.share_weights(_beside(way, place_from(sides[wrote[0]]["at"]))), why
 
 
 def _beside(way: list[tuple[str, int]], at: Place | None) -> Place:
