@@ -7,6 +7,7 @@ unequal numbers of steps by where the other rank stood: under the condition, beh
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -54,9 +55,37 @@ def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
                 continue
             if own_figures.decided_alone(inside[0], node):
                 why = f"each rank decides this for itself: rank {other} returns, and never comes to line {inside[1]}"
+                cause = source.cause(inside[0], node.lineno, why)
+                if (kept := _goes_on(inside[0], node, inside[1])) is not None:
+                    return Said(cause, *kept)
                 told = mends_ranks.decided_together(inside[0], node)
-                return Said(source.cause(inside[0], node.lineno, why), told.text, told.edits)
+                return Said(cause, told.text, told.edits)
     return None
+
+
+def _goes_on(file: str, node: ast.If, line: int) -> tuple[str, list[Edit]] | None:
+    """A return of all ranks but one, before a line at which all have to meet: only what is between is for that one."""
+    turned, block = _turned(node.test), _block(file, node)
+    meets = next((n for n in block if n.lineno <= line <= (n.end_lineno or 0)), None)
+    leaves = node.body[0] if len(node.body) == 1 and not node.orelse else None
+    if turned is None or meets is None or not isinstance(leaves, ast.Return) or leaves.value is not None:
+        return None
+    between = block[block.index(node) + 1 : block.index(meets)]
+    if not between:
+        return None
+    head = f"if {turned}:"
+    text = "\n".join(textwrap.indent(rewrite.written(file, one), "    ") for one in between)
+    whole = textwrap.indent(f"{head}\n{text}", " " * node.col_offset)
+    edit = Edit(file, (node.lineno, 0), ((between[-1].end_lineno or between[-1].lineno) + 1, 0), f"{whole}\n")
+    fix = f"Let every rank go on to line {line}, and put what only one does under `{head}` in place of the return."
+    return fix, [edit]
+
+
+def _block(file: str, node: ast.stmt) -> list[ast.stmt]:
+    """The statements among which one stands."""
+    above = next(iter(source.above(file, node)), None)
+    blocks = [getattr(above, name, []) for name in ("body", "orelse", "finalbody")]
+    return next((list(one) for one in blocks if node in one), [])
 
 
 def _in_one_loop(file: str, line: int, other: int) -> bool:
@@ -199,9 +228,7 @@ def _others_wait(file: str, node: ast.If) -> tuple[str, list[Edit]] | None:
     call = only.value if isinstance(only, ast.Expr) else None
     turned = _turned(node.test)
     waits = isinstance(call, ast.Call) and source.called_name(call) in ("barrier", "wait_for_everyone")
-    above = next(iter(source.above(file, node)), None)
-    blocks = [getattr(above, name, []) for name in ("body", "orelse", "finalbody")]
-    block = next((one for one in blocks if node in one), [])
+    block = _block(file, node)
     work = block[block.index(node) + 1] if node in block[:-1] else None
     if only is None or not waits or turned is None or work is None or node.orelse:
         return None

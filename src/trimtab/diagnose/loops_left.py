@@ -4,6 +4,7 @@ an error that it swallowed, or by rows that are fewer. Reads source only; `branc
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -74,7 +75,7 @@ def decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other:
         fix = "Let the error end the run (`raise`), or let the ranks tell each other (all_reduce of a flag) and skip "
         return Said(source.cause(file, node.lineno, why), fix + "together.", raised)
     why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
-    why += f" ({said})" if (said := sides.said(file, node.test)) else ""
+    why += f" ({said})" if sides.parted(file, node) and (said := sides.said(file, node.test)) else ""
     told = mends_ranks.decided_together(file, node)
     if told.place is not None:
         why = f"only one rank has the result of this, by which line {node.lineno} decides on every rank"
@@ -132,9 +133,19 @@ def _in_class(file: str, name: str) -> list[ast.expr]:
     methods = ("__init__", "__iter__", "__getitem__", "__len__")
     found: list[ast.expr] = []
     for owner in (n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == name):
+        if any(_packs(file, n) for n in ast.walk(owner) if isinstance(n, ast.Yield)):
+            continue  # how many it gives hangs on what is in the rows
         for method in (m for m in owner.body if isinstance(m, source.Function) and m.name in methods):
             found += [n for n in ast.walk(method) if isinstance(n, ast.Call | ast.Subscript)]
     return found
+
+
+def _packs(file: str, given: ast.Yield) -> bool:
+    """Whether something is given under more than the one loop over the rows."""
+    around = list(
+        itertools.takewhile(lambda n: not isinstance(n, source.Function), source.above(file, given))
+    )
+    return sum(isinstance(n, ast.For | ast.While | ast.If) for n in around) > 1
 
 
 def part_of_rank(node: ast.expr) -> ast.expr | None:

@@ -146,6 +146,20 @@ def prepare(made: Place, missing: str) -> Fix | None:
     return None
 
 
+def wrapped_at(file: str, line: int) -> str | None:
+    """The name by which the function around a line, or its class, has a model that DDP wraps."""
+    for call in source.calls(file, *WRAPPERS):
+        node = source.statement(file, call.lineno)
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        here = source.function_at(file, line) is source.function_at(file, call.lineno)
+        kept = isinstance(target, ast.Attribute) and source.class_at(file, line) is source.class_at(
+            file, call.lineno
+        )
+        if isinstance(target, ast.Name | ast.Attribute) and (here or kept):
+            return ast.unparse(target)
+    return None
+
+
 def imported(file: str, name: str, whole: str) -> str | None:
     """How a file may write a name of torch: as it imports it, else in full; None where it does not import torch."""
     full = None
@@ -308,9 +322,8 @@ def own_gpu(at: Place) -> tuple[str, list[Edit]]:
     """This rank's own GPU as the function around a line calls it, and the edit that names it to DDP."""
     scope = source.function_at(at.file, at.line) or source.tree(at.file)
     nodes = [n for n in ast.walk(scope or ast.Pass()) if isinstance(n, ast.Name | ast.Attribute)]
-    names = sorted(
-        {text for n in nodes if _OWN.fullmatch(text := ast.unparse(n))}, key=lambda t: "local" not in t
-    )
+    texts = {ast.unparse(n) for n in nodes} | set(source.parameters(at.file, at.line))
+    names = sorted((text for text in texts if _OWN.fullmatch(text)), key=lambda t: "local" not in t)
     code = names[0] if names else "torch.cuda.current_device()"
     call = _call(at)
     given = source.keyword(call, "device_ids") if call is not None else None

@@ -4,13 +4,14 @@ values; `branches` and `loops_left` say what to write."""
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
 from trimtab.diagnose import branches, flow, loops_left, mends_ranks, rewrite, source, trace
 from trimtab.diagnose.answers import Known, Sides
 from trimtab.diagnose.branches import Said, Way
-from trimtab.diagnose.own_figures import RANK
+from trimtab.diagnose.own_figures import RANK, TOGETHER
 
 _DRAWS = frozenset(("choice", "choices", "randint", "randrange", "random", "sample", "uniform", "integers"))
 
@@ -220,17 +221,27 @@ def _same_rounds(file: str, loop: ast.For, names: set[str] | None = None) -> tup
     if ends is not None and names is not None and not names & {ast.unparse(n) for n in ast.walk(ends)}:
         ends = None
     device, module = mends_ranks.device_at(file, loop.lineno), mends_ranks.distributed(file)
+    model = mends_ranks.wrapped_at(file, loop.lineno)
+    exchanges = any(source.called_name(n) in TOGETHER for n in ast.walk(loop) if isinstance(n, ast.Call))
+    if ends is None and model is not None and not exchanges and not loop.orelse:
+        code = f"with {model}.join():\n{textwrap.indent(rewrite.written(file, loop), '    ')}"
+        fix = f"Let the ranks that are done first go along with the others: put the loop into `with {model}.join():`; "
+        fix += "or give every rank as many rounds."
+        return fix, [rewrite.lines_for(file, loop, code)]
     if ends is None or device is None or not mends_ranks.imports_torch(file):
         even = "Give every rank the same number of rounds: a DistributedSampler, drop_last=True, or the fewest of all "
         return even + f"ranks (all_reduce of the number, op={module}.ReduceOp.MIN).", []
-    code = [
+    codes = [
         f"rounds = torch.tensor({ast.unparse(ends)}, device={device})",
         f"{module}.all_reduce(rounds, op={module}.ReduceOp.MIN)",
     ]
     edits = [
-        rewrite.before(file, loop, "\n".join(code)),
+        rewrite.before(file, loop, "\n".join(codes)),
         rewrite.in_place_of(file, ends, "rounds.item()"),
     ]
     shown = ast.unparse(loop.iter).replace(ast.unparse(ends), "rounds.item()")
     head = f"for {ast.unparse(loop.target)} in {shown}:"
-    return f"Make as many rounds as the rank with the fewest: `{code[0]}`, `{code[1]}`, then `{head}`.", edits
+    return (
+        f"Make as many rounds as the rank with the fewest: `{codes[0]}`, `{codes[1]}`, then `{head}`.",
+        edits,
+    )
