@@ -27,6 +27,10 @@ class Said:
     fix: str
     edits: list[Edit] = field(default_factory=list)
 
+    def as_fix(self) -> mends_ranks.Fix:
+        """The same as a fix, for a sentence of its own on why."""
+        return mends_ranks.Fix(self.fix, source.place(self.cause.file, self.cause.line), self.edits)
+
 
 def guard(mine: Way, theirs: Way, sides: Sides) -> Said | None:
     """The condition on the rank under which one rank stands at a collective and the other does not."""

@@ -106,25 +106,32 @@ def goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
     return Said(source.cause(file, loop.lineno, why), fix, edits)
 
 
-def rows_of_rank(file: str, loop: ast.For) -> Said | None:
-    """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
-    queue, seen = sorted(source.names_in(loop.iter)), set[str]()
-    line = loop.lineno
+def followed_back(
+    file: str, line: int, node: ast.AST
+) -> Iterator[tuple[str, ast.stmt | None, ast.expr | None]]:
+    """The names behind an expression, nearest first, each with the statement that made it and what it was given."""
+    queue, seen = [(name, line) for name in sorted(source.names_in(node))], set[str]()
     while queue and len(seen) < 16:
-        name = queue.pop(0)
+        name, before = queue.pop(0)
         if name in seen:
             continue
         seen.add(name)
-        made = source.last_assignment(file, line, name)
+        made = source.last_assignment(file, before, name)
         value = source.value_for(made, name) if made is not None else None
-        values = [value] if value is not None else _in_class(file, name)
-        for one in values:
+        yield name, made, value
+        if made is not None and value is not None:
+            queue += [(read, made.lineno) for read in sorted(source.names_in(value) - seen)]
+
+
+def rows_of_rank(file: str, loop: ast.For) -> Said | None:
+    """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
+    for name, _, value in followed_back(file, loop.lineno, loop.iter):
+        for one in [value] if value is not None else _in_class(file, name):
             part = part_of_rank(one) if "Sampler" not in ast.unparse(one) else None
             if part is not None:
                 why = "every rank takes its own part here, and the parts are of different length"
                 fix, edits = _even(file, part)
                 return Said(source.cause(file, part.lineno, why), fix, edits)
-            queue += sorted(source.names_in(one) - seen) if value is not None else []
     return None
 
 

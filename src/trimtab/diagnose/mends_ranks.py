@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from trimtab.diagnose import own_figures, rewrite, source, trace
-from trimtab.diagnose.finding import Edit, Place
+from trimtab.diagnose.finding import Edit, Finding, Place, cause_at
 
 WRAPPERS = ("DistributedDataParallel", "DDP")
 _MOVES = ("to", "cuda")
@@ -25,6 +25,18 @@ class Fix:
     place: Place | None = None
     """The line to change, when it is another than the one that was asked about."""
     edits: list[Edit] = field(default_factory=list)
+
+    def finding(self, kind: str, message: str, where: Place | None, why: str, op: str) -> Finding:
+        """What is told where this is the fix."""
+        return Finding(
+            kind,
+            message=message,
+            where=where,
+            cause=cause_at(self.place, why),
+            fix=self.text,
+            op=op,
+            edits=self.edits,
+        )
 
 
 def wrap(made: Place | None, moved: Place | None, *, gpu: bool) -> Fix:

@@ -131,21 +131,14 @@ def _skipped(file: str, node: ast.If, loop: ast.For) -> Said:
 def _chosen(file: str, line: int, sides: Sides) -> Said | None:
     """What the size of something hangs on, followed back to a name that each rank has set for itself."""
     node = source.statement(file, line)
-    queue, seen = sorted(source.names_in(node)) if node is not None else [], set[str]()
-    while queue and len(seen) < 16:
-        name = queue.pop(0)
-        made = source.last_assignment(file, line, name)
-        value = source.value_for(made, name) if made is not None else None
-        if name in seen or made is None or value is None:
+    for name, made, value in loops_left.followed_back(file, line, node) if node is not None else ():
+        read = ast.Name(name, ast.Load(), lineno=line, col_offset=0)
+        if made is None or value is None or name not in sides.differing(file, read):
             continue
-        seen.add(name)
-        read = ast.copy_location(ast.Name(name, ast.Load()), node) if node is not None else None
-        draws = any(source.called_name(n) in _DRAWS for n in ast.walk(value) if isinstance(n, ast.Call))
-        if read is not None and draws and name in sides.differing(file, read):
+        if any(source.called_name(n) in _DRAWS for n in ast.walk(value) if isinstance(n, ast.Call)):
             told = mends_ranks.shared_choice(file, made, name)
             why = f"every rank chooses for itself here: {sides.said(file, read)}"
             return Said(source.cause(file, made.lineno, why), told.text, told.edits)
-        queue += sorted(source.names_in(value) - seen)
     return None
 
 

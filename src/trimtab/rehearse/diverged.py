@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose import branches, mends_drift, source
-from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
+from trimtab.diagnose.finding import Finding, Place, place_from
 from trimtab.diagnose.mends_ranks import Fix
 from trimtab.rehearse import agreement
 from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_that_ran, near
@@ -84,15 +84,11 @@ def _finding(steps: dict[int, _Sides], first: int, where: Place | None) -> Findi
     fix, why = _written(sides) if before is None else _parted(before)
     if fix.place is None and before is not None and before is not steps[min(steps)]:
         fix, why = _written(sides)
-    return Finding(
-        kind="ranks-disagree",
-        message=f"When step {first} begins, the weights of rank {one} and rank {other} differ, and they stay apart: "
-        "the ranks train different models.",
-        where=where,
-        cause=cause_at(fix.place, why),
-        fix=fix.text,
-        op="optimizer.step",
-        edits=fix.edits,
+    message = (
+        f"When step {first} begins, the weights of rank {one} and rank {other} differ, and they stay apart: "
+    )
+    return fix.finding(
+        "ranks-disagree", message + "the ranks train different models.", where, why, "optimizer.step"
     )
 
 
@@ -113,16 +109,12 @@ def _buffers_apart(steps: list[_Sides]) -> Finding | None:
         return None
     places = sorted({source.place(*ways[name][0]) for name in apart}, key=lambda p: (p.file, p.line))
     fix = mends_drift.averaged(places)
-    return Finding(
-        kind="ranks-disagree",
-        message=f"The buffers {', '.join(apart)} of the model go apart: each rank writes into them what its own rows "
-        "give, and DDP was told not to share them (broadcast_buffers=False). The ranks train different models.",
-        where=place_from(first["place"]),
-        cause=cause_at(fix.place, "each rank writes what it alone has seen, and nothing brings it together"),
-        fix=fix.text,
-        op="optimizer.step",
-        edits=fix.edits,
+    message = f"The buffers {', '.join(apart)} of the model go apart: each rank writes into them what its rows give, "
+    message += (
+        "and DDP was told not to share them (broadcast_buffers=False). The ranks train different models."
     )
+    why = "each rank writes what it alone has seen, and nothing brings it together"
+    return fix.finding("ranks-disagree", message, place_from(first["place"]), why, "optimizer.step")
 
 
 _ENOUGH = 4
@@ -142,7 +134,7 @@ def _parted(before: _Sides) -> tuple[Fix, str]:
         if rated is not None and len(told) < len(before):
             guarded = branches.only_here([(rated.file, rated.line)])
             if guarded is not None:
-                fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+                fix = guarded.as_fix()
                 return fix, "only some ranks come here, where the learning rate is set"
         step = place_from(mine["place"])
         place = rated or _sets_rate(step)
@@ -184,7 +176,7 @@ def _other_state(before: _Sides) -> tuple[Fix, str]:
         return _NOTHING, ""
     guarded = branches.only_here([(loaded[0].file, loaded[0].line)]) if len(loaded) < len(before) else None
     if guarded is not None:
-        fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+        fix = guarded.as_fix()
         return (
             fix,
             "only some ranks come here: the others step without the optimizer's state that is loaded here",
@@ -198,7 +190,7 @@ def _changed(ways: list[list[tuple[str, int]]]) -> tuple[Fix, str]:
     """Gradients that DDP had averaged, and that each rank (or one) then changed."""
     way = next(way for way in ways if way)
     if not all(ways) and (guarded := branches.only_here(way)) is not None:
-        fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+        fix = guarded.as_fix()
         return fix, "only some ranks come here, and change gradients that DDP had averaged"
     why = "each rank changes the averaged gradients in its own way here"
     return mends_drift.share_written(source.place(*way[0])), why
@@ -212,7 +204,7 @@ def _written(sides: _Sides) -> tuple[Fix, str]:
         return _NOTHING, ""
     way = ways[wrote[0]]
     if len(wrote) < len(ways) and (guarded := branches.only_here(way)) is not None:
-        fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+        fix = guarded.as_fix()
         return fix, f"only rank {wrote[0]} comes here, after DDP had made the weights equal"
     why = "each rank writes values of its own into the weights here, after DDP had made them equal"
     if (fix := mends_drift.share_written(source.place(*way[0]))).edits:
