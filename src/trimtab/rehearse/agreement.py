@@ -122,7 +122,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "node": os.environ.get("GROUP_RANK", "0"),
         "place": asdict(place) if place else None,
         "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
-        "values": rank_values.now(),
+        "values": rank_values.now() if not process.settings.shapes_only else [],
     }
     world.last = mine
     world.first = world.first or (mine if mine["gpu"] else None)

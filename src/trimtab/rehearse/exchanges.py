@@ -165,7 +165,13 @@ def _of_a_wrapper() -> bool:
 def memory(tensor: Any) -> int:
     """Where a tensor's values lie, as a number; 0 for one that has none of its own."""
     values = payload_of(tensor)
-    return 0 if values.is_meta or values.layout is not torch.strided else values.untyped_storage().data_ptr()
+    if (
+        values.is_meta
+        or values.layout is not torch.strided
+        or torch._C._functorch.is_functorch_wrapped_tensor(values)
+    ):
+        return 0
+    return values.untyped_storage().data_ptr()
 
 
 def _known(tensors: list[torch.Tensor]) -> set[int]:

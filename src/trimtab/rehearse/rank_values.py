@@ -52,9 +52,10 @@ def _of(frame: FrameType) -> Iterator[dict[str, Any]]:
             if value is not None or _is_none(node, frame):
                 known[text] = _plain(value)
         if key[1] > 0:
-            known |= {
-                n: v for n, v in itertools.islice(frame.f_locals.items(), _MOST) if isinstance(v, str | int)
-            }
+            plain = [
+                (n, v) for n, v in itertools.islice(frame.f_locals.items(), _MOST) if isinstance(v, str | int)
+            ]
+            known |= {name: _plain(value) for name, value in plain}
         yield {"at": key, "known": known}
 
 
