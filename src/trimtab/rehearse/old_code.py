@@ -18,8 +18,9 @@ from trimtab.diagnose.finding import Edit
 
 _ASYNC = re.compile(r"(?<=[(,\s])async(?==(?!=))")
 _NO_NAME = re.compile(
-    r"^cannot import name '(\w+)' from '([\w.]+)'|^module '([\w.]+)' has no attribute '(\w+)'"
+    r"^cannot import name '(\w+)' from '([\w.]+)'|^module '?([\w.]+)'? has no attribute '?(\w+)'?"
 )
+"""As Python says it, and as modules say it that load their parts late (without quotes)."""
 _LISTS = ("requirements*.txt", "environment*.y*ml", "setup.py", "pyproject.toml")
 
 
