@@ -7,9 +7,11 @@ nothing: that the program fails here is known by its error.
 from __future__ import annotations
 
 import difflib
+import linecache
 import os
 import re
 import sys
+import traceback
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +23,8 @@ _NO_NAME = re.compile(
     r"^cannot import name '(\w+)' from '([\w.]+)'|^module '?([\w.]+)'? has no attribute '?(\w+)'?"
 )
 """As Python says it, and as modules say it that load their parts late (without quotes)."""
+_INSTEAD = re.compile(r"`([\w.]+)` was (?:removed|a deprecated alias)\b.*?\b[Uu]se `([\w.]+)`", re.S)
+"""As numpy says what to write in the place of a name that is gone."""
 _LISTS = ("requirements*.txt", "environment*.y*ml", "setup.py", "pyproject.toml")
 
 
@@ -28,7 +32,25 @@ def fix_for(error: BaseException, file: str) -> tuple[str, list[Edit]]:
     """What to change, as a sentence and as code; nothing for other errors. `file`: the one that failed."""
     if isinstance(error, SyntaxError):
         return _word_of_python(error)
-    return _other_version(error, file), []
+    return _as_it_says(error, file) or (_other_version(error, file), [])
+
+
+def _as_it_says(error: BaseException, file: str) -> tuple[str, list[Edit]] | None:
+    """A library that says itself which name to write, for the line of the program that has the old one."""
+    found = _INSTEAD.search(str(error)) if isinstance(error, AttributeError) else None
+    way = traceback.walk_tb(error.__traceback__)
+    lines = [
+        line for frame, line in way if os.path.abspath(frame.f_code.co_filename) == os.path.abspath(file)
+    ]
+    text = linecache.getline(file, lines[-1]) if found and lines else ""
+    old = re.search(rf"(?<![\w.]){re.escape(found[1])}(?!\w)", text) if found else None
+    if found is None or old is None:
+        return None
+    edit = Edit(file, (lines[-1], old.start()), (lines[-1], old.end()), found[2])
+    return (
+        f"write {found[2]} for {found[1]}: {(text[: old.start()] + found[2] + text[old.end() :]).strip()}",
+        [edit],
+    )
 
 
 def _word_of_python(error: SyntaxError) -> tuple[str, list[Edit]]:
