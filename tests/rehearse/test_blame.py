@@ -369,13 +369,22 @@ def test_code_of_another_age_is_told_what_to_write(tmp_path: Path) -> None:
     for program, line in {
         "import numpy as np\nbest = -np.Inf": "best = -np.inf",
         "import numpy as np\nx = np.int(3.5) + 1": "x = int(3.5) + 1",
+        "x = iter(torch.utils.data.DataLoader([1])).next()": "x = next(iter(torch.utils.data.DataLoader([1])))",
     }.items():
         gone, _ = looked_at(error_of(program, tmp_path))
         assert gone is not None
-        assert gone.fix.endswith(f": {line}"), gone.fix
+        assert gone.fix.endswith((f": {line}", "write next(iter(torch.utils.data.DataLoader([1])))")), (
+            gone.fix
+        )
         assert rewrite.applied(Path(gone.edits[0].file).read_text(), gone.edits).splitlines()[-1] == line
     late = AttributeError("module transformers has no attribute OldConfig")
     assert "has no OldConfig in transformers" in old_code.fix_for(late, str(script))[0]
+    lost, _ = looked_at(error_of("torch.optim.Adam.add_argparse_args()", tmp_path))
+    assert lost is not None
+    assert (
+        "has no add_argparse_args in torch.optim.adam.Adam; requirements.txt asks for torch==1.4.0"
+        in lost.fix
+    )
     typo, _ = looked_at(error_of("torch.nn.functional.cross_entropie", tmp_path))
     assert typo is not None
     assert (
