@@ -264,6 +264,9 @@ class _Remade(nn.Module):
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         return iter(self.vars)
 
+    def __eq__(self, other: object) -> bool:  # with this a class has no hash
+        return isinstance(other, _Remade)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x) @ self.vars[0]
 
