@@ -1,6 +1,6 @@
 """The folders of a rehearsal, and what is left of one that was killed: its processes are ended, its folders deleted.
 
-A guard, a process of its own, waits for the rehearsal's end and does so; what even it leaves, the next rehearsal deletes.
+A guard, a process of its own, waits for the end of it and does so; what even the guard leaves, the next one deletes.
 A rehearsal holds a lock in each of its folders; the kernel lets go of it when the process ends, however it ends. Never
 touches a folder that has no such lock, that belongs to another user, or of whose rehearsal any process still lives.
 """
