@@ -160,7 +160,8 @@ def install_from_environment() -> None:
 
 def _remember(module: nn.Module, inputs: Any = None) -> None:
     machine = state.machine()
-    if machine is not None:
+    # A class with an __eq__ of its own and no __hash__ cannot be kept in a set; it can be called all the same.
+    if machine is not None and type(module).__hash__ is not None:
         machine.modules.add(module)
 
 
