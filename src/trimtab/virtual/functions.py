@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 from trimtab.virtual import faults, origin, refused, state
 from trimtab.virtual.assignment import set_data
+from trimtab.virtual.moving import moved, moved_to_gpu
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
-from trimtab.virtual.tensor import VIRTUAL, moved, moved_to_gpu, wrap
+from trimtab.virtual.tensor import VIRTUAL, wrap
 from trimtab.virtual.wording import in_cuda_words
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
