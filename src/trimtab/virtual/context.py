@@ -28,6 +28,7 @@ from trimtab.virtual import (
     dispatch,
     extents,
     flex,
+    from_data,
     functions,
     generators,
     legacy,
@@ -171,7 +172,10 @@ def _own_patches(machine: Machine) -> list[Patch]:
         (
             functions,
             "HANDLERS",
-            functions.HANDLERS | flex.HANDLERS | (unknown.handlers() if machine.shapes else {}),
+            functions.HANDLERS
+            | from_data.HANDLERS
+            | flex.HANDLERS
+            | (unknown.handlers() if machine.shapes else {}),
         ),
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual import state
+from trimtab.virtual.storage import ShellStorage, label_storage
 from trimtab.virtual.tensor import VIRTUAL
 
 SHARDED: set[type] = set()
@@ -72,6 +73,7 @@ def answer_for_shards() -> None:
     undo = state._stack[0].undo
     for name in ("device", "is_cuda", "is_cpu", "is_meta"):
         state.replace(undo, DTensor, name, property(_of_shard(name)))
+    state.replace(undo, DTensor, "untyped_storage", _shell)
     state.replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
     # Nothing runs asynchronously here, so a result is waited for at once.
     state.replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
@@ -129,6 +131,13 @@ def _of_shard(name: str) -> Callable[[Any], Any]:
         return getattr(shard, name) if type(shard) in VIRTUAL else own.__get__(tensor)
 
     return answer
+
+
+def _shell(tensor: Any) -> torch.UntypedStorage:
+    storage = torch._C.TensorBase.untyped_storage(tensor)
+    if type(tensor._local_tensor) in VIRTUAL:
+        label_storage(storage, tensor.device).__class__ = ShellStorage
+    return storage
 
 
 def _shape_only(spec: Any) -> torch.Tensor:
