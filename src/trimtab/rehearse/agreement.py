@@ -133,7 +133,8 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         theirs = peer.calls.get((group, number))
         if theirs is not None and not world.shared_gpu and _same_gpu(mine, theirs):
             world.shared_gpu = True
-            process.report(disagreements.shared_gpu(world.rank, rank, world.first or mine))
+            began = world.first if world.first and world.first["gpu"] == mine["gpu"] else mine
+            process.report(disagreements.shared_gpu(world.rank, rank, began))
         if theirs is not None and _signature(theirs) != _signature(mine):
             process.recorder.write(t="failed")
             process.report(disagreements.disagreement(world.rank, mine, rank, theirs))

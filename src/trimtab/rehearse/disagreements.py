@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from typing import Any
 
 from trimtab.diagnose import answers, branches, flow, loops_left, mends_collectives, parted, rewrite, source
@@ -36,7 +37,8 @@ def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | N
     where, way = place_from(mine["place"]), _way(mine)
     if where is None or where != place_from(theirs["place"]) or mine["op"] not in ("all_reduce", "reduce"):
         return None
-    said = parted.other_order(*way[0], _sides(rank, mine, other, theirs)) if _asked(mine) else None
+    looped = _asked(mine) and _in_loop(*way[0])
+    said = parted.other_order(*way[0], _sides(rank, mine, other, theirs)) if looped else None
     if said is None:
         return None
     return Finding(
@@ -54,7 +56,17 @@ def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | N
 def _asked(record: Record) -> bool:
     """Whether the program's own line calls the collective: not DDP in a backward pass."""
     way = _way(record)
-    return bool(way) and any(source.called_name(call) == record["op"] for call in source.call_on(*way[0]))
+    return bool(way) and _calls(*way[0], record["op"])
+
+
+@cache
+def _calls(file: str, line: int, op: str) -> bool:
+    return any(source.called_name(call) == op for call in source.call_on(file, line))
+
+
+@cache
+def _in_loop(file: str, line: int) -> bool:
+    return flow.loop_at(source.place(file, line)) is not None
 
 
 def shared_gpu(rank: int, other: int, record: Record) -> Finding:
