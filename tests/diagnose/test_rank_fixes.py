@@ -7,8 +7,21 @@ from textwrap import dedent
 
 import pytest
 
-from trimtab.diagnose import branches, loops_left, mends_collectives, mends_drift, mends_rows, rewrite, source
+from trimtab.diagnose import (
+    answers,
+    branches,
+    loops_left,
+    mends_collectives,
+    mends_drift,
+    mends_results,
+    mends_rows,
+    parted,
+    rewrite,
+    source,
+)
 from trimtab.diagnose.finding import Edit
+
+NOTHING_KNOWN = answers.sides((0, []), (1, []))
 
 
 def _written(tmp_path: Path, code: str) -> tuple[str, dict[str, int]]:
@@ -83,7 +96,7 @@ ALONE: dict[str, tuple[str, str]] = {
 def test_a_loop_that_one_rank_leaves(tmp_path: Path, name: str) -> None:
     code, fixed = ALONE[name]
     file, marks = _written(tmp_path, code)
-    said = loops_left.way_out([(file, marks["stands"])], 1)
+    said = loops_left.way_out([(file, marks["stands"])], 1, NOTHING_KNOWN)
     assert said is not None
     assert said.cause.line == marks["cause"]
     assert fixed in _after(file, said.edits)
@@ -103,7 +116,7 @@ def test_a_limit_that_all_ranks_have_is_no_decision_of_one(tmp_path: Path) -> No
             loss.backward()  # stands
         """,
     )
-    assert loops_left.way_out([(file, marks["stands"])], 1) is None
+    assert loops_left.way_out([(file, marks["stands"])], 1, NOTHING_KNOWN) is None
 
 
 def test_what_stands_last_under_a_condition_on_the_rank_is_put_behind_it(tmp_path: Path) -> None:
@@ -118,7 +131,7 @@ def test_what_stands_last_under_a_condition_on_the_rank_is_put_behind_it(tmp_pat
             return told  # other
         """,
     )
-    said = branches.guard([(file, marks["stands"])], [(file, marks["other"])], 0, 1)
+    said = branches.guard([(file, marks["stands"])], [(file, marks["other"])], NOTHING_KNOWN)
     assert said is not None
     assert said.cause.line == marks["cause"]
     assert '\n        told = ["run"]\n    dist.broadcast_object_list(told, src=0)  # stands\n' in _after(
@@ -280,3 +293,156 @@ def test_a_rank_that_returns_before_the_others(tmp_path: Path) -> None:
     said = branches.left_function(way, [(file, marks["other"])], 1)
     assert said is not None
     assert said.cause.line == marks["cause"]
+
+
+def _known(file: str, line: int, rank: int, **values: object) -> tuple[int, list[object]]:
+    """What a rank wrote down of the function around a line."""
+    return rank, [{"at": answers.scope_key(file, line), "known": values}]
+
+
+def test_the_condition_that_two_ranks_answer_differently_is_the_cause(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def log(step, loss, board, verbose):
+            if verbose:
+                if board is not None:  # cause
+                    value = loss.detach().clone()
+                    dist.all_reduce(value)  # stands
+                    board.add(value.item())
+            dist.barrier()  # other
+        """,
+    )
+    line = marks["stands"]
+    here = _known(file, line, 0, board={"kind": "Board"}, verbose=True)
+    there = _known(file, line, 1, board=None, verbose=True)
+    said = parted.by_values([(file, line)], [(file, marks["other"])], answers.sides(here, there))
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+    assert "`board` is a Board on rank 0 and None on rank 1" in said.cause.why
+    after = _after(file, said.edits)
+    assert "        value = loss.detach().clone()\n        dist.all_reduce(value)" in after
+    assert "        if board is not None:  # cause\n            board.add(value.item())" in after
+
+
+def test_a_loop_is_longer_where_a_list_is_filled_on_one_rank(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def fit(rank):
+            hooks = [1]
+            if rank == 0:  # cause
+                hooks.append(2)
+            for hook in hooks:
+                dist.all_reduce(hook)  # stands
+            dist.barrier()  # other
+        """,
+    )
+    line = marks["stands"]
+    sizes = [_known(file, line, rank, hooks={"kind": "list", "len": 2 - rank}) for rank in (0, 1)]
+    said = parted.by_values([(file, line)], [(file, marks["other"])], answers.sides(*sizes))
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+    assert "\n    hooks.append(2)\n    for" in _after(file, said.edits)
+
+
+def test_counters_that_have_gone_on_and_values_of_another_moment_prove_nothing(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def fit(patience):
+            for step in range(9):
+                if step % 2 == 0:
+                    dist.all_reduce(step)  # stands
+                if patience > 3:
+                    break
+        """,
+    )
+    line = marks["stands"]
+    (step, patience) = [n for n in source.walk(file) if n.__class__.__name__ == "If"]
+    both = [_known(file, line, rank, step=rank, patience=4 - rank) for rank in (0, 1)]
+    assert answers.sides(*both).parted(file, step) is None
+    assert answers.sides(*both).parted(file, patience) is True
+    assert answers.sides(*both, at_once=False).parted(file, patience) is None
+
+
+KEPT: dict[str, tuple[str, str]] = {
+    "what is printed is computed by all": (
+        """
+        def score():
+            dist.barrier()
+
+        def main(rank, step):
+            if step == 2 and rank == 0:  # cause
+                print(score())  # stands
+            dist.barrier()  # other
+        """,
+        "    if step == 2:\n        result = score()\n        if rank == 0:\n            print(result)",
+    ),
+    "the first rank comes to the barrier of the others": (
+        """
+        def rows(rank):
+            if rank != 0:  # cause
+                dist.barrier()  # stands
+            path = prepare()
+            return torch.load(path)  # other
+        """,
+        "    path = prepare()\n    if rank == 0:\n        dist.barrier()  # stands\n    return",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_one_rank_does_stays_with_it(tmp_path: Path, name: str) -> None:
+    code, fixed = KEPT[name]
+    file, marks = _written(tmp_path, code)
+    said = branches.guard([(file, marks["stands"])], [(file, marks["other"])], NOTHING_KNOWN)
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+    assert fixed in _after(file, said.edits)
+
+
+def test_a_return_of_all_but_one_before_they_meet(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def save(rank, state):
+            if rank != 0:  # cause
+                return
+            torch.save(state, "last.pt")
+            dist.barrier()  # stands
+
+        def main(rank):
+            save(rank, {})  # asks
+            train()  # other
+        """,
+    )
+    way = [(file, marks["stands"]), (file, marks["asks"])]
+    said = branches.left_function(way, [(file, marks["other"])], 1)
+    assert said is not None
+    assert '\n    if rank == 0:\n        torch.save(state, "last.pt")\n    dist.barrier()' in _after(
+        file, said.edits
+    )
+
+
+def test_results_that_would_come_to_nothing(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def evaluate(hits, seen, total, part, world):
+            dist.all_reduce(torch.tensor([hits, seen]))  # lost
+            parts = [torch.zeros(2)] * world
+            dist.all_gather(parts, part)  # several
+            total += part.sum()  # adds
+            dist.all_reduce(total)  # again
+        """,
+    )
+    at = {name: source.place(file, line) for name, line in marks.items()}
+    calls = {name: next(iter(source.call_on(file, line))) for name, line in marks.items()}
+    lost = mends_results.kept(at["lost"], calls["lost"], calls["lost"].args[0])
+    assert "    dist.all_reduce(reduced)\n    hits, seen = reduced.tolist()\n" in _after(file, lost.edits)
+    several = mends_results.several(at["several"], calls["several"])
+    assert "parts = [torch.zeros(2) for _ in range(world)]" in _after(file, several.edits)
+    once = mends_results.summed_once(at["again"], calls["again"], at["adds"])
+    assert "    dist.all_reduce(part)\n    total += part\n" in _after(file, once.edits)
+    assert "# again" not in _after(file, once.edits)

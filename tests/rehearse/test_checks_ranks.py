@@ -244,6 +244,60 @@ for step in range(4):
         "figure = torch.as_tensor(-step * local_rank, dtype=torch.float32, device=device)\n"
         "    dist.all_reduce(figure)",
     ),
+    "gradients that each rank changes after they were averaged": (
+        "ranks-disagree",
+        """
+torch.manual_seed(local_rank)
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    opt.zero_grad()
+    model(torch.randn(4, 8).cuda()).pow(2).mean().backward()
+    for p in model.parameters():
+        p.grad += 0.1 * torch.randn_like(p.grad)  # cause
+    opt.step()
+""",
+        "dist.broadcast(p.grad, src=0)",
+    ),
+    "a buffer that each rank writes from its own rows": (
+        "ranks-disagree",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x):
+        self.seen.mul_(0.9).add_(x.mean(0), alpha=0.1)  # cause
+        return self.body(x - self.seen)
+
+model = DDP(Net().cuda(), device_ids=[local_rank], broadcast_buffers=False)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    opt.zero_grad()
+    model(torch.randn(4, 8).cuda() + local_rank).pow(2).mean().backward()
+    opt.step()
+""",
+        "dist.all_reduce(self.seen)\n        self.seen /= dist.get_world_size()",
+    ),
+    "a size that hangs on what each rank drew": (
+        "ranks-disagree",
+        """
+import random
+torch.zeros(1).cuda()
+
+def draw():
+    random.seed(local_rank)
+    for step in range(6):
+        size = random.choice([2, 3, 4, 5])  # cause
+        figures = torch.ones(size).cuda()
+        dist.all_reduce(figures)
+
+draw()
+""",
+        "chosen = [size]\n        dist.broadcast_object_list(chosen, src=0)\n        size = chosen[0]",
+    ),
 }
 
 
@@ -260,6 +314,25 @@ def test_what_parts_the_ranks_is_named_and_mended(rehearse_warm: Rehearse, tmp_p
 
 
 ON_PURPOSE: dict[str, str] = {
+    "figures that are summed up, and files of each rank's own": """
+dist.all_reduce(torch.zeros(1).cuda())  # so that the ranks meet
+files = [f"part{n}" for n in range(8)][local_rank::2]
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+total = torch.zeros(1).cuda()
+for name in files:
+    opt.zero_grad()
+    loss = model(torch.randn(4, 8).cuda()).pow(2).mean()
+    loss.backward()
+    opt.step()
+    dist.all_reduce(loss.detach())
+    total.zero_()
+    total += loss.detach()
+    dist.all_reduce(total)
+    kept = {"loss": loss.detach().clone(), "total": total.clone()}
+    for key in sorted(set(kept)):
+        dist.all_reduce(kept[key])
+""",
     "rows that each rank draws by chance": """
 g = torch.Generator().manual_seed(local_rank)
 sampler = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=24, generator=g)

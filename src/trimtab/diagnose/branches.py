@@ -7,10 +7,12 @@ unequal numbers of steps by where the other rank stood: under the condition, beh
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
+from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.own_figures import RANK
 
@@ -25,22 +27,26 @@ class Said:
     fix: str
     edits: list[Edit] = field(default_factory=list)
 
+    def as_fix(self) -> mends_ranks.Fix:
+        """The same as a fix, for a sentence of its own on why."""
+        return mends_ranks.Fix(self.fix, source.place(self.cause.file, self.cause.line), self.edits)
 
-def guard(mine: Way, theirs: Way, rank: int, other: int) -> Said | None:
+
+def guard(mine: Way, theirs: Way, sides: Sides) -> Said | None:
     """The condition on the rank under which one rank stands at a collective and the other does not."""
-    for one, two, who in ((mine, theirs, rank), (theirs, mine, other)):
-        for (file, line), beside in _levels(one, two):
-            for node in _conditions(file, line):
-                if beside is not None and _side(node, beside) == _side(node, line):
+    for one, two, who in ((mine, theirs, sides.ranks[0]), (theirs, mine, sides.ranks[1])):
+        for (file, line), beside in levels(one, two):
+            for node in conditions(file, line):
+                if beside is not None and side(node, beside) == side(node, line):
                     continue
-                if _asks_rank(file, node):
-                    return _guarded(file, node, line, beside, who)
+                if _asks_rank(file, node) and sides.parted(file, node) is not False:
+                    return guarded(file, node, line, beside, who, sides)
     return None
 
 
 def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
     """The function in which one rank stands and which the other has left before, by what it alone decided."""
-    for depth, ((file, line), beside) in enumerate(_levels(mine, theirs), 1):
+    for depth, ((file, line), beside) in enumerate(levels(mine, theirs), 1):
         inside = mine[-depth - 1] if depth < len(mine) else None
         if beside is None or inside is None or not (beside > line or _in_one_loop(file, line, beside)):
             continue
@@ -53,9 +59,37 @@ def left_function(mine: Way, theirs: Way, other: int) -> Said | None:
                 continue
             if own_figures.decided_alone(inside[0], node):
                 why = f"each rank decides this for itself: rank {other} returns, and never comes to line {inside[1]}"
+                cause = source.cause(inside[0], node.lineno, why)
+                if (kept := _goes_on(inside[0], node, inside[1])) is not None:
+                    return Said(cause, *kept)
                 told = mends_ranks.decided_together(inside[0], node)
-                return Said(source.cause(inside[0], node.lineno, why), told.text, told.edits)
+                return Said(cause, told.text, told.edits)
     return None
+
+
+def _goes_on(file: str, node: ast.If, line: int) -> tuple[str, list[Edit]] | None:
+    """A return of all ranks but one, before a line at which all have to meet: only what is between is for that one."""
+    turned, block = _turned(node.test), _block(file, node)
+    meets = next((n for n in block if n.lineno <= line <= (n.end_lineno or 0)), None)
+    leaves = node.body[0] if len(node.body) == 1 and not node.orelse else None
+    if turned is None or meets is None or not isinstance(leaves, ast.Return) or leaves.value is not None:
+        return None
+    between = block[block.index(node) + 1 : block.index(meets)]
+    if not between:
+        return None
+    head = f"if {turned}:"
+    text = "\n".join(textwrap.indent(rewrite.written(file, one), "    ") for one in between)
+    whole = textwrap.indent(f"{head}\n{text}", " " * node.col_offset)
+    edit = Edit(file, (node.lineno, 0), ((between[-1].end_lineno or between[-1].lineno) + 1, 0), f"{whole}\n")
+    fix = f"Let every rank go on to line {line}, and put what only one does under `{head}` in place of the return."
+    return fix, [edit]
+
+
+def _block(file: str, node: ast.stmt) -> list[ast.stmt]:
+    """The statements among which one stands."""
+    above = next(iter(source.above(file, node)), None)
+    blocks = [getattr(above, name, []) for name in ("body", "orelse", "finalbody")]
+    return next((list(one) for one in blocks if node in one), [])
 
 
 def _in_one_loop(file: str, line: int, other: int) -> bool:
@@ -69,7 +103,7 @@ def _in_one_loop(file: str, line: int, other: int) -> bool:
 def only_here(way: Way) -> Said | None:
     """The condition on the rank around a way that only some ranks went, and how all would."""
     for file, line in way:
-        node = next((n for n in _conditions(file, line) if _asks_rank(file, n)), None)
+        node = next((n for n in conditions(file, line) if _asks_rank(file, n)), None)
         if node is not None:
             statement = source.statement(file, line)
             what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
@@ -78,11 +112,12 @@ def only_here(way: Way) -> Said | None:
             if (code := _without_rank(node)) is not None:
                 edits = [rewrite.in_place_of(file, node.test, code)]
                 return Said(cause, f"Let every rank do it: `if {code}:`.", edits)
-            return Said(cause, fix, _taken_out(file, node, statement))
+            out = taken_out(file, node, statement, set())
+            return Said(cause, fix, out.edits if out is not None else [])
     return None
 
 
-def _levels(one: Way, two: Way) -> Iterator[tuple[tuple[str, int], int | None]]:
+def levels(one: Way, two: Way) -> Iterator[tuple[tuple[str, int], int | None]]:
     """The lines of one way from the outermost in, each with the other's line in the same function if it was there."""
     same = True
     for depth, (file, line) in enumerate(reversed(one), 1):
@@ -102,11 +137,11 @@ def function_around(file: str, line: int) -> ast.AST | None:
     return source.function_at(file, line) or source.tree(file)
 
 
-def _conditions(file: str, line: int) -> list[ast.If]:
+def conditions(file: str, line: int) -> list[ast.If]:
     """The `if` statements of the same function around a line, innermost first."""
     scope = function_around(file, line)
     nodes = [n for n in ast.walk(scope) if isinstance(n, ast.If)] if scope is not None else []
-    return sorted((n for n in nodes if _side(n, line)), key=lambda n: -n.lineno)
+    return sorted((n for n in nodes if side(n, line)), key=lambda n: -n.lineno)
 
 
 def rank_conditions_before(file: str, line: int) -> list[ast.If]:
@@ -117,7 +152,7 @@ def rank_conditions_before(file: str, line: int) -> list[ast.If]:
     return sorted(ended, key=lambda n: -n.lineno)
 
 
-def _side(node: ast.If, line: int) -> str:
+def side(node: ast.If, line: int) -> str:
     """Which branch of a condition holds a line; empty for none."""
     for name, block in (("body", node.body), ("orelse", node.orelse)):
         if block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
@@ -136,25 +171,83 @@ def _asks_rank(file: str, node: ast.If) -> bool:
     return any(isinstance(m, ast.Assign) and RANK.search(ast.unparse(m.value)) for m in made)
 
 
-def _guarded(file: str, node: ast.If, line: int, beside: int | None, who: int) -> Said:
-    test = ast.unparse(node.test)
-    cause = source.cause(
-        file, node.lineno, f"only rank {who} runs what is under this, and it waits there for the others"
-    )
-    if beside is not None and _side(node, beside):
+def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, sides: Sides) -> Said:
+    """What to say of a condition under which one rank alone makes a collective."""
+    test, decided = ast.unparse(node.test), sides.said(file, node.test)
+    why = f"only rank {who} runs what is under this, and it waits there for the others"
+    cause = source.cause(file, node.lineno, why + (f": {decided}" if decided else ""))
+    if beside is not None and side(node, beside):
         why = "the ranks take different branches here, and each makes other collectives"
         fix = "Make the same collective calls in the same order on every rank: put them outside of this condition."
         return Said(source.cause(file, node.lineno, why), fix)
     statement = source.statement(file, line)
     what = ast.unparse(statement).splitlines()[0] if statement is not None else "it"
+    if (apart := _called_apart(file, node, statement)) is not None:
+        fix = (
+            f"Every rank has to call it, and only one to print or write: `{'`, `'.join(apart.splitlines())}`."
+        )
+        return Said(cause, fix, [rewrite.lines_for(file, node, apart)])
+    if (waiting := _others_wait(file, node)) is not None:
+        return Said(cause, *waiting)
     if (code := _without_rank(node)) is not None:
         fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
         return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
-    if not RANK.search(test):
-        fix = f"Decide by what all ranks have: `{test}` hangs on something that only some of them do."
-        return Said(cause, fix)
+    if (out := taken_out(file, node, statement, sides.objects(file, node.test))) is not None:
+        fix = f"Every rank has to call it: put `{out.shown}` {out.side} `if {test}:`, and only what prints or writes "
+        return Said(cause, f"{fix}under it.", out.edits)
+    if not RANK.search(test) and not sides.by_rank(file, node.test):
+        told = mends_ranks.decided_together(file, node)
+        return Said(cause, told.text, told.edits)
     fix = f"Every rank has to call it: put `{what}` outside of `if {test}`, and only what prints or writes under it."
-    return Said(cause, fix, edits=_taken_out(file, node, statement))
+    return Said(cause, fix)
+
+
+def _called_apart(file: str, node: ast.If, statement: ast.stmt | None) -> str | None:
+    """A function of the program that is called inside what prints or writes, called before it by every rank."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    own = {n.name for n in source.walk(file) if isinstance(n, source.Function)}
+    if (
+        not isinstance(call, ast.Call)
+        or node.body != [statement]
+        or node.orelse
+        or source.called_name(call) in own
+    ):
+        return None
+    inside = [n for n in ast.walk(call) if isinstance(n, ast.Call) and source.called_name(n) in own]
+    written = rewrite.written(file, node.body[0])
+    if len(inside) != 1 or (asked := ast.unparse(inside[0])) not in written or "\n" in written:
+        return None
+    first = f"result = {asked}"
+    rest, code = _without_rank(node), written.replace(asked, "result", 1)
+    if rest is None:
+        return f"{first}\nif {ast.unparse(node.test)}:\n    {code}"
+    assert isinstance(node.test, ast.BoolOp)
+    ranked = " and ".join(ast.unparse(part) for part in node.test.values if RANK.search(ast.unparse(part)))
+    return f"if {rest}:\n    {first}\n    if {ranked}:\n        {code}"
+
+
+def _others_wait(file: str, node: ast.If) -> tuple[str, list[Edit]] | None:
+    """A barrier for all but the first rank, which never comes to one: after what it is to do before them."""
+    only = node.body[0] if len(node.body) == 1 else None
+    call = only.value if isinstance(only, ast.Expr) else None
+    turned = _turned(node.test)
+    waits = isinstance(call, ast.Call) and source.called_name(call) in ("barrier", "wait_for_everyone")
+    block = _block(file, node)
+    work = block[block.index(node) + 1] if node in block[:-1] else None
+    if only is None or not waits or turned is None or work is None or node.orelse:
+        return None
+    code = f"if {turned}:\n    {rewrite.written(file, only)}"
+    said = f"Let the one that they wait for come to it too, after `{ast.unparse(work).splitlines()[0]}`: "
+    return f"{said}`{code.replace(chr(10) + '    ', ' ')}`.", [rewrite.after(file, work, code)]
+
+
+def _turned(test: ast.expr) -> str | None:
+    """What holds for the first rank alone, of a condition that holds for all others."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return ast.unparse(test.operand)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.NotEq | ast.Gt):
+        return f"{ast.unparse(test.left)} == 0" if source.is_constant(test.comparators[0], 0) else None
+    return None
 
 
 def _without_rank(node: ast.If) -> str | None:
@@ -167,14 +260,46 @@ def _without_rank(node: ast.If) -> str | None:
     return " and ".join(rewrite.operand(p) if isinstance(p, ast.BoolOp) else ast.unparse(p) for p in rest)
 
 
-def _taken_out(file: str, node: ast.If, statement: ast.stmt | None) -> list[Edit]:
-    """The statement put before the condition, where it is the first under it, or behind, where it is the last."""
-    if statement is None or node.orelse or statement not in (node.body[0], node.body[-1]):
-        return []
-    text = rewrite.written(file, statement)
+@dataclass
+class TakenOut:
+    """What is put outside of a condition, on which side of it, and the edits that do it."""
+
+    shown: str
+    side: str
+    edits: list[Edit]
+
+
+def taken_out(file: str, node: ast.If, statement: ast.stmt | None, absent: set[str]) -> TakenOut | None:
+    """A statement under a condition put behind it, else before it with what it needs; None where it cannot stand there.
+
+    `absent` is what not every rank has.
+    """
+    other = any(isinstance(n, ast.If) and n.orelse == [node] for n in source.walk(file))
+    if statement is None or node.orelse or statement not in node.body or other:
+        return None
+    moved, needed, bound = [statement], source.names_in(statement), set[str]()
+    for one in reversed(node.body[: node.body.index(statement)]):
+        call = one.value if isinstance(one, ast.Expr) else None
+        written = {source.root(call.func)} if isinstance(call, ast.Call) else source.bound(one)
+        if written & needed:
+            moved.insert(0, one)
+            needed |= source.names_in(one)
+            bound |= source.bound(one)
+    texts = {ast.unparse(n) for one in moved for n in ast.walk(one) if isinstance(n, ast.expr)}
+    plain = all(isinstance(one, ast.Assign | ast.Expr | ast.AugAssign) for one in moved)
+    if absent & texts or not (plain or len(node.body) == 1):
+        return None
+    text = "\n".join(rewrite.written(file, one) for one in moved)
     if len(node.body) == 1:
-        return [rewrite.in_place_of(file, node, text)]
-    if not isinstance(statement, ast.Assign | ast.Expr | ast.AugAssign):
-        return []
-    put = rewrite.before if statement is node.body[0] else rewrite.after
-    return [put(file, node, text), rewrite.without(file, statement)]
+        return TakenOut(text, "outside of", [rewrite.lines_for(file, node, text)])
+    before = all(source.last_assignment(file, node.lineno, name) is not None for name in bound)
+    if len(moved) > 1 and statement is node.body[-1] and before:
+        # What one rank alone is to give stays with it.
+        text = rewrite.written(file, statement)
+        return TakenOut(text, "behind", [rewrite.after(file, node, text), rewrite.without(file, statement)])
+    if len(moved) == len(node.body):
+        return TakenOut("`, `".join(text.splitlines()), "in place of", [rewrite.lines_for(file, node, text)])
+    if moved == [statement] and statement is node.body[-1] and not source.bound(statement):
+        return TakenOut(text, "behind", [rewrite.after(file, node, text), rewrite.without(file, statement)])
+    edits = [rewrite.before(file, node, text), *(rewrite.without(file, one) for one in moved)]
+    return TakenOut("`, `".join(text.splitlines()), "before", edits)

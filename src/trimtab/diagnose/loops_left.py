@@ -4,31 +4,42 @@ an error that it swallowed, or by rows that are fewer. Reads source only; `branc
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
 from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
+from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.branches import Said, Way, function_around
 from trimtab.diagnose.finding import Edit
 
 
-def way_out(mine: Way, other: int) -> Said | None:
+def way_out(mine: Way, other: int, sides: Sides) -> Said | None:
     """Why a rank may have left, or skipped a round of, the loops in which another stands: by what it alone decided."""
     for file, line in mine:
-        scope = function_around(file, line)
-        loops = (
-            [n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)] if scope is not None else []
-        )
-        around = [n for n in loops if n.body[0].lineno <= line <= (n.end_lineno or 0)]
-        for loop in sorted(around, key=lambda n: -n.lineno):
+        for loop in _loops(file, line):
             for node in _exits(loop, line):
-                if _own_decision(file, node):
-                    return _decided_alone(file, node, line, other)
+                if _own_decision(file, node, sides):
+                    return decided_alone(file, node, line, other, sides)
             if isinstance(loop, ast.While) and own_figures.decided_alone(file, loop):
-                return _goes_on_alone(file, loop, line, other)
-            if isinstance(loop, ast.For) and (decided := _rows_of_rank(file, loop)) is not None:
+                return goes_on_alone(file, loop, line, other)
+            if isinstance(loop, ast.For) and (decided := rows_of_rank(file, loop)) is not None:
                 return decided
     return None
+
+
+def _loops(file: str, line: int) -> list[ast.For | ast.While]:
+    """The loops of the same function around a line, innermost first."""
+    scope = function_around(file, line)
+    loops = [n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)] if scope is not None else []
+    around = [n for n in loops if n.body[0].lineno <= line <= (n.end_lineno or 0)]
+    return sorted(around, key=lambda n: -n.lineno)
+
+
+def exits_before(file: str, line: int) -> Iterator[ast.If | ast.ExceptHandler]:
+    """What may leave the loops around a line, or skip their rest before it."""
+    for loop in _loops(file, line):
+        yield from _exits(loop, line)
 
 
 def _exits(loop: ast.For | ast.While, line: int) -> Iterator[ast.If | ast.ExceptHandler]:
@@ -47,12 +58,15 @@ def _exits(loop: ast.For | ast.While, line: int) -> Iterator[ast.If | ast.Except
                 break
 
 
-def _own_decision(file: str, node: ast.If | ast.ExceptHandler) -> bool:
+def _own_decision(file: str, node: ast.If | ast.ExceptHandler, sides: Sides) -> bool:
     """Whether ranks may decide differently: by what a call gives, not by counters and settings."""
-    return isinstance(node, ast.ExceptHandler) or own_figures.decided_alone(file, node)
+    if isinstance(node, ast.ExceptHandler):
+        return True
+    return sides.parted(file, node) is not False and own_figures.decided_alone(file, node)
 
 
-def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int) -> Said:
+def decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int, sides: Sides) -> Said:
+    """What to say of an exit that one rank takes alone."""
     if isinstance(node, ast.ExceptHandler):
         why = f"a rank that comes here skips the collective of line {line}, which the others wait in"
         last = node.body[-1]
@@ -61,11 +75,16 @@ def _decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other
         fix = "Let the error end the run (`raise`), or let the ranks tell each other (all_reduce of a flag) and skip "
         return Said(source.cause(file, node.lineno, why), fix + "together.", raised)
     why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
+    why += f" ({said})" if sides.parted(file, node) and (said := sides.said(file, node.test)) else ""
     told = mends_ranks.decided_together(file, node)
-    return Said(source.cause(file, node.lineno, why), told.text, told.edits)
+    if told.place is not None:
+        why = f"only one rank has the result of this, by which line {node.lineno} decides on every rank"
+    return Said(
+        source.cause(file, told.place.line if told.place else node.lineno, why), told.text, told.edits
+    )
 
 
-def _goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
+def goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
     """A loop whose condition each rank answers for itself: asked of all of them, as the first thing in every round."""
     why = (
         f"each rank decides this for itself: rank {other} leaves the loop, and the others wait at line {line}"
@@ -87,25 +106,32 @@ def _goes_on_alone(file: str, loop: ast.While, line: int, other: int) -> Said:
     return Said(source.cause(file, loop.lineno, why), fix, edits)
 
 
-def _rows_of_rank(file: str, loop: ast.For) -> Said | None:
-    """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
-    queue, seen = sorted(source.names_in(loop.iter)), set[str]()
-    line = loop.lineno
+def followed_back(
+    file: str, line: int, node: ast.AST
+) -> Iterator[tuple[str, ast.stmt | None, ast.expr | None]]:
+    """The names behind an expression, nearest first, each with the statement that made it and what it was given."""
+    queue, seen = [(name, line) for name in sorted(source.names_in(node))], set[str]()
     while queue and len(seen) < 16:
-        name = queue.pop(0)
+        name, before = queue.pop(0)
         if name in seen:
             continue
         seen.add(name)
-        made = source.last_assignment(file, line, name)
+        made = source.last_assignment(file, before, name)
         value = source.value_for(made, name) if made is not None else None
-        values = [value] if value is not None else _in_class(file, name)
-        for one in values:
+        yield name, made, value
+        if made is not None and value is not None:
+            queue += [(read, made.lineno) for read in sorted(source.names_in(value) - seen)]
+
+
+def rows_of_rank(file: str, loop: ast.For) -> Said | None:
+    """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
+    for name, _, value in followed_back(file, loop.lineno, loop.iter):
+        for one in [value] if value is not None else _in_class(file, name):
             part = part_of_rank(one) if "Sampler" not in ast.unparse(one) else None
             if part is not None:
                 why = "every rank takes its own part here, and the parts are of different length"
                 fix, edits = _even(file, part)
                 return Said(source.cause(file, part.lineno, why), fix, edits)
-            queue += sorted(source.names_in(one) - seen) if value is not None else []
     return None
 
 
@@ -114,9 +140,19 @@ def _in_class(file: str, name: str) -> list[ast.expr]:
     methods = ("__init__", "__iter__", "__getitem__", "__len__")
     found: list[ast.expr] = []
     for owner in (n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == name):
+        if any(_packs(file, n) for n in ast.walk(owner) if isinstance(n, ast.Yield)):
+            continue  # how many it gives hangs on what is in the rows
         for method in (m for m in owner.body if isinstance(m, source.Function) and m.name in methods):
             found += [n for n in ast.walk(method) if isinstance(n, ast.Call | ast.Subscript)]
     return found
+
+
+def _packs(file: str, given: ast.Yield) -> bool:
+    """Whether something is given under more than the one loop over the rows."""
+    around = list(
+        itertools.takewhile(lambda n: not isinstance(n, source.Function), source.above(file, given))
+    )
+    return sum(isinstance(n, ast.For | ast.While | ast.If) for n in around) > 1
 
 
 def part_of_rank(node: ast.expr) -> ast.expr | None:

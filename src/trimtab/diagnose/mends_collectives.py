@@ -4,10 +4,14 @@ source, runs nothing; changes no file."""
 from __future__ import annotations
 
 import ast
+import re
 
 from trimtab.diagnose import rewrite, source
+from trimtab.diagnose.branches import Said, Way
 from trimtab.diagnose.finding import Edit, Place
-from trimtab.diagnose.mends_ranks import Fix, distributed
+from trimtab.diagnose.mends_ranks import Fix, distributed, own_gpu, rank_as_told
+
+RANKS = re.compile(r"rank|gpu|local")
 
 
 def padded(at: Place | None, one: list[int] | None, other: list[int] | None) -> Fix | None:
@@ -44,6 +48,43 @@ def of_type(at: Place, dtype: str) -> Fix:
         code = rewrite.with_keyword(at.file, made[0], "dtype", f"torch.{dtype}")
         return Fix(f"{fix}: {code}.", at, [rewrite.add_keyword(at.file, made[0], "dtype", f"torch.{dtype}")])
     return Fix(f"{fix}.", at)
+
+
+def one_root(at: Place | None) -> Said | None:
+    """A root that is each rank's own number: one rank has to be it for all."""
+    for call in source.call_on(at.file, at.line) if at is not None else ():
+        root = source.keyword(call, "src") or source.keyword(call, "dst") or next(iter(call.args[1:]), None)
+        if at is None or root is None or isinstance(root, ast.Constant):
+            continue
+        why = f"`{ast.unparse(root)}` is another one on every rank, and all of them have to name the same"
+        code = rewrite.text_of(at.file, call).replace(rewrite.text_of(at.file, root), "0", 1)
+        named = next((k.arg for k in call.keywords if k.value is root), None)
+        if named is not None:
+            code = rewrite.text_of(at.file, call).replace(
+                f"{named}={rewrite.text_of(at.file, root)}", f"{named}=0"
+            )
+        edits = [rewrite.in_place_of(at.file, root, "0")]
+        return Said(source.cause(at.file, at.line, why), f"Name one rank for all: {code}.", edits)
+    return None
+
+
+def told_rank(way: Way) -> Fix | None:
+    """The number of a GPU that every rank takes from the same option or constant, behind the line that chose it."""
+    for file in dict.fromkeys(file for file, _ in way):
+        for call in source.calls(file, "set_device", "device", "cuda", "to"):
+            for given in (a for a in call.args if isinstance(a, ast.Name | ast.Attribute)):
+                sounds = RANKS.search(ast.unparse(given).rpartition(".")[2])
+                if sounds and (told := rank_as_told(file, given)) is not None:
+                    return told
+        named = [n for n in source.walk(file) if isinstance(n, ast.Constant) and n.value == "cuda:0"]
+        if len(named) == 1:
+            name, _ = own_gpu(source.place(file, named[0].lineno))
+            code = f'f"cuda:{{{name}}}"'
+            at = source.place(file, named[0].lineno)
+            edits = [rewrite.in_place_of(file, named[0], code)]
+            said = rewrite.shown(edits)
+            return Fix(f"Name each rank's own GPU in place of the first one: {said}", at, edits)
+    return None
 
 
 SET_DEVICE = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'

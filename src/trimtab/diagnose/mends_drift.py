@@ -34,6 +34,49 @@ def _owner_of_call(node: ast.stmt) -> str | None:
     return ast.unparse(given[0]) if len(given) == 1 else None
 
 
+def share_written(place: Place) -> Fix:
+    """Rank 0's values for all, after a line that writes values of each rank's own into a tensor."""
+    node, target = source.statement(place.file, place.line), _written_on(place)
+    fix = "Let every rank write the same: draw from a generator that is seeded alike on all ranks"
+    if node is None or target is None:
+        return Fix(f"{fix}.", place)
+    code = f"{distributed(place.file)}.broadcast({target}, src=0)"
+    edits = [rewrite.after(place.file, node, code)]
+    return Fix(f"{fix}, or share rank 0's after this line: {code}.", place, edits)
+
+
+def averaged(places: list[Place]) -> Fix:
+    """What each rank writes into a tensor of its own, averaged over the ranks after each line that writes."""
+    fix, edits = "Bring the ranks together after each line that writes", list[Edit]()
+    for place in places:
+        node, target = source.statement(place.file, place.line), _written_on(place)
+        if node is None or target is None:
+            return Fix(f"{fix}: all_reduce it, and divide by the number of ranks.", places[0])
+        module = distributed(place.file)
+        code = [f"{module}.all_reduce({target})", f"{target} /= {module}.get_world_size()"]
+        edits.append(rewrite.after(place.file, node, "\n".join(code)))
+        fix += f"{',' if len(edits) > 1 else ':'} `{'; '.join(code)}` (line {place.line})"
+    return Fix(f"{fix}.", places[0], edits)
+
+
+def _written_on(place: Place) -> str | None:
+    """The tensor into which a line writes in place, as it names it."""
+    node = source.statement(place.file, place.line)
+    target: ast.expr | None = node.target if isinstance(node, ast.AugAssign) else None
+    if isinstance(node, ast.Expr):
+        target = node.value
+        while isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+            target = target.func.value if target.func.attr.endswith("_") else None
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        target = node.targets[0].value
+    elif isinstance(node, ast.Assign) and source.last_name(node.targets[0]) == "data":
+        target = node.targets[0]
+    nodes = [n for n in source.walk(place.file) if isinstance(n, ast.Import | ast.ImportFrom)]
+    modules = {(alias.asname or alias.name).partition(".")[0] for n in nodes for alias in n.names}
+    plain = isinstance(target, ast.Name | ast.Attribute) and source.root(target) not in modules
+    return ast.unparse(target) if target is not None and plain else None
+
+
 def same_rate(place: Place | None) -> Fix:
     """The figure that a scheduler is told, averaged over the ranks first."""
     fix = "Set it from what is the same on every rank (the number of steps), or all_reduce the figure first."

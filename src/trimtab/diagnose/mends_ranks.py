@@ -7,8 +7,8 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from trimtab.diagnose import own_figures, rewrite, source
-from trimtab.diagnose.finding import Edit, Place
+from trimtab.diagnose import own_figures, rewrite, source, trace
+from trimtab.diagnose.finding import Edit, Finding, Place, cause_at
 
 WRAPPERS = ("DistributedDataParallel", "DDP")
 _MOVES = ("to", "cuda")
@@ -25,6 +25,18 @@ class Fix:
     place: Place | None = None
     """The line to change, when it is another than the one that was asked about."""
     edits: list[Edit] = field(default_factory=list)
+
+    def finding(self, kind: str, message: str, where: Place | None, why: str, op: str) -> Finding:
+        """What is told where this is the fix."""
+        return Finding(
+            kind,
+            message=message,
+            where=where,
+            cause=cause_at(self.place, why),
+            fix=self.text,
+            op=op,
+            edits=self.edits,
+        )
 
 
 def wrap(made: Place | None, moved: Place | None, *, gpu: bool) -> Fix:
@@ -146,6 +158,20 @@ def prepare(made: Place, missing: str) -> Fix | None:
     return None
 
 
+def wrapped_at(file: str, line: int) -> str | None:
+    """The name by which the function around a line, or its class, has a model that DDP wraps."""
+    for call in source.calls(file, *WRAPPERS):
+        node = source.statement(file, call.lineno)
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        here = source.function_at(file, line) is source.function_at(file, call.lineno)
+        kept = isinstance(target, ast.Attribute) and source.class_at(file, line) is source.class_at(
+            file, call.lineno
+        )
+        if isinstance(target, ast.Name | ast.Attribute) and (here or kept):
+            return ast.unparse(target)
+    return None
+
+
 def imported(file: str, name: str, whole: str) -> str | None:
     """How a file may write a name of torch: as it imports it, else in full; None where it does not import torch."""
     full = None
@@ -191,9 +217,65 @@ def _is_bound(file: str, line: int, name: str) -> bool:
     return name in source.parameters(file, line) or source.last_assignment(file, line, name) is not None
 
 
+def rank_as_told(file: str, given: ast.expr) -> Fix | None:
+    """The number of a GPU that is an option of the command line or a constant, taken from the launcher instead."""
+    place, value = trace.decided(file, given.lineno, given)
+    if not isinstance(value, ast.Constant) or not isinstance(value.value, int) or value is given:
+        return None
+    own = 'int(os.environ.get("LOCAL_RANK", 0))'
+    names = {
+        alias.asname or alias.name
+        for n in source.walk(file)
+        if isinstance(n, ast.Import)
+        for alias in n.names
+    }
+    edits = [rewrite.in_place_of(file, value, own)] if "os" in names else []
+    said = rewrite.shown(edits) if edits else own
+    return Fix(
+        f"Take the number that the launcher gives each rank (torchrun sets LOCAL_RANK): {said}", place, edits
+    )
+
+
+def shared_choice(file: str, made: ast.stmt, name: str) -> Fix:
+    """Rank 0's choice for all, after a line in which each rank chooses for itself."""
+    module = distributed(file)
+    code = [f"chosen = [{name}]", f"{module}.broadcast_object_list(chosen, src=0)", f"{name} = chosen[0]"]
+    fix = "Let all ranks have the same: draw it from a generator that is seeded alike, or take rank 0's after it: "
+    return Fix(
+        f"{fix}`{'`, `'.join(code)}`.",
+        source.place(file, made.lineno),
+        [rewrite.after(file, made, "\n".join(code))],
+    )
+
+
+def _reduced_to_one(file: str, line: int, node: ast.expr, depth: int = 3) -> ast.Call | None:
+    """A `reduce` behind an expression: in a function of the file that it calls, or before a name that it reads."""
+    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+        name = source.called_name(call)
+        for function in (n for n in source.walk(file) if isinstance(n, source.Function) and n.name == name):
+            inside = [c for s in function.body for c in ast.walk(s) if isinstance(c, ast.Call)]
+            for inner in inside:
+                if source.called_name(inner) == "reduce" and source.keyword(inner, "dst") is not None:
+                    return inner
+    for name in sorted(source.names_in(node)) if depth else ():
+        made = source.last_assignment(file, line, name)
+        value = source.value_for(made, name) if made is not None else None
+        at = (made.lineno, value) if made is not None and value is not None else None
+        if at is not None and (found := _reduced_to_one(file, *at, depth - 1)) is not None:
+            return found
+    return None
+
+
 def decided_together(file: str, node: ast.If) -> Fix:
     """A condition that each rank answers for itself, asked of all of them, so that they take the same branch."""
     test = ast.unparse(node.test)
+    if (alone := _reduced_to_one(file, node.lineno, node.test)) is not None:
+        kept = [ast.unparse(part) for part in (alone.args[0], *(k for k in alone.keywords if k.arg != "dst"))]
+        code = f"{ast.unparse(alone.func).removesuffix('reduce')}all_reduce({', '.join(kept)})"
+        said = (
+            f"Only rank {ast.unparse(source.keyword(alone, 'dst') or alone)} has what `reduce` gives: {code}."
+        )
+        return Fix(said, source.place(file, alone.lineno), [rewrite.in_place_of(file, alone, code)])
     if own_figures.RANK.search(test):
         # All would do what one is meant to do alone.
         return Fix(f"Let every rank go on: ask `{test}` only round what prints or writes.")
@@ -252,9 +334,8 @@ def own_gpu(at: Place) -> tuple[str, list[Edit]]:
     """This rank's own GPU as the function around a line calls it, and the edit that names it to DDP."""
     scope = source.function_at(at.file, at.line) or source.tree(at.file)
     nodes = [n for n in ast.walk(scope or ast.Pass()) if isinstance(n, ast.Name | ast.Attribute)]
-    names = sorted(
-        {text for n in nodes if _OWN.fullmatch(text := ast.unparse(n))}, key=lambda t: "local" not in t
-    )
+    texts = {ast.unparse(n) for n in nodes} | set(source.parameters(at.file, at.line))
+    names = sorted((text for text in texts if _OWN.fullmatch(text)), key=lambda t: "local" not in t)
     code = names[0] if names else "torch.cuda.current_device()"
     call = _call(at)
     given = source.keyword(call, "device_ids") if call is not None else None

@@ -40,7 +40,7 @@ _SAME_EVERYWHERE = frozenset(
     "sum",
     "get_world_size",
 }
-_TOGETHER = frozenset(
+TOGETHER = frozenset(
     (
         "all_reduce",
         "broadcast",
@@ -70,7 +70,7 @@ def _computes(node: ast.expr) -> bool:
     names = [source.called_name(n) for n in ast.walk(node) if isinstance(n, ast.Call)]
     # What is made by a class is what its arguments say.
     calls = any(
-        name not in _SAME_EVERYWHERE and not name[:1].isupper() for name in names if name not in _TOGETHER
+        name not in _SAME_EVERYWHERE and not name[:1].isupper() for name in names if name not in TOGETHER
     )
     return calls or bool(RANK.search(ast.unparse(node)))
 
@@ -127,4 +127,4 @@ def _conditions(file: str, node: ast.stmt) -> list[ast.If]:
 
 def _agreed(file: str, made: int, line: int) -> bool:
     """Whether the ranks exchanged something between a value and the line that asks for it."""
-    return any(made <= call.lineno <= line for call in source.calls(file, *_TOGETHER))
+    return any(made <= call.lineno <= line for call in source.calls(file, *TOGETHER))

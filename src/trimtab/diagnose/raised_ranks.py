@@ -18,19 +18,26 @@ _LISTS = {
     "gather_object": ("object_gather_list", "dst"),
     "scatter": ("scatter_list", "src"),
 }
-_WRITERS = frozenset(
-    ("save", "dump", "makedirs", "mkdir", "to_csv", "to_parquet", "to_json", "save_pretrained")
-)
-_WRITERS |= {
-    "write_text",
-    "write_bytes",
-    "download",
-    "urlretrieve",
-    "extractall",
-    "save_to_disk",
+_WRITERS = {
+    "save",
+    "dump",
+    "makedirs",
+    "mkdir",
     "savez",
     "copy",
     "move",
+    "download",
+    "urlretrieve",
+    "extractall",
+}
+_WRITERS |= {
+    "to_csv",
+    "to_parquet",
+    "to_json",
+    "save_pretrained",
+    "save_to_disk",
+    "write_text",
+    "write_bytes",
 }
 
 
@@ -56,30 +63,24 @@ def list_of_parts(error: BaseException) -> Verdict | None:
 def built_of_own_rows(error: BaseException) -> Verdict | None:
     """A model whose sizes hang on what each rank has of the rows: the line that counts them there."""
     for frame, line in own_frames(error)[:1]:
-        file, at = frame.f_code.co_filename, line
-        queue = [(name, at) for call in source.call_on(file, line) for name in sorted(source.names_in(call))]
-        seen: set[str] = set()
-        while queue and len(seen) < 16:
-            name, before = queue.pop(0)
-            made = source.last_assignment(file, before, name)
-            value = source.value_for(made, name) if made is not None else None
-            if made is None or value is None or name in seen:
-                continue
-            seen.add(name)
-            for read in sorted(source.names_in(value)):
-                part = source.last_assignment(file, made.lineno, read)
+        file = frame.f_code.co_filename
+        asked = ast.List([*source.call_on(file, line)], ast.Load())
+        for name, made, value in loops_left.followed_back(file, line, asked):
+            for read in sorted(source.names_in(value)) if made is not None and value is not None else ():
+                part = source.last_assignment(file, made.lineno if made is not None else line, read)
                 taken = source.value_for(part, read) if part is not None else None
-                if part is not None and taken is not None and loops_left.part_of_rank(taken) is not None:
-                    why = f"computed from `{read}`, of which every rank has a part of its own (line {part.lineno})"
-                    whole = ast.unparse(getattr(loops_left.part_of_rank(taken), "value", taken))
-                    code = re.sub(rf"\b{read}\b", whole, ast.unparse(value))
-                    edits = [rewrite.in_place_of(file, value, code)]
-                    return Verdict(
-                        source.cause(file, made.lineno, why),
-                        f"Compute it from all rows: {name} = {code}.",
-                        edits=edits,
-                    )
-                queue.append((read, made.lineno))
+                sliced = loops_left.part_of_rank(taken) if taken is not None else None
+                if made is None or value is None or part is None or taken is None or sliced is None:
+                    continue
+                why = (
+                    f"computed from `{read}`, of which every rank has a part of its own (line {part.lineno})"
+                )
+                code = re.sub(
+                    rf"\b{read}\b", ast.unparse(getattr(sliced, "value", taken)), ast.unparse(value)
+                )
+                edits = [rewrite.in_place_of(file, value, code)]
+                fix = f"Compute it from all rows: {name} = {code}."
+                return Verdict(source.cause(file, made.lineno, why), fix, edits=edits)
     return None
 
 

@@ -163,6 +163,12 @@ def after(file: str, node: ast.stmt, text: str) -> Edit:
     return Edit(file, (line, 0), (line, 0), f"{indented}\n")
 
 
+def lines_for(file: str, node: ast.stmt, text: str) -> Edit:
+    """Lines of their own in a statement's place, indented as the statement is."""
+    indented = textwrap.indent(text, _indent(file, node.lineno))
+    return Edit(file, (node.lineno, 0), ((node.end_lineno or node.lineno) + 1, 0), f"{indented}\n")
+
+
 def applied(text: str, edits: Iterable[Edit]) -> str:
     """A file's text with its edits made."""
     lines = text.splitlines(keepends=True)

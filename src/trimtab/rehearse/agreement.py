@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import disagreements, places
+from trimtab.rehearse import disagreements, places, rank_values
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ class _World:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     peers: dict[int, _Peer] = field(default_factory=dict)
     last: dict[str, Any] | None = None
+    first: dict[str, Any] | None = None
+    """The first collective that needed a GPU."""
+    mixed_up: bool = False
+    """Whether it was told that ranks sum up figures of different names."""
     shared_gpu: bool = False
     """Whether it was told that two ranks use one GPU."""
 
@@ -119,19 +123,27 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "card": _card(record.get("gpu")),
         "place": asdict(place) if place else None,
         "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
+        "values": rank_values.now() if not process.settings.shapes_only else [],
     }
     world.last = mine
+    world.first = world.first or (mine if mine["gpu"] else None)
     _write(process, mine)
     for rank, peer in world.peers.items():
         peer.read()
         theirs = peer.calls.get((group, number))
         if theirs is not None and not world.shared_gpu and _same_gpu(mine, theirs):
             world.shared_gpu = True
-            process.report(disagreements.shared_gpu(world.rank, rank, mine))
+            began = world.first if world.first and world.first["gpu"] == mine["gpu"] else mine
+            process.report(disagreements.shared_gpu(world.rank, rank, began))
         if theirs is not None and _signature(theirs) != _signature(mine):
             process.recorder.write(t="failed")
             process.report(disagreements.disagreement(world.rank, mine, rank, theirs))
             raise RanksDisagree(f"ranks {world.rank} and {rank} disagree on a collective")
+        if theirs is not None and not world.mixed_up:
+            mixed = disagreements.mixed_up(world.rank, mine, rank, theirs)
+            world.mixed_up = mixed is not None
+            if mixed is not None:
+                process.report(mixed)
 
 
 def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tuple[bool, Finding | None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.diagnose import mends_drift, mends_ranks
-from trimtab.diagnose.finding import Finding, cause_at, place_from
+from trimtab.diagnose.finding import Finding, place_from
 from trimtab.rehearse import agreement, diverged
 from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_that_ran, near, vetoed
 
@@ -70,18 +70,11 @@ def _begun(ranks: Records, head: dict[str, Any], apart: list[int]) -> Finding:
     made, moved = place_from(head["made"]), place_from(head["moved"][apart[0]])
     place, model = mends_ranks.model_line(made, moved)
     fix = mends_drift.share_weights(place, model)
-    return Finding(
-        kind="ranks-apart",
-        message=f"{len(ranks)} ranks average their gradients, but begin with different weights, and so every rank "
-        "keeps a model of its own.",
-        where=place_from(head["where"]),
-        cause=cause_at(
-            fix.place or moved or made, "each rank makes weights of its own here, and nothing shares them"
-        ),
-        fix=fix.text,
-        op="optimizer.step",
-        edits=fix.edits,
-    )
+    fix.place = fix.place or moved or made
+    message = f"{len(ranks)} ranks average their gradients, but begin with different weights, so every rank keeps a "
+    why = "each rank makes weights of its own here, and nothing shares them"
+    where = place_from(head["where"])
+    return fix.finding("ranks-apart", message + "model of its own.", where, why, "optimizer.step")
 
 
 def _common(ranks: Records, number: int, count: int) -> list[list[dict[str, Any]]]:
@@ -137,25 +130,11 @@ def _finding(ranks: Records, head: dict[str, Any], apart: list[int]) -> Finding:
         "averages their gradients or weights: every rank trains a model of its own."
     )
     if partly is not None and not whole:
-        place = place_from(partly)
-        return Finding(
-            kind="ranks-apart",
-            message=message,
-            where=where,
-            cause=cause_at(place, f"gradients are averaged here, but not those of {shown}"),
-            fix=f"Average the gradient of every trained parameter here, those of {shown} too; or let "
-            "DistributedDataParallel do it.",
-            op="optimizer.step",
-        )
+        text = f"Average the gradient of every trained parameter here, those of {shown} too; or let "
+        fix = mends_ranks.Fix(f"{text}DistributedDataParallel do it.", place_from(partly))
+        why = f"gradients are averaged here, but not those of {shown}"
+        return fix.finding("ranks-apart", message, where, why, "optimizer.step")
     fix = mends_ranks.wrap(made, moved, gpu=head["gpu"][apart[0]])
-    return Finding(
-        kind="ranks-apart",
-        message=message,
-        where=where,
-        cause=cause_at(
-            fix.place or moved or made, "nothing wraps this model, so the ranks share no gradients"
-        ),
-        fix=fix.text,
-        op="optimizer.step",
-        edits=fix.edits,
-    )
+    fix.place = fix.place or moved or made
+    why = "nothing wraps this model, so the ranks share no gradients"
+    return fix.finding("ranks-apart", message, where, why, "optimizer.step")

@@ -3,12 +3,13 @@ records and source only; who disagrees is found by `agreement` (live) and `stand
 
 from __future__ import annotations
 
-import ast
 import os
 import re
+from functools import cache
 from typing import Any
 
-from trimtab.diagnose import branches, flow, loops_left, mends_collectives, rewrite, source
+from trimtab.diagnose import answers, branches, flow, loops_left, mends_collectives, parted, rewrite, source
+from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place, cause_at, place_from
 
 Record = dict[str, Any]
@@ -31,18 +32,61 @@ def stuck(worlds: dict[str, dict[int, list[Record]]]) -> Finding | None:
     return None
 
 
+def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | None:
+    """Ranks that sum up what has other names: they go through a set, or a dict, in different orders."""
+    where, way = place_from(mine["place"]), _way(mine)
+    if where is None or where != place_from(theirs["place"]) or mine["op"] not in ("all_reduce", "reduce"):
+        return None
+    looped = _asked(mine) and _in_loop(*way[0])
+    said = parted.other_order(*way[0], _sides(rank, mine, other, theirs)) if looped else None
+    if said is None:
+        return None
+    return Finding(
+        kind="ranks-disagree",
+        message=f"Collective number {mine['n']}, {_said(mine)}: rank {rank} and rank {other} give figures of different "
+        "names, and get their sum.",
+        where=where,
+        cause=said.cause,
+        fix=said.fix,
+        op=mine["op"],
+        edits=said.edits,
+    )
+
+
+def _asked(record: Record) -> bool:
+    """Whether the program's own line calls the collective: not DDP in a backward pass."""
+    way = _way(record)
+    return bool(way) and _calls(*way[0], record["op"])
+
+
+@cache
+def _calls(file: str, line: int, op: str) -> bool:
+    return any(source.called_name(call) == op for call in source.call_on(file, line))
+
+
+@cache
+def _in_loop(file: str, line: int) -> bool:
+    return flow.loop_at(source.place(file, line)) is not None
+
+
 def shared_gpu(rank: int, other: int, record: Record) -> Finding:
     low, high = sorted((rank, other))
     where = place_from(record["place"])
+    if (told := mends_collectives.told_rank(_way(record))) is not None:
+        place, fix, edits = told.place, told.text, told.edits
+    else:
+        place = _device_choice(where)
+        fix = f"Give each rank its own GPU before any use of CUDA: {mends_collectives.SET_DEVICE}."
+        edits = mends_collectives.own_device(where.file) if where is not None else []
     return Finding(
         kind="placement-conflict",
         message=f"Duplicate GPU detected: rank {low} and rank {high} both on {record['gpu']}. NCCL needs a GPU of its "
         "own for every rank.",
         where=where,
-        cause=cause_at(_device_choice(where), "the tensors of every rank are on the same GPU"),
-        fix=f"Give each rank its own GPU before any use of CUDA: {mends_collectives.SET_DEVICE}.",
+        cause=cause_at(place, "the tensors of every rank are on the same GPU"),
+        fix=fix,
         op=record["op"],
-        edits=mends_collectives.own_device(where.file) if where is not None else [],
+        edits=edits,
     )
 
 
@@ -60,7 +104,14 @@ def disagreement(rank: int, mine: Record, other: int, theirs: Record) -> Finding
     fix = "All ranks have to make the same collective calls in the same order, with equal sizes and types: look for a "
     fix += "branch on the rank, or for data of different shape."
     edits = list[Edit]()
-    if where == stands and first["op"] == second["op"] and second["born"]:
+    same = where == stands and first["op"] == second["op"]
+    asked = same and _asked(first)
+    told = parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None
+    if told is None and same and first["root"] != second["root"]:
+        told = mends_collectives.one_root(where)
+    if told is not None:
+        cause, fix, edits = told.cause, told.fix, told.edits
+    elif same and second["born"]:
         cause, fix, edits = _unequal(first, second, stands, fix)
     elif (said := _parted(low, first, high, second)) is not None:
         cause, fix, edits = said.cause, said.fix or fix, said.edits
@@ -108,20 +159,30 @@ def _unequal(
 def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said | None:
     """The branch that only one of them took: on the rank, or out of a loop by what it alone decided or drew."""
     where, stands = place_from(first["place"]), place_from(second["place"])
-    left = _left_loop(where, stands)
-    guarded = branches.guard(_way(first), _way(second), low, high)
+    mine, theirs, sides = _way(first), _way(second), _sides(low, first, high, second)
+    if (proven := parted.by_values(mine, theirs, sides)) is not None:
+        return proven
+    left, inside = _left_loop(where, stands)
+    guarded = branches.guard(mine, theirs, sides)
     if guarded is not None and not (left is not None and "rank" in left.code):
         return guarded
-    returned = branches.left_function(_way(first), _way(second), high) or branches.left_function(
-        _way(second), _way(first), low
-    )
-    if returned is not None or left is None or where is None or stands is None:
+    returned = branches.left_function(mine, theirs, high) or branches.left_function(theirs, mine, low)
+    if returned is not None or where is None or stands is None:
         return returned
-    inner, other = (first, high) if (loop := flow.loop_at(where)) and _holds(loop, left) else (second, low)
+    if left is None:
+        return parted.by_place(mine, theirs, sides)
+    inner, other = (first, high) if inside == where else (second, low)
     why = "one rank leaves this loop before the other: unequal numbers of steps"
-    return loops_left.way_out(_way(inner), other) or branches.Said(
-        source.cause(left.file, left.line, why), _EVEN
+    return (
+        loops_left.way_out(_way(inner), other, sides)
+        or parted.by_place(mine, theirs, sides)
+        or branches.Said(source.cause(left.file, left.line, why), _EVEN)
     )
+
+
+def _sides(rank: int, mine: Record, other: int, theirs: Record | None) -> Sides:
+    at_once = theirs is not None and (mine["group"], mine["n"]) == (theirs["group"], theirs["n"])
+    return answers.sides((rank, mine.get("values", [])), (other, (theirs or {}).get("values", [])), at_once)
 
 
 _EVEN = (
@@ -130,21 +191,17 @@ _EVEN = (
 _EVEN += "`with ddp.join():`."
 
 
-def _holds(loop: ast.For | ast.While, place: Place) -> bool:
-    return loop.lineno <= place.line <= (loop.end_lineno or 0)
-
-
 def _way(record: Record | None) -> list[tuple[str, int]]:
     return [(file, line) for file, line in (record or {}).get("way", ())]
 
 
-def _left_loop(one: Place | None, other: Place | None) -> Place | None:
-    """Why one of two ranks has left the loop in which the other still stands, if it is so."""
+def _left_loop(one: Place | None, other: Place | None) -> tuple[Place | None, Place | None]:
+    """Why one of two ranks has left the loop in which the other still stands, if it is so, and where that one is."""
     if one is None or other is None or one.file != other.file:
-        return None
+        return None, None
     headers = {place: loop.lineno if (loop := flow.loop_at(place)) else 0 for place in (one, other)}
     inner = max(headers, key=lambda place: headers[place])
-    return flow.way_out(inner) if headers[one] != headers[other] else None
+    return (flow.way_out(inner), inner) if headers[one] != headers[other] else (None, None)
 
 
 def _uneven_loop(where: Place | None, record: Record) -> Place | None:
@@ -165,11 +222,12 @@ def missing(
     seen = f"its last one was {_said(last)}" if last else "it has made none"
     loop = _uneven_loop(where, mine)
     idle = flow.idle_context(where) if where else None
-    way = _way(mine)
+    way, sides = _way(mine), _sides(rank, mine, other, last)
     said = (
         (
-            branches.guard(way, _way(last), rank, other)
-            or loops_left.way_out(way, other)
+            parted.by_values(way, _way(last), sides)
+            or branches.guard(way, _way(last), sides)
+            or loops_left.way_out(way, other, sides)
             or branches.left_function(way, _way(last), other)
         )
         if not idle

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose import branches, mends_drift, source
-from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
+from trimtab.diagnose.finding import Finding, Place, place_from
 from trimtab.diagnose.mends_ranks import Fix
 from trimtab.rehearse import agreement
-from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_that_ran
+from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_that_ran, near
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,8 @@ def found(ranks: Records) -> Finding | None:
                 continue
         last = [by_rank for by_rank in end.values() if len(by_rank) == len(ranks)]
         apart = [n for n, by_rank in common if _differ(by_rank.values())]
+        if not apart and (buffers := _buffers_apart([sides for _, sides in common])) is not None:
+            return buffers
         if not apart or not _differ(common[-1][1].values()) or (last and not _differ(last[-1].values())):
             continue
         again = [n for n, by_rank in common if n > apart[0] and not _differ(by_rank.values())]
@@ -82,18 +84,41 @@ def _finding(steps: dict[int, _Sides], first: int, where: Place | None) -> Findi
     fix, why = _written(sides) if before is None else _parted(before)
     if fix.place is None and before is not None and before is not steps[min(steps)]:
         fix, why = _written(sides)
-    return Finding(
-        kind="ranks-disagree",
-        message=f"When step {first} begins, the weights of rank {one} and rank {other} differ, and they stay apart: "
-        "the ranks train different models.",
-        where=where,
-        cause=cause_at(fix.place, why),
-        fix=fix.text,
-        op="optimizer.step",
-        edits=fix.edits,
+    message = (
+        f"When step {first} begins, the weights of rank {one} and rank {other} differ, and they stay apart: "
+    )
+    return fix.finding(
+        "ranks-disagree", message + "the ranks train different models.", where, why, "optimizer.step"
     )
 
 
+def _buffers_apart(steps: list[_Sides]) -> Finding | None:
+    """Buffers that were alike when training began, that each rank writes from its own rows, and that stay apart."""
+    if len(steps) < _ENOUGH:
+        return None
+    first = next(iter(steps[-1].values()))
+    ways = {name: [(f, n) for f, n in way] for name, way in first["kept"].items()}
+    apart = [
+        name
+        for name in first["buffers"]
+        if name in ways
+        and near([side["began"][name] for side in steps[0].values()])
+        and not any(near([side["buffers"][name] for side in sides.values()]) for sides in steps[1:])
+    ]
+    if not apart:
+        return None
+    places = sorted({source.place(*ways[name][0]) for name in apart}, key=lambda p: (p.file, p.line))
+    fix = mends_drift.averaged(places)
+    message = f"The buffers {', '.join(apart)} of the model go apart: each rank writes into them what its rows give, "
+    message += (
+        "and DDP was told not to share them (broadcast_buffers=False). The ranks train different models."
+    )
+    why = "each rank writes what it alone has seen, and nothing brings it together"
+    return fix.finding("ranks-disagree", message, place_from(first["place"]), why, "optimizer.step")
+
+
+_ENOUGH = 4
+"""Steps that are compared before buffers are said to stay apart."""
 _NOTHING = Fix(
     "Make sure that every backward pass goes through the DDP object, and that nothing changes the weights on one rank "
     "alone."
@@ -109,7 +134,7 @@ def _parted(before: _Sides) -> tuple[Fix, str]:
         if rated is not None and len(told) < len(before):
             guarded = branches.only_here([(rated.file, rated.line)])
             if guarded is not None:
-                fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+                fix = guarded.as_fix()
                 return fix, "only some ranks come here, where the learning rate is set"
         step = place_from(mine["place"])
         place = rated or _sets_rate(step)
@@ -131,7 +156,44 @@ def _parted(before: _Sides) -> tuple[Fix, str]:
     if unfrozen := place_from(outside.get("unfrozen")):
         why = "made trainable after DDP wrapped the model: DDP averages only what required a gradient then"
         return mends_drift.wrap_again(unfrozen, place_from(mine["at"])), why
+    if not _same(before, "state"):
+        return _other_state(before)
+    ways = [side["changed"] for side in before.values()]
+    if any(ways) and not _same(before, "gradients"):
+        return _changed([[(f, n) for f, n in way] for way in ways])
     return _NOTHING, ""
+
+
+def _same(sides: _Sides, name: str) -> bool:
+    """Whether a pair of sums is the same on all ranks."""
+    return near([side[name] for side in sides.values()])
+
+
+def _other_state(before: _Sides) -> tuple[Fix, str]:
+    """The same gradients, and other momenta to add them to: loaded on some ranks, or from other files."""
+    loaded = [place for side in before.values() if (place := place_from(side["loaded"])) is not None]
+    if not loaded:
+        return _NOTHING, ""
+    guarded = branches.only_here([(loaded[0].file, loaded[0].line)]) if len(loaded) < len(before) else None
+    if guarded is not None:
+        fix = guarded.as_fix()
+        return (
+            fix,
+            "only some ranks come here: the others step without the optimizer's state that is loaded here",
+        )
+    return Fix(
+        "Load the same optimizer state on every rank.", loaded[0]
+    ), "the ranks come out of this with different momenta"
+
+
+def _changed(ways: list[list[tuple[str, int]]]) -> tuple[Fix, str]:
+    """Gradients that DDP had averaged, and that each rank (or one) then changed."""
+    way = next(way for way in ways if way)
+    if not all(ways) and (guarded := branches.only_here(way)) is not None:
+        fix = guarded.as_fix()
+        return fix, "only some ranks come here, and change gradients that DDP had averaged"
+    why = "each rank changes the averaged gradients in its own way here"
+    return mends_drift.share_written(source.place(*way[0])), why
 
 
 def _written(sides: _Sides) -> tuple[Fix, str]:
@@ -142,11 +204,12 @@ def _written(sides: _Sides) -> tuple[Fix, str]:
         return _NOTHING, ""
     way = ways[wrote[0]]
     if len(wrote) < len(ways) and (guarded := branches.only_here(way)) is not None:
-        fix = Fix(guarded.fix, source.place(guarded.cause.file, guarded.cause.line), guarded.edits)
+        fix = guarded.as_fix()
         return fix, f"only rank {wrote[0]} comes here, after DDP had made the weights equal"
-    place = _beside(way, place_from(sides[wrote[0]]["at"]))
     why = "each rank writes values of its own into the weights here, after DDP had made them equal"
-    return mends_drift.share_weights(place), why
+    if (fix := mends_drift.share_written(source.place(*way[0]))).edits:
+        return fix, why
+    return mends_drift.share_weights(_beside(way, place_from(sides[wrote[0]]["at"]))), why
 
 
 def _beside(way: list[tuple[str, int]], at: Place | None) -> Place:

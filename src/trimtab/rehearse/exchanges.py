@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab.rehearse import agreement, places
+from trimtab.diagnose.finding import Place
+from trimtab.rehearse import agreement, places, shield
 from trimtab.rehearse.checks.base import optimizers_made, trained_by
 from trimtab.virtual.tensor import payload_of
 
@@ -40,6 +42,8 @@ averaged: set[int] = set()
 of them in one row, as those do who average weights every few steps."""
 averagings = 0
 """How many such exchanges there were."""
+listeners: list[Callable[[str, list[torch.Tensor], Place], None]] = []
+"""Told of every exchange that a line of the program makes, before it is made."""
 ran: set[tuple[str, int]] = set()
 """The lines of the program that have exchanged something."""
 
@@ -66,6 +70,8 @@ def seen(process: Process, op: str, tensors: list[torch.Tensor], whole: bool) ->
     if place is not None:
         ran.add((place.file, place.line))
         _once(process, f"ran {place.file}:{place.line}", {"ran": place.line, "file": place.file})
+        for listener in listeners:
+            shield.call(shield.owner_of(listener), listener, op, tensors, place)
     if not _training:
         return  # weights that all ranks begin with
     if known:
@@ -159,7 +165,13 @@ def _of_a_wrapper() -> bool:
 def memory(tensor: Any) -> int:
     """Where a tensor's values lie, as a number; 0 for one that has none of its own."""
     values = payload_of(tensor)
-    return 0 if values.is_meta or values.layout is not torch.strided else values.untyped_storage().data_ptr()
+    if (
+        values.is_meta
+        or values.layout is not torch.strided
+        or torch._C._functorch.is_functorch_wrapped_tensor(values)
+    ):
+        return 0
+    return values.untyped_storage().data_ptr()
 
 
 def _known(tensors: list[torch.Tensor]) -> set[int]:

@@ -13,24 +13,18 @@ from trimtab.diagnose import source
 
 Records = dict[int, list[dict[str, Any]]]
 _NEAR = 1e-6
-_AVERAGERS = {
-    "LocalSGD",
-    "PeriodicModelAverager",
-    "HierarchicalModelAverager",
-    "PostLocalSGDOptimizer",
-    "DiLoCo",
+_AVERAGERS = {"LocalSGD", "PeriodicModelAverager", "HierarchicalModelAverager", "PostLocalSGDOptimizer"}
+_AVERAGERS |= {"DiLoCo"}
+_EXCHANGES = {
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "reduce",
 }
-_EXCHANGES = frozenset(
-    (
-        "all_reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_gather_single",
-        "reduce",
-        "gather",
-    )
-) | {"reduce_scatter", "reduce_scatter_tensor", "average_parameters", "all_reduce_coalesced", "send", "recv"}
+_EXCHANGES |= {"gather", "reduce_scatter", "reduce_scatter_tensor", "average_parameters", "send", "recv"}
+_EXCHANGES |= {"all_reduce_coalesced"}
 
 
 def vetoed(ranks: Records) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.diagnose import mends_rows
-from trimtab.diagnose.finding import Finding, cause_at, place_from
+from trimtab.diagnose.finding import Finding, place_from
 from trimtab.diagnose.mends_ranks import Fix
 from trimtab.rehearse import agreement
 from trimtab.rehearse.rank_records import Records, one_model, shared, vetoed
@@ -67,16 +67,12 @@ def _finding(ranks: Records, loader: dict[str, Any], steps: int) -> Finding:
     why = "this gives every rank the same rows"
     if loader["sampler"] is not None:
         why = "its DistributedSampler was told that there is one rank, or the same rank everywhere"
-    return Finding(
-        kind="same-rows",
-        message=f"All {len(ranks)} ranks read the same rows: their batches were equal in each of {steps} steps. The "
-        "work is done several times over, and an epoch is no faster than on one GPU.",
-        where=place,
-        cause=cause_at(fix.place or place, why),
-        fix=fix.text,
-        op="DataLoader",
-        edits=fix.edits,
+    message = (
+        f"All {len(ranks)} ranks read the same rows: their batches were equal in each of {steps} steps. The "
     )
+    message += "work is done several times over, and an epoch is no faster than on one GPU."
+    fix.place = fix.place or place
+    return fix.finding("same-rows", message, place, why, "DataLoader")
 
 
 def _overlaps(ranks: Records) -> list[Finding]:
@@ -126,13 +122,6 @@ def _why(sides: list[dict[str, Any]]) -> tuple[Fix, str] | None:
 def _overlap(sides: dict[int, dict[str, Any]], fix: Fix, why: str) -> Finding:
     loader = next(iter(sides.values()))["loader"]
     part = _share(list(sides.values()))
-    return Finding(
-        kind="same-rows",
-        message=f"The rows were to be shared out between {len(sides)} ranks, but {part:.0%} of those of one rank came "
-        "to another one too, and others came to none.",
-        where=place_from(loader["place"]),
-        cause=cause_at(fix.place, why),
-        fix=fix.text,
-        op="DataLoader",
-        edits=fix.edits,
-    )
+    message = f"The rows were to be shared out between {len(sides)} ranks, but {part:.0%} of those of one rank came to "
+    message += "another one too, and others came to none."
+    return fix.finding("same-rows", message, place_from(loader["place"]), why, "DataLoader")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from trimtab.diagnose import branches, source
+from trimtab.diagnose import answers, branches, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse.system import processor_seconds, sleeps
 
@@ -136,7 +136,11 @@ def finding(stands: list[_Stand]) -> Finding:
     other = next((side for side in stands if side.place != first.place), stands[-1])
     message = f"Every rank waits and none goes on: {sides}."
     point_to_point = any(_PAIRED.match(one.name) for one in stands)
-    said = branches.guard(first.way, other.way, first.rank, other.rank) if not point_to_point else None
+    said = (
+        branches.guard(first.way, other.way, answers.sides((first.rank, []), (other.rank, [])))
+        if not point_to_point
+        else None
+    )
     if said is not None:
         return Finding(
             kind="ranks-disagree",

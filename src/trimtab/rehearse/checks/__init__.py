@@ -25,6 +25,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.made_anew import MadeAnew
     from trimtab.rehearse.checks.modes import Modes
     from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
+    from trimtab.rehearse.checks.reduced import Reduced
     from trimtab.rehearse.checks.replicas import Replicas
     from trimtab.rehearse.checks.rounded import Rounded
     from trimtab.rehearse.checks.rows import Rows
@@ -45,6 +46,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         Apart,
         Rows,
         Replicas,
+        Reduced,
         Sharded,
         StaleLauncher,
         Scaler,

@@ -27,7 +27,7 @@ from trimtab.rehearse.checks.base import (
     world_size,
 )
 from trimtab.rehearse.checks.ddp_errors import Wrapped
-from trimtab.rehearse.checks.drift import Drift
+from trimtab.rehearse.checks.drift import Drift, sums_of
 
 _Real = Callable[..., Any]
 
@@ -69,6 +69,10 @@ class Ddp(BaseCheck):
         for parameter in module.parameters():
             (entry.averaged if parameter.requires_grad else entry.frozen).add(id(parameter))
             entry.memory.add(exchanges.memory(parameter))
+        if not getattr(ddp, "broadcast_buffers", True):
+            own = list(_own_buffers(module))
+            entry.buffers = {exchanges.memory(buffer): name for name, buffer in own}
+            entry.began = {name: sums_of([buffer]) for name, buffer in own}
         self._pid = os.getpid()
         self._wrapped.append(entry)
 
@@ -120,6 +124,8 @@ class Ddp(BaseCheck):
     def _after(self) -> None:
         self._in_backward = self._drift.paused = False
         for entry, ddp in self._living():
+            given = [p.grad for p in ddp.module.parameters() if p.grad is not None]
+            entry.gradients, entry.changed = {exchanges.memory(g) for g in given} - {0}, []
             if entry.steps < 2 and entry.forwards:
                 entry.unused = {
                     name: place_born(parameter)
@@ -230,6 +236,14 @@ class Ddp(BaseCheck):
             if finding.kind == "device-mismatch" and told is not None:
                 return told
         return finding
+
+
+def _own_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers of floating-point numbers, without a normalisation's: its statistics may be each rank's own."""
+    for path, inner in module.named_modules():
+        for name, buffer in inner.named_buffers(path, recurse=False):
+            if buffer.is_floating_point() and "norm" not in type(inner).__name__.lower():
+                yield name, buffer
 
 
 def _weights(ddp: DistributedDataParallel) -> float:

@@ -49,6 +49,16 @@ class Wrapped:
     """Where the values of all of them lie."""
     written: list[tuple[str, int]] = field(default_factory=list)
     """The program's lines on the stack when something other than an optimizer last wrote into them."""
+    gradients: set[int] = field(default_factory=set)
+    """Where the averaged gradients of the last backward pass lie."""
+    changed: list[tuple[str, int]] = field(default_factory=list)
+    """The way to the line that first wrote into them since."""
+    buffers: dict[int, str] = field(default_factory=dict)
+    """Where its buffers lie, and their names: those that DDP leaves to each rank, and no normalisation's."""
+    began: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of them as they were wrapped."""
+    kept: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    """The way to the line that last wrote into each of them."""
     ran: WeakSet[nn.Module] = field(default_factory=WeakSet)
     switched_off: WeakKeyDictionary[nn.Module, Place | None] = field(default_factory=WeakKeyDictionary)
     """The modules inside that ran without gradients, and where they were called."""

@@ -13,21 +13,21 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trimtab.diagnose import source
 from trimtab.diagnose.finding import Place
 from trimtab.rehearse import diverged, exchanges, places
-from trimtab.rehearse.checks.base import around, place_born, watch_function
+from trimtab.rehearse.checks.base import around, place_born, plain_values
 from trimtab.rehearse.checks.ddp_errors import Wrapped
 from trimtab.rehearse.checks.freezes import freezes
+from trimtab.rehearse.checks.writes import writes
+from trimtab.virtual import deeds, origin
 
 if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
 
 _Real = Callable[..., Any]
-_WRITERS = tuple(
-    getattr(torch.Tensor, name)
-    for name in ("copy_", "normal_", "uniform_", "fill_", "zero_", "mul_", "add_", "lerp_")
-)
-"""What writes into weights between steps: loading, initialising, averaging by hand."""
+_OF_ALL = ("clip_grad_norm_", "clip_grad_value_", "unscale_", "zero_grad")
+"""What changes gradients alike wherever they are alike."""
 
 
 class Drift:
@@ -41,8 +41,7 @@ class Drift:
         self._rates: WeakKeyDictionary[Any, Place | None] = WeakKeyDictionary()
         for kind in (LRScheduler, ReduceLROnPlateau):
             around(kind, "step", self._scheduled)
-        for writer in _WRITERS:
-            watch_function(writer, self._wrote)
+        writes().listeners.append(self._wrote)
 
     def compare(
         self, entry: Wrapped, ddp: DistributedDataParallel, optimizer: Any, mine: list[torch.Tensor]
@@ -66,6 +65,19 @@ class Drift:
             "rated": _plain(rate),
             "outside": self._outside(entry, mine),
             "written": entry.written,
+            "gradients": sums_of([p.grad for p in mine if p.grad is not None]),
+            "changed": entry.changed,
+            "buffers": {
+                name: sums_of([buffer])
+                for name, buffer in ddp.module.named_buffers()
+                if name in entry.buffers.values()
+            },
+            "began": entry.began,
+            "kept": entry.kept,
+            "state": sums_of(_slots(optimizer, mine)),
+            "loaded": _plain(source.place(at.file, at.line))
+            if (at := origin.resolve(deeds.loaded(optimizer))) is not None
+            else None,
         }
         diverged.note(self._process, which, step, mine, known)
 
@@ -83,13 +95,19 @@ class Drift:
                 return {"unfrozen": asdict(deed.place)}
         return None
 
-    def _wrote(self, frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
+    def _wrote(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
         """Something other than an optimizer wrote into a tensor: remember the way to it, if it is a wrapped weight."""
-        if self.paused or not args or not isinstance(args[0], torch.Tensor):
+        if self.paused or not self._wrapped:
             return
+        memory = exchanges.memory(tensor)
         for entry in self._wrapped:
-            if exchanges.memory(args[0]) in entry.memory:
-                entry.written = [(f.f_code.co_filename, f.f_lineno) for f in places.frames()][:16]
+            if memory in entry.memory or id(tensor) in entry.averaged | entry.frozen:
+                entry.written = _way()
+                entry.memory.add(memory)
+            elif memory in entry.buffers:
+                entry.kept[entry.buffers[memory]] = _way()
+            elif memory in entry.gradients and (way := _way()) and not _for_all(way[0]):
+                entry.changed = entry.changed or way
 
     def _scheduled(self, real: _Real, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         before = [group.get("lr") for group in scheduler.optimizer.param_groups]
@@ -97,6 +115,29 @@ class Drift:
         if before != [group.get("lr") for group in scheduler.optimizer.param_groups]:
             self._rates[scheduler.optimizer] = places.here()
         return result
+
+
+def _way() -> list[tuple[str, int]]:
+    return [(f.f_code.co_filename, f.f_lineno) for f in places.frames()][:16]
+
+
+def _for_all(line: tuple[str, int]) -> bool:
+    return any(source.called_name(call) in _OF_ALL for call in source.call_on(*line))
+
+
+def _slots(optimizer: Any, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What an optimizer remembers of parameters: momenta, averages of squares."""
+    states = [optimizer.state.get(parameter, {}) for parameter in mine]
+    return [v for slots in states for v in slots.values() if isinstance(v, torch.Tensor) and v.numel() > 1]
+
+
+def sums_of(tensors: list[torch.Tensor]) -> list[float]:
+    """A sum in which every place counts differently, and a sum of sizes, by which ranks are compared."""
+    total, size = 0.0, 0.0
+    for values in (v.double().flatten() for tensor in tensors if (v := plain_values(tensor)) is not None):
+        total += float((values * torch.linspace(0.5, 1, len(values), dtype=torch.double)).sum())
+        size += float(values.abs().sum())
+    return [total, size]
 
 
 def _own_hook(ddp: DistributedDataParallel) -> bool:
