@@ -268,7 +268,8 @@ class _Remade(nn.Module):
         return isinstance(other, _Remade)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) @ self.vars[0]
+        made: torch.Tensor = self.layer(x) @ self.vars[0]
+        return made
 
 
 def test_a_module_with_parameters_of_its_own_is_made_as_without() -> None:

@@ -35,8 +35,10 @@ def fix_for(error: BaseException, file: str) -> tuple[str, list[Edit]]:
         return _word_of_python(error)
     way = traceback.walk_tb(error.__traceback__)
     lines = [at for frame, at in way if os.path.abspath(frame.f_code.co_filename) == os.path.abspath(file)]
-    known = _as_it_says(error, file, lines[-1]) or _next_of(error, file, lines[-1]) if lines else None
-    return known or (_other_version(error, file), [])
+    for known in (_as_it_says, _next_of, _reshape_of):
+        if lines and (said := known(error, file, lines[-1])) is not None:
+            return said
+    return _other_version(error, file), []
 
 
 def _as_it_says(error: BaseException, file: str, line: int) -> tuple[str, list[Edit]] | None:
@@ -60,6 +62,19 @@ def _next_of(error: BaseException, file: str, line: int) -> tuple[str, list[Edit
             said = f"next({ast.unparse(call.func.value)})"
             return f"iterators have no method next(): write {said}", [rewrite.in_place_of(file, call, said)]
     return None
+
+
+def _reshape_of(error: BaseException, file: str, line: int) -> tuple[str, list[Edit]] | None:
+    """A view that strides forbid (since torch 1.7 topk's and transposed rows have other ones): torch itself says what
+    to write."""
+    if not isinstance(error, RuntimeError) or "Use .reshape(...) instead" not in str(error):
+        return None
+    views = [call for call in source.call_on(file, line) if source.called_name(call) == "view"]
+    if len(views) != 1 or not isinstance(views[0].func, ast.Attribute):
+        return None
+    call, function = views[0], views[0].func
+    made = ast.unparse(ast.Call(ast.Attribute(function.value, "reshape"), call.args, call.keywords))
+    return f"a copy is needed here: {made}", [rewrite.in_place_of(file, call, made)]
 
 
 def _word_of_python(error: SyntaxError) -> tuple[str, list[Edit]]:
