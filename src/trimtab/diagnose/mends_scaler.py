@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-from trimtab.diagnose import flow, holders, rewrite, source
+from trimtab.diagnose import flow, holders, rewrite, shared_graph, source
 from trimtab.diagnose.finding import Edit, Place
 
 Mend = tuple[str, list[Edit]]
@@ -25,11 +25,14 @@ def code_for(value: Any, frame: FrameType) -> str | None:
     return holders.expression_for(value, frame) or next(named, None)
 
 
+def _named(frames: Iterable[FrameType], value: Any) -> str | None:
+    return next((code for frame in frames if (code := code_for(value, frame)) is not None), None)
+
+
 def scaled(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:
     """A backward pass past the scaler, written through it (or through accelerate, which holds the scaler)."""
-    calls = [c for c in source.call_on(place.file, place.line) if source.called_name(c) == "backward"]
-    call = calls[0] if len(calls) == 1 and isinstance(calls[0].func, ast.Attribute) else None
-    loss = call.func.value if call is not None and isinstance(call.func, ast.Attribute) else None
+    calls = list(source.methods_on(place.file, place.line, "backward"))
+    call, loss = calls[0] if len(calls) == 1 else (None, None)
     spoken = ast.unparse(loss) if loss is not None else "the loss"
     for frame in frames:
         if (helper := _accelerator(frame)) is not None:
@@ -81,20 +84,17 @@ def unscaled_first(frames: Iterable[FrameType], scaler: Any, optimizer: Any) -> 
 
 def stepped(place: Place | None, frames: Iterable[FrameType], scaler: Any) -> Mend:
     """An optimizer's own step, taken through the scaler."""
-    calls = source.call_on(place.file, place.line) if place is not None else ()
-    named = next((code for frame in frames if (code := code_for(scaler, frame)) is not None), None)
-    for call in calls:
-        if source.called_name(call) == "step" and isinstance(call.func, ast.Attribute) and named and place:
-            given = ", ".join([ast.unparse(call.func.value), *map(ast.unparse, call.args)])
-            code = f"{named}.step({given})"
-            fix = f"Step through the scaler: {code}, and {named}.update() once behind all steps of the round."
-            return fix, [rewrite.in_place_of(place.file, call, code)]
+    named = _named(frames, scaler)
+    for call, optimizer in source.methods_on(place.file, place.line, "step") if place and named else ():
+        code = f"{named}.step({', '.join(map(ast.unparse, (optimizer, *call.args)))})"
+        fix = f"Step through the scaler: {code}, and {named}.update() once behind all steps of the round."
+        return fix, [rewrite.in_place_of(place.file, call, code)] if place else []
     return "Step through the scaler: scaler.step(optimizer), then scaler.update().", []
 
 
 def updated(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:
     """A step that comes again before the scaler was updated."""
-    named = next((code for frame in frames if (code := code_for(scaler, frame)) is not None), None)
+    named = _named(frames, scaler)
     node = source.statement(place.file, place.line)
     if named is None or node is None or hasattr(node, "body"):
         return "Call scaler.update() after each scaler.step(optimizer) that is taken again.", []
@@ -137,11 +137,9 @@ def once(first: Place, again: Place) -> Mend:
 
 def scaler_added(place: Place | None, frames: Iterable[FrameType], optimizers: list[Any]) -> str:
     """What a loop in float16 without a scaler lacks, in its own names."""
-    calls = source.call_on(place.file, place.line) if place is not None else ()
-    losses = [c.func.value for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "backward"]
-    loss = ast.unparse(losses[0]) if losses else "loss"
-    names = (code for frame in frames for o in optimizers if (code := code_for(o, frame)) is not None)
-    optimizer = next(names, "optimizer")
+    loss = shared_graph.loss_name(place.file, place.line) if place is not None else "loss"
+    frames = list(frames)
+    optimizer = next((code for o in optimizers if (code := _named(frames, o)) is not None), "optimizer")
     return (
         f'Make one scaler = torch.amp.GradScaler("cuda") before the loop, and write scaler.scale({loss}).backward(); '
         f"scaler.step({optimizer}); scaler.update(). Or use bfloat16, which has the range of float32."

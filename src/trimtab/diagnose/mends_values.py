@@ -39,13 +39,14 @@ def of_zero(
     calls = [n for n in calls if n is node] or calls
     small = "1e-12" if dtype in ("float32", "float64") and name in _ROOTS else least(dtype)
     if name in _LOGS | _ROOTS:
-        return _clamped(place, calls, name, small)
+        return _within(place, calls, f"Keep what {name} is given above 0", f"min={small}")
     if name in _SPREADS:
         return _spread(place, calls, name)
     if name in _DIVIDES:
         return _divided(place, small)
     if name in ("acos", "asin"):
-        return _bounded(place, calls, name)
+        said = f"Keep what {name} is given inside of -1 and 1"
+        return _within(place, calls, said, "-1 + 1e-6, 1 - 1e-6")
     if name == "pow" and backward:
         return (
             f"The slope of {name} at 0 is infinite: keep what it is given away from 0 (add {small}, or clamp it).",
@@ -143,25 +144,13 @@ def _header(place: Place) -> Iterator[ast.AST]:
     return source.header(node) if node is not None else iter(())
 
 
-def _clamped(place: Place, calls: list[ast.Call], name: str, small: str) -> Mend:
-    if len(calls) != 1:
-        return f"Keep what {name} is given above 0: .clamp(min={small}).", []
-    given = _given(calls[0])
-    if given is None:
-        return f"Keep what {name} is given above 0: .clamp(min={small}).", []
-    code = f"{rewrite.operand(given)}.clamp(min={small})"
-    return f"Keep what {name} is given above 0: {code}.", [rewrite.in_place_of(place.file, given, code)]
-
-
-def _bounded(place: Place, calls: list[ast.Call], name: str) -> Mend:
-    """An angle whose slope is infinite at its ends."""
+def _within(place: Place, calls: list[ast.Call], said: str, bounds: str) -> Mend:
+    """What one call is given, kept within bounds."""
     given = _given(calls[0]) if len(calls) == 1 else None
     if given is None:
-        return f"Keep what {name} is given inside of -1 and 1: .clamp(-1 + 1e-6, 1 - 1e-6).", []
-    code = f"{rewrite.operand(given)}.clamp(-1 + 1e-6, 1 - 1e-6)"
-    return f"Keep what {name} is given inside of -1 and 1: {code}.", [
-        rewrite.in_place_of(place.file, given, code)
-    ]
+        return f"{said}: .clamp({bounds}).", []
+    code = f"{rewrite.operand(given)}.clamp({bounds})"
+    return f"{said}: {code}.", [rewrite.in_place_of(place.file, given, code)]
 
 
 def _is_module(node: ast.expr) -> bool:
@@ -225,11 +214,7 @@ def of_eps(made: Place, dtype: str) -> Mend:
         f"Give the optimizer an eps that {dtype} can hold (eps=1e-4), or keep the weights in float32 and let "
         "torch.autocast use half precision."
     )
-    for call in source.call_on(made.file, made.line):
-        if (old := source.keyword(call, "eps")) is not None:
-            return fix, [rewrite.in_place_of(made.file, old, "1e-4")]
-    node = source.statement(made.file, made.line)
-    value = getattr(node, "value", None)
+    value = getattr(source.statement(made.file, made.line), "value", None)
     if isinstance(value, ast.Call) and source.called_name(value)[:1].isupper():
         return fix, [rewrite.add_keyword(made.file, value, "eps", "1e-4")]
     return fix, []

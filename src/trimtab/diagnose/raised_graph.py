@@ -245,13 +245,8 @@ def without_reentry(place: Place | None) -> tuple[str, list[Edit]]:
     for call in source.call_on(place.file, place.line) if place is not None else ():
         if place is None or source.called_name(call) not in names:
             continue
-        said = source.keyword(call, "use_reentrant")
         code = rewrite.with_keyword(place.file, call, "use_reentrant", "False")
-        edit = (
-            rewrite.in_place_of(place.file, said, "False")
-            if said is not None
-            else rewrite.add_keyword(place.file, call, "use_reentrant", "False")
-        )
+        edit = rewrite.add_keyword(place.file, call, "use_reentrant", "False")
         return f"Checkpoint without re-entry: {code}.", [edit]
     return (
         'Checkpoint without re-entry: gradient_checkpointing_kwargs={"use_reentrant": False}, or let the inputs '

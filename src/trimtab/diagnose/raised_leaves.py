@@ -6,12 +6,11 @@ Looks at the live objects of a traceback and reads source; changes nothing.
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mends_data, mends_layers, rewrite, source
+from trimtab.diagnose import graphs, holders, mends_data, mends_layers, rewrite, source
 from trimtab.diagnose.finding import Edit, cause_at
 from trimtab.diagnose.raised_common import known_here, own_frames, values_named
 from trimtab.diagnose.raised_graph import carried_state
@@ -28,9 +27,8 @@ def no_leaf(error: BaseException) -> Verdict | None:
         return None
     why = "this computes a new tensor from the one that was to be trained: it is no leaf, and no optimizer takes it"
     cause = source.cause(born.file, born.line, why)
-    for call in source.call_on(born.file, born.line):
-        inner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if not isinstance(inner, ast.Call) or source.called_name(call) not in ("to", "cuda", "float", "half"):
+    for call, inner in source.methods_on(born.file, born.line, "to", "cuda", "float", "half"):
+        if not isinstance(inner, ast.Call):
             continue
         there = f".{source.called_name(call)}({', '.join(map(ast.unparse, [*call.args, *call.keywords]))})"
         if source.called_name(inner) == "Parameter" and len(inner.args) == 1:
@@ -57,7 +55,7 @@ def lost_parameter(error: BaseException) -> Verdict | None:
         for name, value in vars(module).items():
             if not isinstance(value, torch.Tensor) or value.grad_fn is None:
                 continue
-            leaves = [node.variable for node in graph(value) if hasattr(node, "variable")]
+            leaves = list(graphs.leaves(value, 200))
             if not leaves or any(id(leaf) in registered for leaf in leaves):
                 continue
             named = holders.source_of(module)
@@ -67,15 +65,6 @@ def lost_parameter(error: BaseException) -> Verdict | None:
                 why = "this computes with the parameter once, and every step goes back through the result"
                 return Verdict(cause_at(found[0], why), mend[0], kind="no-gradient", edits=mend[1])
     return None
-
-
-def graph(root: torch.Tensor, most: int = 200) -> list[Any]:
-    """The first nodes of a tensor's graph."""
-    found: list[Any] = [root.grad_fn]
-    for node in found:
-        if len(found) < most:
-            found += [up for up, _ in node.next_functions if up is not None and up not in found]
-    return found
 
 
 def copied_with_graph(error: BaseException) -> Verdict | None:

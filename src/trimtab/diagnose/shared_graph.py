@@ -6,18 +6,14 @@ Looks at the live variables of the failing frame; runs nothing and changes nothi
 from __future__ import annotations
 
 import ast
-from collections import deque
 from types import FrameType
-from typing import Any
 
 import torch
 
-from trimtab.diagnose import flow, rewrite, source
+from trimtab.diagnose import flow, graphs, rewrite, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.raised_common import own_frames
 from trimtab.diagnose.rules_common import Verdict
-
-_MOST = 4000
 
 
 def shared(error: BaseException, earlier: Place, stepped: set[int]) -> Verdict | None:
@@ -28,7 +24,7 @@ def shared(error: BaseException, earlier: Place, stepped: set[int]) -> Verdict |
         first, second = _root(frame, file, earlier.line), _root(frame, file, line)
         if file != earlier.file or first is None or second is None or first is second:
             return None
-        near, far = _distances(first), _distances(second)
+        near, far = graphs.distances(first.grad_fn), graphs.distances(second.grad_fn)
         both = [
             (near[value.grad_fn], name, value)
             for name, value in list(frame.f_locals.items())
@@ -47,7 +43,7 @@ def shared(error: BaseException, earlier: Place, stepped: set[int]) -> Verdict |
 def _verdict(
     file: str, earlier: Place, line: int, name: str, value: torch.Tensor, stepped: set[int]
 ) -> Verdict | None:
-    behind = {id(node.variable) for node in _distances(value) if hasattr(node, "variable")}
+    behind = {id(leaf) for leaf in graphs.leaves(value)}
     if not stepped:
         return _at_once(file, earlier.line, line)
     if behind & stepped:
@@ -95,7 +91,7 @@ def hoisted(error: BaseException) -> Verdict | None:
         loop, root = flow.loop_at(source.place(file, line)), _root(frame, file, line)
         if loop is None or root is None:
             return None
-        behind = _distances(root)
+        behind = graphs.distances(root.grad_fn)
         for name, value in list(frame.f_locals.items()):
             made = source.last_assignment(file, loop.lineno, name)
             inside = any(
@@ -120,32 +116,13 @@ def hoisted(error: BaseException) -> Verdict | None:
 
 def loss_name(file: str, line: int) -> str:
     """What a line sends backward, as it is written there."""
-    calls = [c for c in source.call_on(file, line) if source.called_name(c) == "backward"]
-    value = calls[0].func.value if calls and isinstance(calls[0].func, ast.Attribute) else None
-    return ast.unparse(value) if value is not None else "loss"
+    return next((ast.unparse(loss) for _, loss in source.methods_on(file, line, "backward")), "loss")
 
 
 def _root(frame: FrameType, file: str, line: int) -> torch.Tensor | None:
     """The loss that a line sends backward, where it is a variable of the frame."""
-    for call in source.call_on(file, line):
-        if source.called_name(call) == "backward" and isinstance(call.func, ast.Attribute):
-            name = source.root(call.func) or next((source.root(a) for a in call.args), "")
-            value = frame.f_locals.get(name)
-            if not isinstance(value, torch.Tensor):
-                given = [source.root(a) for n in ast.walk(call) if isinstance(n, ast.Call) for a in n.args]
-                value = next((v for g in given if isinstance(v := frame.f_locals.get(g), torch.Tensor)), None)
-            return value if isinstance(value, torch.Tensor) else None
+    for call, _ in source.methods_on(file, line, "backward"):
+        given = [source.root(a) for n in ast.walk(call) if isinstance(n, ast.Call) for a in n.args]
+        values = (frame.f_locals.get(name) for name in (source.root(call.func), *given))
+        return next((value for value in values if isinstance(value, torch.Tensor)), None)
     return None
-
-
-def _distances(root: torch.Tensor) -> dict[Any, int]:
-    """The nodes of a graph, with how far each is from its root."""
-    found: dict[Any, int] = {root.grad_fn: 0} if root.grad_fn is not None else {}
-    queue = deque(found)
-    while queue and len(found) < _MOST:
-        node = queue.popleft()
-        for following, _ in node.next_functions:
-            if following is not None and following not in found:
-                found[following] = found[node] + 1
-                queue.append(following)
-    return found

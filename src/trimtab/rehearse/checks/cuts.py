@@ -5,8 +5,6 @@ Lines are only remembered here; whether one of them is a fault is for the checks
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -17,6 +15,7 @@ from torch import nn
 
 from trimtab.diagnose import flow, source
 from trimtab.diagnose.finding import Place
+from trimtab.diagnose.graphs import leaves
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import watch_function
 from trimtab.virtual import tensor
@@ -124,19 +123,3 @@ def switched_off() -> Place | None:
         if (place := flow.switch_around(frame.f_code.co_filename, frame.f_lineno)) is not None:
             return place
     return None
-
-
-def leaves(root: torch.Tensor, most: int = 4000) -> Iterator[torch.Tensor]:
-    """The leaves that a backward pass from here would reach."""
-    if root.grad_fn is None:
-        yield root
-        return
-    queue, seen = deque([root.grad_fn]), {root.grad_fn}
-    while queue and len(seen) < most:
-        node: Any = queue.popleft()
-        if hasattr(node, "variable"):
-            yield node.variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                queue.append(following)

@@ -7,6 +7,7 @@ alive mean that somebody holds their graphs.
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import kept, mends_graph, shared_graph, source
+from trimtab.diagnose import graphs, kept, mends_graph, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born, trained_by
@@ -256,17 +257,8 @@ def _is_marked(value: object) -> bool:
 
 def _top(node: Any, most: int) -> list[Any]:
     """The first nodes of a graph, leaves (which live as long as their parameters) left out."""
-    queue: deque[Any] = deque([node])
-    found: list[Any] = []
-    seen: set[Any] = set()
-    while queue and len(found) < most:
-        node = queue.popleft()
-        if node is None or node in seen or "AccumulateGrad" in node.name():
-            continue
-        seen.add(node)
-        found.append(node)
-        queue.extend(following for following, _ in node.next_functions)
-    return found
+    nodes = (n for n in graphs.distances(node, 2 * most) if "AccumulateGrad" not in n.name())
+    return list(itertools.islice(nodes, most))
 
 
 def _reaches_several(value: object) -> bool:
