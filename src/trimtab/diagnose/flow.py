@@ -41,6 +41,13 @@ def is_same_everywhere(loop: ast.For | ast.While) -> bool:
     return bool(_OF_A_MODEL.intersection(calls))
 
 
+def block_of(file: str, node: ast.stmt | None) -> list[ast.stmt]:
+    """The statements among which a statement stands."""
+    parent = next(source.above(file, node), None) if node is not None else None
+    blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+    return next((block for block in blocks if isinstance(block, list) and node in block), [])
+
+
 def round_start(at: Place) -> Place | None:
     """The first line of the body of the loop around a line: where a call that belongs once into every round stands."""
     loop = loop_at(at)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from typing import Literal
 
-from trimtab.diagnose import rewrite, source
+from torch import nn
+
+from trimtab.diagnose import holders, mends_layers, rewrite, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.mends_graph import Mend
+from trimtab.virtual.state import machine
 
 Filled = Literal["mask", "part", ""]
 """Whether a number was written, where a mask of the tensor's own shape says so or into any other part of it."""
@@ -44,9 +47,8 @@ def out_of_place(place: Place, filled: Filled = "") -> Mend | None:
             edits,
         )
     for call in source.call_on(place.file, place.line):
-        flag = source.keyword(call, "inplace")
-        if flag is not None and source.is_constant(flag, True):
-            return "Leave inplace=True away: inplace=False.", [rewrite.in_place_of(place.file, flag, "False")]
+        if source.is_constant(source.keyword(call, "inplace"), True):
+            return _told(place.file, call)
         if (
             not isinstance(call.func, ast.Attribute)
             or not call.func.attr.endswith("_")
@@ -64,6 +66,35 @@ def out_of_place(place: Place, filled: Filled = "") -> Mend | None:
         code = f"{ast.unparse(call.func.value)} = {text}" if alone else text
         return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, call, code)]
     return None
+
+
+def _told(file: str, call: ast.Call) -> Mend:
+    edit = rewrite.add_keyword(file, call, "inplace", "False")
+    return f"Not in place: {rewrite.with_keyword(file, call, 'inplace', 'False')}.", [edit]
+
+
+def of_layer(layer: nn.Module) -> tuple[Place, Mend] | None:
+    """Where a layer that works in place is made: under the attribute that holds it, else the only one of its kind."""
+    kind, here = type(layer).__name__, machine()
+    files: dict[str, None] = {}
+    for held in holders.climb(layer, here.modules if here is not None else ()):
+        named = holders.source_of(held.module)
+        if named is None or not source.is_user_file(named[0]):
+            continue
+        files[named[0]] = None
+        found = mends_layers.attribute_set(*named, held.name)
+        calls = [n for n in ast.walk(found[1]) if isinstance(n, ast.Call)] if found is not None else []
+        if len(made := _of_kind(calls, kind)) == 1:
+            return source.place(named[0], made[0].lineno), _told(named[0], made[0])
+    for file in files:
+        if len(made := _of_kind(source.calls(file, kind), kind)) == 1:
+            return source.place(file, made[0].lineno), _told(file, made[0])
+    return None
+
+
+def _of_kind(calls: list[ast.Call], kind: str) -> list[ast.Call]:
+    told = (c for c in calls if source.is_constant(source.keyword(c, "inplace"), True))
+    return [call for call in told if source.called_name(call) == kind]
 
 
 def _filled(place: Place, node: ast.Assign, target: ast.Subscript, filled: Filled) -> Mend | None:

@@ -116,23 +116,54 @@ def stepped_last(place: Place) -> list[Edit]:
     return []
 
 
-def once(first: Place, again: Place) -> Mend:
-    """Gradients are to be unscaled once in every step: the condition under which the step is taken."""
+def once(first: Place, again: Place) -> tuple[Place, Mend]:
+    """Gradients are to be unscaled once in every step: the call too many, else the way past the scaler's update."""
     if (first.file, first.line) != (again.file, again.line):
         node = source.statement(again.file, again.line)
         alone = isinstance(node, ast.Expr) and len(list(source.call_on(again.file, again.line))) == 1
         edits = [rewrite.without(again.file, node)] if alone and node is not None else []
-        return (
-            f"Leave this call out: line {first.line} has unscaled these gradients since the last update().",
-            edits,
-        )
+        said = f"Leave this call out: line {first.line} has unscaled these gradients since the last update()."
+        return again, (said, edits)
+    if (left := _left_early(again)) is not None:
+        return left
     if (condition := flow.condition_of_call(again, ("update", "step"))) is None:
-        return "Call scaler.update() in every round in which unscale_ is called.", []
-    return (
-        f"Unscale (and clip) only in the rounds that step: move this under `{condition.code.rstrip(':')}` at line "
-        f"{condition.line}, before scaler.step.",
-        [],
-    )
+        return again, ("Call scaler.update() in every round in which unscale_ is called.", [])
+    if (out := _out_of(again, condition)) is not None:
+        return out
+    said = f"move this under `{condition.code.rstrip(':')}` at line {condition.line}, before scaler.step"
+    return again, (f"Unscale (and clip) only in the rounds that step: {said}.", [])
+
+
+def _scaler_of(at: Place, method: str) -> str:
+    return next((ast.unparse(owner) for _, owner in source.methods_on(at.file, at.line, method)), "scaler")
+
+
+def _left_early(unscaled: Place) -> tuple[Place, Mend] | None:
+    """A `continue` or `return` between the line that unscales and the update: the round ends without one."""
+    file, code = unscaled.file, f"{_scaler_of(unscaled, 'unscale_')}.update()"
+    inside = flow.loop_at(unscaled) or source.function_at(file, unscaled.line)
+    nodes = [n for n in ast.walk(inside) if isinstance(n, ast.stmt)] if inside is not None else []
+    updates = [n.lineno for n in nodes if isinstance(n, ast.Expr) and ast.unparse(n) == code]
+    ends = [n for n in nodes if isinstance(n, ast.Continue | ast.Return) and n.lineno > unscaled.line]
+    for end in (n for n in ends if updates and n.lineno < max(updates)):
+        fix = f"Update before the round is left (line {end.lineno}): {code}."
+        return source.place(file, end.lineno), (fix, [rewrite.before(file, end, code)])
+    return None
+
+
+def _out_of(unscaled: Place, condition: Place) -> tuple[Place, Mend] | None:
+    """An update under a condition that hangs on the unscaled gradients, put behind it: a skipped step is one too."""
+    file, code = unscaled.file, f"{_scaler_of(unscaled, 'unscale_')}.update()"
+    node = source.statement(file, condition.line)
+    update = next((n for n in getattr(node, "body", ()) if ast.unparse(n) == code), None)
+    block = flow.block_of(file, node)
+    known = [n for n in block if unscaled.line <= n.lineno < condition.line]
+    asked = source.names_in(node.test) if isinstance(node, ast.If) else set()
+    if node is None or update is None or not any(asked & source.bound(n) for n in known):
+        return None
+    edits = [rewrite.without(file, update), rewrite.after(file, node, code)]
+    said = f"Update in every round, behind the `if` of line {node.lineno} and not in it: {code}."
+    return source.place(file, update.lineno), (said, edits if len(getattr(node, "body", ())) > 1 else [])
 
 
 def scaler_added(place: Place | None, frames: Iterable[FrameType], optimizers: list[Any]) -> str:

@@ -125,8 +125,11 @@ def _given(node: ast.expr | None) -> ast.expr | None:
     return next((a for a in node.args if not isinstance(a, ast.Starred)), None)
 
 
-def in_float32(file: str, node: ast.expr | None) -> Mend:
-    """An operation whose result float16 cannot hold, computed in float32: what it is given, cast."""
+def in_float32(file: str, node: ast.expr | None, back: bool) -> Mend:
+    """An operation whose result float16 cannot hold, computed in float32: what it is given, cast.
+
+    Where no autocast is open, the layers behind it are in float16: what they are given has to be cast `back`.
+    """
     said = "Compute this in float32 (or use bfloat16, which has the range of float32)"
     given = _given(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
@@ -136,6 +139,8 @@ def in_float32(file: str, node: ast.expr | None) -> Mend:
     if given is None or isinstance(given, ast.Constant):
         return f"{said}: .float() on what it is given.", []
     code = f"{rewrite.operand(given)}.float()"
+    if back:
+        return f"{said}: {code}, and cast back, .to({ast.unparse(given)}.dtype), where it is small again.", []
     return f"{said}: {code}.", [rewrite.in_place_of(file, given, code)]
 
 

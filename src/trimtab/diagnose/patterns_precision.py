@@ -184,6 +184,14 @@ other-error: non-scalar-backward
   why  backward was called on a tensor of several values (a loss with reduction='none', or DataParallel's one
        loss per GPU)
   fix  loss.mean().backward()
+other-error: gradient-count
+  text function \w+Backward returned an incorrect number of gradients \(expected (?P<want>\d+), got (?P<got>\d+)\)
+  why  backward returns {got} gradients, and forward takes {want} inputs
+  fix  return a gradient, or None, for every argument of forward after ctx
+other-error: gradient-shape
+  text Function \w+ returned an invalid gradient at index \d+ - got .{{1,60}}? but expected (?:type|shape)
+  why  backward of an autograd function returns a gradient that does not fit its input
+  fix  return gradients in the order, shape and precision of forward's inputs (sum over what was broadcast)
 no-gradient: empty-parameter-list
   text optimizer got an empty parameter list
   why  nothing is trainable where the optimizer looks: layers in a Python list, or everything frozen

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from trimtab.diagnose import (
     casts,
     raised_adapters,
+    raised_backward,
     raised_calls,
     raised_data,
     raised_devices,
@@ -155,11 +156,14 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "expected-long": (raised_labels.not_whole,),
     "backward-twice": (
         raised_leaves.lost_parameter,
+        shared_graph.accumulated,
         shared_graph.hoisted,
         raised_leaves.carried,
         raised_leaves.kept_state,
     ),
     "no-grad-fn": (raised_graph.left_off,),
+    "non-scalar-backward": (raised_backward.several_values,),
+    "gradient-count": (raised_backward.gradient_count,),
     "numpy-of-grad": (raised_calls.numpy_of_grad,),
     "assigned-parameter": (raised_calls.assigned_parameter,),
     "copied-with-graph": (raised_leaves.copied_with_graph,),

@@ -209,7 +209,10 @@ class Scaler(BaseCheck):
             )
             return replace(finding, cause=cause, fix=fix, edits=edits)
         if self._unscaled:
-            fix, edits = mends_scaler.once(self._unscaled[0], finding.where)
-            cause = cause_at(finding.where, "this unscales gradients that are unscaled already")
+            place, (fix, edits) = mends_scaler.once(self._unscaled[0], finding.where)
+            why = "this unscales gradients that are unscaled already"
+            if place != finding.where:
+                why = f"the round ends without an update, so that line {finding.where.line} unscales a second time"
+            cause = cause_at(place, why)
             return replace(finding, cause=cause, fix=fix, edits=edits)
         return finding

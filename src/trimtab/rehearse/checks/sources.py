@@ -43,6 +43,8 @@ class Source:
     why: str
     fix: str = ""
     edits: list[Edit] = field(default_factory=list)
+    beyond: bool = False
+    """Whether float16 cannot hold what it gives."""
 
     def cause(self) -> Cause | None:
         """As the cause of a finding."""
@@ -170,7 +172,12 @@ def _broken(
         return Source(where, why, *zero)
     if infinite and dtype == "float16":
         why = f"the result of {plain} is beyond what float16 can hold (65504)"
-        return Source(place, why, *mends_values.in_float32(place.file, node))
+        return Source(
+            place,
+            why,
+            *mends_values.in_float32(place.file, node, not torch.is_autocast_enabled("cuda")),
+            beyond=True,
+        )
     if infinite and plain in ("exp", "exp2", "expm1"):
         return Source(place, why, *mends_values.of_exp(place.file, node, plain))
     return Source(place, why)

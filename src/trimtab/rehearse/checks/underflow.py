@@ -24,6 +24,7 @@ from trimtab.rehearse.checks.base import (
     trained_by,
 )
 from trimtab.rehearse.checks.cuts import leaves
+from trimtab.rehearse.checks.sources import is_finite
 from trimtab.virtual.unknown import is_unknown
 
 _SCALE = 65536.0
@@ -82,7 +83,11 @@ class Underflow(BaseCheck):
         lost = [
             leaf
             for leaf, small, large in zip(mine, plain, grown, strict=True)
-            if small is not None and large is not None and not bool(small.any()) and bool(large.any())
+            if small is not None
+            and large is not None
+            and not bool(small.any())
+            and bool(large.any())
+            and is_finite(large)
         ]
         # A gradient that is 0 but for rounding (a key's bias) is lost to no precision: most of the model must be.
         trained = {id(p) for optimizer in list(self._made) for p in trained_by(optimizer)}

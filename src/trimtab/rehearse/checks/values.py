@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ from trimtab.rehearse.checks.base import (
     BaseCheck,
     around,
     backward_hub,
+    names_of,
     optimizers_made,
     shown,
     trained_by,
@@ -55,7 +57,10 @@ class Values(BaseCheck):
         for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
             watch_function(function, self._fresh)
         around(torch.amp.GradScaler, "scale", self._scale)
+        self._beyond = 0
+        """Backward passes, one after the other, before which a result was too large for float16."""
         backward_hub().before.append(self._backward)
+        backward_hub().after.append(self._swallowed)
         register_optimizer_step_post_hook(self._stepped)
 
     def _scale(self, real: Callable[..., Any], scaler: torch.amp.GradScaler, outputs: Any) -> Any:
@@ -88,6 +93,21 @@ class Values(BaseCheck):
             else:
                 self._losses.append(value)
 
+    def _swallowed(self) -> None:
+        """A result beyond float16 that comes to nothing: what is divided by infinity is 0, and so is its gradient."""
+        born = next(iter(self._sources.births), None)
+        self._beyond = self._beyond + 1 if born is not None and born.beyond else 0
+        if self._reported or self._beyond < 2:
+            return
+        trained = [p for optimizer in list(self._made) for p in trained_by(optimizer) if p.grad is not None]
+        dead = [p for p in trained if p.grad is not None and not is_unknown(p) and not bool(p.grad.any())]
+        if dead:
+            names = shown(names_of(dead), 3)
+            message = (
+                f"A result is infinite in float16 in every pass, and the whole gradient of {names} is 0."
+            )
+            self._report(message, born.place if born is not None else None, "forward", born)
+
     def finish(self) -> None:
         if self._lost is not None and not self._numbers and not self._reported:
             message = (
@@ -118,9 +138,17 @@ class Values(BaseCheck):
             if not is_finite(parameter):
                 shape = tuple(parameter.shape)
                 message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
-                born = self._divergence() or (steep[0] if steep else self._vanished(optimizer, parameter))
-                self._report(message, places.here(), "optimizer.step", born)
+                born = self._divergence() or next(iter(steep), None) or self._vanished(optimizer, parameter)
+                self._report(message, places.here(), "optimizer.step", born or self._hidden())
                 return
+
+    def _hidden(self) -> Source | None:
+        """A result that was not finite, and of which the loss shows nothing: its gradient is 0 times infinity."""
+        for born in self._sources.births[:1]:
+            return replace(
+                born, why=f"{born.why}; a mask or `where` hides it from the loss, not from its gradient"
+            )
+        return None
 
     def _vanished(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Source | None:
         """An eps that is zero in the weights' own precision protects from nothing."""
