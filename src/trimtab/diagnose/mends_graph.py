@@ -40,6 +40,10 @@ def of_cut(place: Place | None) -> Mend | None:
     if mends:
         # Which of several is the one that cuts cannot be read.
         return mends[0] if len(mends) == 1 else (mends[0][0], [])
+    asked = [n for n in inner if isinstance(n, ast.Call) and _of_comparison(n) is not None]
+    if len(asked) == 1 and (soft := _of_comparison(asked[0])) is not None:
+        edits = [rewrite.in_place_of(place.file, asked[0], ast.unparse(soft))]
+        return f"Compute with the values themselves, which have a gradient: {rewrite.shown(edits)}.", edits
     for read in [n for n in inner if isinstance(n, ast.Attribute) and n.attr == "data"]:
         if isinstance(read.ctx, ast.Load):
             text = ast.unparse(read.value)
@@ -47,6 +51,12 @@ def of_cut(place: Place | None) -> Mend | None:
                 rewrite.in_place_of(place.file, read, text)
             ]
     return None
+
+
+def _of_comparison(call: ast.Call) -> ast.expr | None:
+    """What is compared in `(scores > 0.5).float()`."""
+    value = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else None
+    return value.left if isinstance(value, ast.Compare) and source.called_name(call) == "float" else None
 
 
 def _contexts(node: ast.stmt) -> list[ast.expr]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from trimtab.diagnose import holders, mends_layers, rewrite, source
+from trimtab.diagnose import flow, holders, mends_layers, rewrite, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.mends_graph import Mend
 from trimtab.virtual.state import machine
@@ -20,32 +20,28 @@ def out_of_place(place: Place, filled: Filled = "") -> Mend | None:
     """A line that changes a tensor in place, written so that it makes a new one."""
     node = source.statement(place.file, place.line)
     if isinstance(node, ast.AugAssign):
-        target, operator = ast.unparse(node.target), type(node.op)
+        operator = type(node.op)
         if isinstance(node.target, ast.Name | ast.Attribute):
             code = ast.unparse(
                 ast.Assign([node.target], ast.BinOp(node.target, operator(), node.value), lineno=0)
             )
             return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, node, code)]
-        root = source.root(node.target)
-        return (
-            f"Change a copy, not the tensor that backward needs: {root} = {root}.clone() before {target} is set.",
-            [],
-        )
+        return _on_a_copy(place, node, node.target)
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         if filled and (mend := _filled(place, node, node.targets[0], filled)) is not None:
             return mend
         name = ast.unparse(node.targets[0].value)
-        # What is read of the same tensor is read from a copy, which later writes leave as it is.
-        reads = [
-            n for n in ast.walk(node.value) if isinstance(n, ast.Subscript) and ast.unparse(n.value) == name
+        # What is read of the same tensor, here or in the same loop, is read from a copy that later writes leave alone.
+        loop = flow.loop_at(place)
+        inside = [
+            n for n in ast.walk(loop or node) if isinstance(n, ast.Subscript) and ast.unparse(n.value) == name
         ]
+        reads = [n for n in inside if isinstance(n.ctx, ast.Load)]
         edits = [rewrite.in_place_of(place.file, n, f"{ast.unparse(n)}.clone()") for n in reads]
-        code = f" ({', '.join(dict.fromkeys(edit.text for edit in edits))})" if edits else ""
-        return (
-            f"Read from a copy what is computed with{code}, or keep the parts in a list and put them together at the "
-            "end (torch.stack, torch.cat).",
-            edits,
-        )
+        if not edits:
+            return "Keep the parts in a list, and put them together at the end (torch.stack, torch.cat).", []
+        code = ", ".join(f"{edit.text} (line {edit.start[0]})" for edit in edits)
+        return f"Read from a copy what is computed with: {code}.", edits
     for call in source.call_on(place.file, place.line):
         if source.is_constant(source.keyword(call, "inplace"), True):
             return _told(place.file, call)
@@ -99,16 +95,27 @@ def _of_kind(calls: list[ast.Call], kind: str) -> list[ast.Call]:
 
 def _filled(place: Place, node: ast.Assign, target: ast.Subscript, filled: Filled) -> Mend | None:
     """A number that is written into a tensor: by a mask it fills a new one, any other part is written in a copy."""
-    whole = target.value
-    if len(node.targets) > 1 or not isinstance(whole, ast.Name | ast.Attribute):
+    if len(node.targets) > 1 or not isinstance(target.value, ast.Name | ast.Attribute):
         return None
-    function, name = source.function_at(place.file, place.line), ast.unparse(whole)
-    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value] if function else []
-    if not returns and name in source.parameters(place.file, place.line):
-        return None  # the caller's own tensor is meant to change
-    if filled == "mask":
+    if filled == "mask" and not _is_callers(place, name := ast.unparse(target.value)):
         code = f"{name} = {name}.masked_fill({ast.unparse(target.slice)}, {rewrite.text_of(place.file, node.value)})"
         return f"Make a new tensor: {code}.", [rewrite.in_place_of(place.file, node, code)]
+    return _on_a_copy(place, node, target)
+
+
+def _on_a_copy(place: Place, node: ast.stmt, target: ast.expr) -> Mend | None:
+    """A part of a tensor that is written in a copy of it, made on the line before."""
+    whole = target.value if isinstance(target, ast.Subscript) else target
+    name = ast.unparse(whole)
+    if not isinstance(whole, ast.Name | ast.Attribute) or _is_callers(place, name):
+        return None
     code = f"{name} = {name}.clone()"
     fix = f"Change a copy, not the tensor that backward needs: {code} before this line."
     return fix, [rewrite.before(place.file, node, code)]
+
+
+def _is_callers(place: Place, name: str) -> bool:
+    """Whether a function changes a tensor for its caller: it was given it, and returns nothing."""
+    function = source.function_at(place.file, place.line)
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value] if function else []
+    return not returns and name in source.parameters(place.file, place.line)

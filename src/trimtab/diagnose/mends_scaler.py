@@ -119,11 +119,11 @@ def stepped_last(place: Place) -> list[Edit]:
 def once(first: Place, again: Place) -> tuple[Place, Mend]:
     """Gradients are to be unscaled once in every step: the call too many, else the way past the scaler's update."""
     if (first.file, first.line) != (again.file, again.line):
-        node = source.statement(again.file, again.line)
-        alone = isinstance(node, ast.Expr) and len(list(source.call_on(again.file, again.line))) == 1
-        edits = [rewrite.without(again.file, node)] if alone and node is not None else []
-        said = f"Leave this call out: line {first.line} has unscaled these gradients since the last update()."
-        return again, (said, edits)
+        said, edits = left_out(again)
+        return again, (
+            f"{said[:-1]}: line {first.line} has unscaled these gradients since the last update().",
+            edits,
+        )
     if (left := _left_early(again)) is not None:
         return left
     if (condition := flow.condition_of_call(again, ("update", "step"))) is None:
@@ -132,6 +132,15 @@ def once(first: Place, again: Place) -> tuple[Place, Mend]:
         return out
     said = f"move this under `{condition.code.rstrip(':')}` at line {condition.line}, before scaler.step"
     return again, (f"Unscale (and clip) only in the rounds that step: {said}.", [])
+
+
+def left_out(place: Place | None) -> Mend:
+    """A call that is one too many, taken away where it has its line to itself and others stand beside it."""
+    node = source.statement(place.file, place.line) if place is not None else None
+    alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    if place is None or node is None or not alone or len(flow.block_of(place.file, node)) < 2:
+        return "Leave this call out.", []
+    return f"Leave this call out ({ast.unparse(node)}).", [rewrite.without(place.file, node)]
 
 
 def _scaler_of(at: Place, method: str) -> str:

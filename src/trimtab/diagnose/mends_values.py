@@ -154,8 +154,22 @@ def _within(place: Place, calls: list[ast.Call], said: str, bounds: str) -> Mend
     given = _given(calls[0]) if len(calls) == 1 else None
     if given is None:
         return f"{said}: .clamp({bounds}).", []
+    if (name := _divides_too(place, given)) is not None and (
+        node := source.statement(place.file, place.line)
+    ):
+        code = f"{name} = {name}.clamp({bounds})"
+        fix = f"{said}, and what is divided by: {code} before this line."
+        return fix, [rewrite.before(place.file, node, code)]
     code = f"{rewrite.operand(given)}.clamp({bounds})"
     return f"{said}: {code}.", [rewrite.in_place_of(place.file, given, code)]
+
+
+def _divides_too(place: Place, given: ast.expr) -> str | None:
+    """The one variable in an expression, if the same line divides by it."""
+    roots = [n for n in ast.walk(given) if isinstance(n, ast.Name) and not _is_module(n)]
+    divisors = [n.right for n in _header(place) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    same = [n for n in divisors if isinstance(n, ast.Name) and n.id in {root.id for root in roots}]
+    return same[0].id if len({root.id for root in roots}) == 1 and same else None
 
 
 def _is_module(node: ast.expr) -> bool:

@@ -57,16 +57,26 @@ class Cut:
         return self.in_forward or self.fed
 
 
+_COMPARES = tuple(
+    getattr(owner, name) for owner in (torch, torch.Tensor) for name in ("gt", "ge", "lt", "le")
+)
+"""Give yes or no, which has no gradient; most are masks, and cut nothing that is wanted."""
+
+
 class Cuts:
     """All cuts that the program's own lines have made, in the order in which they were first met."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], Cut] = {}
         self.last: Cut | None = None
+        self.compared: Cut | None = None
+        """The last comparison of values that have a graph."""
         self.without_grad: dict[int, Place] = {}
         """Parameters by id whose layer ran, in training mode, with gradients switched off: the line that did so."""
         for function in (*_MEANT, *_NUMBERS):
             watch_function(function, partial(self._looked_at, function in _MEANT))
+        for function in _COMPARES:
+            watch_function(function, self._comparison)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
 
     def in_front_of(self, dead: set[int]) -> Cut | None:
@@ -79,6 +89,18 @@ class Cuts:
             caller = caller.f_back
         if caller is not None and args and source.is_user_file(caller.f_code.co_filename):
             self._note(caller, args[0], result, meant)
+
+    def _comparison(self, caller: FrameType | None, args: tuple[Any, ...], result: Any) -> None:
+        given = args[0] if args else None
+        if caller is None or not isinstance(given, torch.Tensor) or given.grad_fn is None:
+            return
+        file, line = caller.f_code.co_filename, caller.f_lineno
+        known = self.compared
+        if source.is_user_file(file) and (
+            known is None or (known.place.file, known.place.line) != (file, line)
+        ):
+            behind = {id(leaf) for leaf in leaves(given)}
+            self.compared = Cut(source.place(file, line), behind, meant=False, in_forward=False)
 
     def _note(self, caller: FrameType, given: Any, result: Any, meant: bool) -> None:
         if not isinstance(given, torch.Tensor) or not given.requires_grad:

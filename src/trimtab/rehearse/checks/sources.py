@@ -175,12 +175,19 @@ def _broken(
         return Source(
             place,
             why,
-            *mends_values.in_float32(place.file, node, not torch.is_autocast_enabled("cuda")),
+            *mends_values.in_float32(place.file, node, _half_weights()),
             beyond=True,
         )
     if infinite and plain in ("exp", "exp2", "expm1"):
         return Source(place, why, *mends_values.of_exp(place.file, node, plain))
     return Source(place, why)
+
+
+def _half_weights() -> bool:
+    """Whether layers of the program are in float16 themselves."""
+    machine = state.machine()
+    weights = (p for module in (machine.modules if machine else ()) for p in module._parameters.values())
+    return any(weight is not None and weight.dtype is torch.float16 for weight in weights)
 
 
 def _where(place: Place, edits: list[Edit]) -> Place:

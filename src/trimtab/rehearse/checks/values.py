@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab.diagnose import mends_values, source
-from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
@@ -52,6 +52,8 @@ class Values(BaseCheck):
         self._lost: tuple[Place | None, Source | None] | None = None
         """Where a scaled loss was first NaN, and why: a fault only if none ever was a number."""
         self._numbers = False
+        self._raw: float | None = None
+        """The loss as it was given to the scaler."""
         self._made = optimizers_made()
         self._sources = Sources()
         for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
@@ -65,6 +67,8 @@ class Values(BaseCheck):
 
     def _scale(self, real: Callable[..., Any], scaler: torch.amp.GradScaler, outputs: Any) -> Any:
         self._scaled |= scaler.is_enabled()
+        one = isinstance(outputs, torch.Tensor) and outputs.numel() == 1 and not outputs.is_meta
+        self._raw = float(outputs.detach()) if one and not is_unknown(outputs) else None
         return real(scaler, outputs)
 
     def _fresh(self, caller: FrameType, args: tuple[Any, ...], tensor: Any) -> None:
@@ -81,10 +85,11 @@ class Values(BaseCheck):
             value = float(root.detach())
             births = self._sources.births
             if self._scaled:
-                # One that overflows is skipped, as it is meant to be.
-                if math.isnan(value) and self._lost is None:
+                # One that the factor makes infinite is skipped, as it is meant to be; the loss itself is judged.
+                value, self._raw = value if self._raw is None else self._raw, None
+                if not math.isfinite(value) and self._lost is None:
                     self._lost = place, births[0] if births else None
-                self._numbers |= not math.isnan(value)
+                self._numbers |= math.isfinite(value)
             elif not math.isfinite(value):
                 born = births[0] if births else None
                 diverged = self._divergence()
@@ -110,10 +115,17 @@ class Values(BaseCheck):
 
     def finish(self) -> None:
         if self._lost is not None and not self._numbers and not self._reported:
-            message = (
-                "The loss is nan in every backward pass: GradScaler skips each step, and nothing is trained."
-            )
+            message = "The loss is not finite in any backward pass: GradScaler skips each step, and nothing is trained."
             self._report(message, self._lost[0], "backward", self._lost[1])
+
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """A gradient that torch itself finds not to be finite: the line whose slope is infinite."""
+        if finding.kind != "non-finite" or error is None or self._reported:
+            return finding
+        born = self._divergence() or next(iter(self._sources.steep), None) or self._hidden()
+        if born is None:
+            return finding
+        return replace(finding, cause=born.cause(), fix=born.fix or finding.fix, edits=born.edits)
 
     def _divergence(self) -> Source | None:
         """The loss grew and grew: the steps are too large."""
