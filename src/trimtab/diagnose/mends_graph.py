@@ -145,11 +145,15 @@ def _bare(node: ast.expr) -> ast.expr:
 def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
     """A loss made anew from numbers: torch.tensor copies values and knows no graph."""
     if isinstance(given, ast.List | ast.ListComp):
-        items = [given.elt] if isinstance(given, ast.ListComp) else given.elts
-        plain = all(_bare(item) is item for item in items)
-        code = f"torch.stack({ast.unparse(given)})"
-        edits = [rewrite.in_place_of(file, call, code)] if plain and items else []
-        return f"Stack the tensors themselves, which keeps their graphs: {code}.", edits
+        kept: ast.expr = (
+            ast.List([_tensor_in(item) for item in given.elts]) if isinstance(given, ast.List) else given
+        )
+        if isinstance(given, ast.ListComp):
+            kept = ast.ListComp(_tensor_in(given.elt), given.generators)
+        code = f"torch.stack({ast.unparse(kept)})"
+        return f"Stack the tensors themselves, which keeps their graphs: {code}.", [
+            rewrite.in_place_of(file, call, code)
+        ]
     if isinstance(given, ast.Name | ast.Attribute):
         text = ast.unparse(given)
         numbers = _appended_number(file, text.rpartition(".")[2])
@@ -162,7 +166,7 @@ def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
                 rewrite.in_place_of(file, call, f"torch.stack({text})"),
             ]
             return fix, edits
-        if _is_list(file, text.rpartition(".")[2]):
+        if _appends(file, text.rpartition(".")[2]):
             code = f"torch.stack({text})"
             return f"Stack the tensors themselves, which keeps their graphs: {code}.", [
                 rewrite.in_place_of(file, call, code)
@@ -174,35 +178,34 @@ def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
     return f"Use the tensor itself ({text}): torch.tensor copies values and drops the graph.", []
 
 
+def _appends(file: str, name: str) -> list[ast.expr]:
+    """What is appended to a list of this name."""
+    calls = (c for c in source.calls(file, "append") if isinstance(c.func, ast.Attribute) and c.args)
+    return [
+        c.args[0]
+        for c in calls
+        if isinstance(c.func, ast.Attribute) and source.last_name(c.func.value) == name
+    ]
+
+
 def _appended_number(file: str, name: str) -> tuple[ast.expr, ast.expr] | None:
     """What is appended to a list as a number: the expression, and the tensor inside it."""
-    for call in source.calls(file, "append"):
-        if (
-            not isinstance(call.func, ast.Attribute)
-            or source.last_name(call.func.value) != name
-            or not call.args
-        ):
-            continue
-        item = call.args[0]
-        if (
-            isinstance(item, ast.Call)
-            and isinstance(item.func, ast.Name)
-            and item.func.id in _WRAPS
-            and item.args
-        ):
-            return item, item.args[0]
-        bare = _bare(item)
-        if bare is not item:
-            return item, bare
+    for item in _appends(file, name):
+        if (inner := _tensor_in(item)) is not item:
+            return item, inner
     return None
 
 
-def _is_list(file: str, name: str) -> bool:
-    appended = any(
-        isinstance(c.func, ast.Attribute) and source.last_name(c.func.value) == name
-        for c in source.calls(file, "append")
-    )
-    return appended
+def _tensor_in(item: ast.expr) -> ast.expr:
+    """The tensor of which an expression takes the number: `loss` in `float(loss)` and `loss.item()`."""
+    if (
+        isinstance(item, ast.Call)
+        and isinstance(item.func, ast.Name)
+        and item.func.id in _WRAPS
+        and item.args
+    ):
+        return item.args[0]
+    return _bare(item)
 
 
 def move_behind(file: str, moved: Place, behind: Place) -> list[Edit]:

@@ -194,7 +194,6 @@ _RULES: dict[str, Rule] = {
     "ddp-ready-twice-checkpoint": raised_graph.reentrant,
     "checkpoint-no-grad-input": raised_graph.reentrant,
     "ddp-unused": raised_graph.unused_branch,
-    "no-inf-checks": raised_graph.frozen,
     "no-grad-fn": raised_graph.without_grad,
     "invalid-ordinal": raised_data.device_number,
     "backward-twice": raised_graph.carried_state,

@@ -10,29 +10,31 @@ import torch
 
 from trimtab.diagnose import flow, rewrite, source
 from trimtab.diagnose.finding import Edit, Place
-from trimtab.diagnose.raised_common import own_frames, values_named
+from trimtab.diagnose.raised_common import own_frames
 from trimtab.diagnose.rules_common import Verdict
+
+_CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 
 
 def reentrant(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """A checkpoint call that is re-entrant, by word or by default; else the return of an opaque output."""
-    for call in source.calls(file):
-        kwargs = source.keyword(call, "gradient_checkpointing_kwargs")
-        for said in (source.keyword(call, "use_reentrant"), _entry(kwargs, "use_reentrant")):
-            if source.is_constant(said, True):
-                return call.lineno
-    for call in source.calls(file, "checkpoint", "checkpoint_sequential", "gradient_checkpointing_enable"):
+    for word in _reentrant_words(file):
+        return word.lineno
+    for call in source.calls(file, *_CHECKPOINTS, "gradient_checkpointing_enable"):
         enables = source.called_name(call) == "gradient_checkpointing_enable"
         if not (call.args or call.keywords) if enables else not source.keyword(call, "use_reentrant"):
             return call.lineno
     return opaque_return(file)
 
 
-def _entry(node: ast.expr | None, key: str) -> ast.expr | None:
-    if not isinstance(node, ast.Dict):
-        return None
-    pairs = zip(node.keys, node.values, strict=True)
-    return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == key), None)
+def _reentrant_words(file: str) -> Iterator[ast.expr]:
+    """Where re-entry is asked for: `use_reentrant=True`, or an entry of that name in a dict of settings."""
+    for node in source.walk(file):
+        pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+        said = next((v for k, v in pairs if source.is_constant(k, "use_reentrant")), None)
+        said = source.keyword(node, "use_reentrant") if isinstance(node, ast.Call) else said
+        if said is not None and source.is_constant(said, True):
+            yield said
 
 
 def opaque_return(file: str) -> int | None:
@@ -130,39 +132,6 @@ def _rebuilt_loss(file: str) -> int | None:
     return None
 
 
-def frozen(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """All parameters of the optimizer are frozen: the line that freezes; else a loss that was rebuilt."""
-    optimizers = [v for v in values_named(error, "optimizer") if hasattr(v, "param_groups")]
-    parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    if parameters and not any(p.requires_grad for p in parameters) and (line := freezing_line(file)):
-        return line
-    return _rebuilt_loss(file)
-
-
-def _loaded_frozen(call: ast.Call) -> bool:
-    """PEFT loads adapters for inference unless it is told otherwise."""
-    loads = ast.unparse(call.func) == "PeftModel.from_pretrained"
-    return loads and not source.is_constant(source.keyword(call, "is_trainable"), True)
-
-
-def freezing_line(file: str) -> int | None:
-    """The line that makes parameters untrainable: requires_grad_(False), p.requires_grad = False (or = a condition), an
-    adapter that is loaded for inference."""
-    found: list[tuple[int, int]] = []
-    for node in source.walk(file):
-        if isinstance(node, ast.Call):
-            if source.called_name(node) == "requires_grad_" and _first_is_false(node.args):
-                found.append((0, node.lineno))
-            elif source.is_constant(source.keyword(node, "inference_mode"), True) or _loaded_frozen(node):
-                found.append((1, node.lineno))
-        elif isinstance(node, ast.Assign) and _sets_requires_grad(node):
-            # A condition may hold for no parameter at all.
-            always = _first_is_false([node.value])
-            if always or not source.is_constant(node.value, True):
-                found.append((0 if always else 1, node.lineno))
-    return min(found)[1] if found else None
-
-
 def freezes_on(node: ast.stmt) -> bool:
     """Whether a statement sets a requires_grad to anything but True."""
     if isinstance(node, ast.Assign):
@@ -241,9 +210,8 @@ def reentrant_flag(error: BaseException) -> Verdict | None:
 
 def without_reentry(place: Place | None) -> tuple[str, list[Edit]]:
     """The fix for a checkpoint call that is re-entrant, by word or by default; in a library, what its user can do."""
-    names = ("checkpoint", "checkpoint_sequential")
     for call in source.call_on(place.file, place.line) if place is not None else ():
-        if place is None or source.called_name(call) not in names:
+        if place is None or source.called_name(call) not in _CHECKPOINTS:
             continue
         code = rewrite.with_keyword(place.file, call, "use_reentrant", "False")
         edit = rewrite.add_keyword(place.file, call, "use_reentrant", "False")
@@ -253,11 +221,3 @@ def without_reentry(place: Place | None) -> tuple[str, list[Edit]]:
         "require a gradient: model.enable_input_require_grads().",
         [],
     )
-
-
-def _reentrant_words(file: str) -> Iterator[ast.expr]:
-    for node in source.walk(file):
-        said = _entry(node, "use_reentrant") if isinstance(node, ast.Dict) else None
-        said = source.keyword(node, "use_reentrant") if isinstance(node, ast.Call) else said
-        if said is not None and source.is_constant(said, True):
-            yield said

@@ -52,15 +52,19 @@ def shared(error: BaseException, freed: set[Any], earlier: Place, stepped: set[i
     if common is None:
         return None
     behind = {id(leaf) for leaf in graphs.leaves(common.value)}
-    later = trained_after(frame, line)
+    later, name = trained_after(frame, line), common.name
     if later is not None and not behind & later:
-        since = earlier.line if one_block and common.frame is frame else 0
-        return _let_go(
-            common, since, f"this goes back through {common.name}, whose graph line {earlier.line} freed"
-        )
+        since = earlier.line if one_block and common.frame is frame else common.line - 1
+        why = f"this goes back through {name}, whose graph line {earlier.line} freed"
+        return _let_go(common, _uses(common, since, common.line), "This pass does not train", why)
     if behind & stepped:
         return _again(common, earlier)
-    return _first_lets_go(common, earlier, line)
+    at = common.frame.f_code.co_filename
+    made = source.last_assignment(at, common.line, name)
+    same = source.function_at(at, common.line) is source.function_at(earlier.file, earlier.line)
+    uses = _uses(common, made.lineno if made else 0, earlier.line if same else common.line - 1)[:1]
+    why = f"the first loss goes back through {name} too, and frees the graph that line {line} needs"
+    return _let_go(common, uses, "This pass does not train", why)
 
 
 def _common(root: torch.Tensor, freed: set[Any], frames: list[tuple[FrameType, int]]) -> _Common | None:
@@ -90,34 +94,14 @@ def trained_after(frame: FrameType, line: int) -> set[int] | None:
     return None
 
 
-def _let_go(common: _Common, since: int, why: str) -> Verdict | None:
-    """The later pass does not train what is behind the tensor: it is given the values alone."""
-    file = common.frame.f_code.co_filename
-    uses = _uses(common, since or common.line - 1, common.line)
+def _let_go(common: _Common, uses: list[ast.Name], which: str, why: str) -> Verdict | None:
+    """One pass does not train what is behind the tensor: it is given the values alone."""
     if not uses:
         return None
-    code = f"{common.name}.detach()"
+    file, code = common.frame.f_code.co_filename, f"{common.name}.detach()"
     edits = [rewrite.in_place_of(file, use, code) for use in uses]
-    fix = f"This pass does not train what is behind {common.name}: give it {code}: {rewrite.shown(edits)}."
+    fix = f"{which} what is behind {common.name}: give it {code}: {rewrite.shown(edits)}."
     return Verdict(source.cause(file, uses[0].lineno, why), fix, edits=edits)
-
-
-def _first_lets_go(common: _Common, earlier: Place, line: int) -> Verdict | None:
-    """The earlier pass does not train what is behind the tensor, and frees its graph."""
-    file = common.frame.f_code.co_filename
-    made = source.last_assignment(file, common.line, common.name)
-    here = source.function_at(file, common.line)
-    last = earlier.line if here is source.function_at(earlier.file, earlier.line) else common.line - 1
-    uses = _uses(common, made.lineno if made is not None else 0, last)
-    if not uses:
-        return None
-    code = f"{common.name}.detach()"
-    why = f"the first loss goes back through {common.name} too, and frees the graph that line {line} needs"
-    return Verdict(
-        source.cause(file, uses[0].lineno, why),
-        f"Only the later pass trains what is behind {common.name}: give this one {code}.",
-        edits=[rewrite.in_place_of(file, uses[0], code)],
-    )
 
 
 def _uses(common: _Common, after: int, until: int) -> list[ast.Name]:

@@ -22,12 +22,33 @@ from trimtab.virtual import deeds, functions, origin, state
 from trimtab.virtual.tensor import payload_of
 from trimtab.virtual.unknown import is_unknown
 
-_ON_PURPOSE = frozenset(
-    ("full", "full_like", "masked_fill", "masked_fill_", "where", "fill_", "empty", "empty_like", "tensor")
-) | {"new_full", "triu", "tril", "zeros", "ones", "new_empty", "empty_strided", "__setitem__", "cat", "stack"}
-_PENALTIES = frozenset(
-    ("mul", "__mul__", "__rmul__", "sub", "__sub__", "__rsub__", "add", "__add__", "__radd__")
-)
+_ON_PURPOSE = {
+    "full",
+    "full_like",
+    "masked_fill",
+    "masked_fill_",
+    "where",
+    "fill_",
+    "empty",
+    "empty_like",
+    "tensor",
+} | {"new_full", "triu", "tril", "zeros", "ones", "new_empty", "empty_strided", "__setitem__", "cat", "stack"}
+_PENALTIES = {"mul", "__mul__", "__rmul__", "sub", "__sub__", "__rsub__", "add", "__add__", "__radd__"}
+_OVERFLOWS = {
+    "matmul",
+    "mm",
+    "bmm",
+    "linear",
+    "mul",
+    "add",
+    "pow",
+    "square",
+    "exp",
+    "sum",
+    "to",
+    "half",
+    "einsum",
+}
 # The gradients of norm, std and cdist are 0 at 0 in torch.
 _STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "acos", "asin"))
 _LARGEST = 1 << 22
@@ -165,7 +186,7 @@ def _broken(
         return Source(place, f"the {plain} of no element is NaN", said)
     infinite = bool((values.detach().abs() == float("inf")).any()) if values.numel() else False
     zero = mends_values.of_zero(place, name, dtype, node)
-    if zero is not None and (not infinite or not _overflows(plain)):
+    if zero is not None and (not infinite or plain not in _OVERFLOWS):
         where = _where(place, zero[1])
         if where.line != place.line:
             why = f"this is meant to guard line {place.line}, whose result ({plain}) is not finite"
@@ -210,24 +231,6 @@ def _times_infinity(place: Place, stray: torch.Tensor) -> Source | None:
 def _too_large(args: tuple[Any, ...]) -> bool:
     """Whether a plain number beyond float16 takes part: a penalty that hides what it is added to."""
     return any(isinstance(a, int | float) and abs(a) > 65504 for a in args)
-
-
-def _overflows(name: str) -> bool:
-    return name in (
-        "matmul",
-        "mm",
-        "bmm",
-        "linear",
-        "mul",
-        "add",
-        "pow",
-        "square",
-        "exp",
-        "sum",
-        "to",
-        "half",
-        "einsum",
-    )
 
 
 def _flat(name: str, args: tuple[Any, ...]) -> bool:
