@@ -21,7 +21,11 @@ from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.storage import address, label_storage
 
-_make = torch.Tensor._make_wrapper_subclass
+_make, _in_inference_mode, _STRIDED = (
+    torch.Tensor._make_wrapper_subclass,
+    torch.is_inference_mode_enabled,
+    torch.strided,
+)
 INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE)
 
 
@@ -347,25 +351,34 @@ def _is_unknown(tensor: VirtualTensor) -> bool:
 
 def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> VirtualTensor:
     """A virtual tensor over a payload. Without a block the payload's storage is counted as a new allocation."""
-    made: VirtualTensor
     inference = payload.is_inference()
-    if inference is torch.is_inference_mode_enabled():
-        made = _wrapper(payload, slot)
-    else:
+    if inference is not _in_inference_mode():
         # A view is an inference tensor when its base is one, whatever the mode in which it is taken.
         with torch._C._InferenceMode(inference):
-            made = _wrapper(payload, slot)
-    if block is None:
-        if payload.layout is torch.strided:
+            return wrap(payload, slot, block)
+    made: Any
+    if payload.layout is _STRIDED:
+        made = _make(
+            VirtualTensor,
+            payload.shape,
+            strides=payload.stride(),
+            storage_offset=payload.storage_offset(),
+            dtype=payload.dtype,
+            device=slot.meta,
+            _extra_dispatch_keys=AUTOCAST,
+        )
+        if block is None:
             block = Block(slot, payload.untyped_storage().nbytes())
-        else:
+    else:
+        made = _without_strides(payload, slot)
+        if block is None:
             block = Block(slot, payload.numel() * payload.element_size())
     made.payload = payload
     made._slot = slot
     made._block = block
     if slot.index == state.HOST:
         made.__class__ = HostTensor
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -393,17 +406,7 @@ def moved_to_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     return torch.Tensor.to(args[0], target)
 
 
-def _wrapper(payload: Tensor, slot: VirtualDevice) -> Any:
-    if payload.layout is torch.strided:
-        return _make(
-            VirtualTensor,
-            payload.size(),
-            strides=payload.stride(),
-            storage_offset=payload.storage_offset(),
-            dtype=payload.dtype,
-            device=slot.meta,
-            _extra_dispatch_keys=AUTOCAST,
-        )
+def _without_strides(payload: Tensor, slot: VirtualDevice) -> Any:
     return _make(
         VirtualTensor,
         payload.size(),
