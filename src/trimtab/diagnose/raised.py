@@ -196,7 +196,6 @@ _RULES: dict[str, Rule] = {
     "ddp-unused": raised_graph.unused_branch,
     "no-grad-fn": raised_graph.without_grad,
     "invalid-ordinal": raised_data.device_number,
-    "backward-twice": raised_graph.carried_state,
     "rnn-hidden": raised_data.stray_local,
     "collate-type": raised_data.row_maker,
     "ragged": raised_data.row_maker,

@@ -80,20 +80,6 @@ def _unused_output(file: str, line: int) -> int | None:
     return min((n.lineno for n in read if n.id in bound and n.lineno > line), default=None)
 
 
-def carried_state(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """A variable that a loop computes from its own last value, with the graph of the last round."""
-    line = own[0].line
-    for node in source.walk(file):
-        if not isinstance(node, ast.For | ast.While) or not node.lineno < line <= (node.end_lineno or 0):
-            continue
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call | ast.BinOp):
-                again = source.bound(inner) & source.names_in(inner.value)
-                if again and "detach" not in ast.unparse(inner.value) and not source.has_move(inner.value):
-                    return inner.lineno
-    return None
-
-
 def _unused_layers(owner: ast.ClassDef) -> Iterator[tuple[str, int]]:
     methods = [m for m in owner.body if isinstance(m, source.Function)]
     if not any(m.name == "forward" for m in methods):
@@ -121,17 +107,6 @@ def _unfrozen(file: str, owner: ast.ClassDef, attribute: str) -> int | None:
     return None
 
 
-def _rebuilt_loss(file: str) -> int | None:
-    """A loss that is made anew as a leaf: torch.tensor(…, requires_grad=True), or .requires_grad_() on it."""
-    for call in source.calls(file, "tensor", "as_tensor", "Tensor", "Variable"):
-        if source.is_constant(source.keyword(call, "requires_grad"), True):
-            return call.lineno
-    for call in source.calls(file, "requires_grad_", "detach", "item"):
-        if isinstance(call.func, ast.Attribute) and "loss" in ast.unparse(call.func):
-            return call.lineno
-    return None
-
-
 def freezes_on(node: ast.stmt) -> bool:
     """Whether a statement sets a requires_grad to anything but True."""
     if isinstance(node, ast.Assign):
@@ -151,7 +126,7 @@ def _first_is_false(given: list[ast.expr]) -> bool:
 
 
 def without_grad(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """The loss was computed under no_grad: the line that switches gradients off; else a loss that was rebuilt."""
+    """The loss was computed under no_grad: the line that switches gradients off."""
     if (left := _left_off(file)) is not None:
         return left.lineno
     node = source.statement(file, own[0].line)
@@ -159,7 +134,7 @@ def without_grad(file: str, own: Sequence[Place], error: BaseException) -> int |
         made = source.last_assignment(file, own[0].line, name)
         if made is not None and (switch := flow.switch_around(file, made.lineno)) is not None:
             return switch.line
-    return _rebuilt_loss(file)
+    return None
 
 
 def _left_off(file: str) -> ast.Expr | None:
