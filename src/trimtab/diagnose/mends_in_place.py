@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+from types import FrameType
 from typing import Literal
 
+import torch
 from torch import nn
 
-from trimtab.diagnose import flow, holders, mends_layers, rewrite, source
+from trimtab.diagnose import flow, graphs, holders, mends_layers, rewrite, shared_graph, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.mends_graph import Mend
+from trimtab.diagnose.raised_common import own_frames
 from trimtab.virtual.state import machine
 
 Filled = Literal["mask", "part", ""]
@@ -119,3 +122,51 @@ def _is_callers(place: Place, name: str) -> bool:
     function = source.function_at(place.file, place.line)
     returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value] if function else []
     return not returns and name in source.parameters(place.file, place.line)
+
+
+def stepped_later(error: BaseException, step: Place) -> Mend | None:
+    """A loss that goes backward after a step has changed its weights: its pass and step, put before that step's pass.
+
+    Only where the earlier loss does not go through what the later pass's optimizer changes in turn.
+    """
+    for frame, line in own_frames(error)[:1]:
+        file = frame.f_code.co_filename
+        block = flow.block_of(file, source.statement(file, step.line))
+        steps, failing = (
+            [n for n in block if n.lineno <= at <= (n.end_lineno or 0)] for at in (step.line, line)
+        )
+        if step.file != file or len(steps) != 1 or len(failing) != 1 or steps[0].lineno >= failing[0].lineno:
+            return None
+        first = next((n for n in reversed(block[: block.index(steps[0])]) if _sends_back(file, n)), None)
+        after = block[block.index(failing[0]) + 1 :]
+        last = next((n for n in after if any(source.methods_on(file, n.lineno, "step"))), None)
+        optimizer = next((o for _, o in source.methods_on(file, step.line, "step")), None)
+        later, root = (
+            shared_graph.trained_after(frame, line),
+            _sent(frame, file, first.lineno) if first else None,
+        )
+        if first is None or last is None or optimizer is None or later is None or root is None:
+            return None
+        if later & {id(leaf) for leaf in graphs.leaves(root)}:
+            return None
+        back = block[block.index(first) : block.index(steps[0]) + 1]
+        text = "\n".join([f"{ast.unparse(optimizer)}.zero_grad()", *(rewrite.written(file, n) for n in back)])
+        edits = [*(rewrite.without(file, n) for n in back), rewrite.after(file, last, text)]
+        loss, lines = shared_graph.loss_name(file, line), f"lines {failing[0].lineno} to {last.lineno}"
+        said = f"Send {loss} backward and step ({lines}) first"
+        return f"{said}, and put behind line {last.lineno}: {'; '.join(text.splitlines())}.", edits
+    return None
+
+
+def _sends_back(file: str, node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and any(source.methods_on(file, node.lineno, "backward"))
+
+
+def _sent(frame: FrameType, file: str, line: int) -> torch.Tensor | None:
+    """The loss that a line sends backward, where it is a variable of the frame."""
+    for call, _ in source.methods_on(file, line, "backward"):
+        names = (
+            holders.value_of(n, frame) for n in ast.walk(call) if isinstance(n, ast.Name | ast.Attribute)
+        )
+        return next((value for value in names if isinstance(value, torch.Tensor)), None)
+    return None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trimtab.diagnose import flow, graphs, holders, kept, rewrite, source
-from trimtab.diagnose.finding import Edit, Place, cause_at
+from trimtab.diagnose.finding import Place, cause_at
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 
@@ -237,50 +237,6 @@ def _tensors(thing: Any) -> Iterable[torch.Tensor]:
             value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         )
         yield from (item for item in items if isinstance(item, torch.Tensor))
-
-
-def stepped_later(error: BaseException, step: Place) -> tuple[str, list[Edit]] | None:
-    """A loss that goes backward after a step has changed its weights: its pass and step, put before that step's pass.
-
-    Only where the earlier loss does not go through what the later pass's optimizer changes in turn.
-    """
-    for frame, line in own_frames(error)[:1]:
-        file = frame.f_code.co_filename
-        block = flow.block_of(file, source.statement(file, step.line))
-        steps, failing = (
-            [n for n in block if n.lineno <= at <= (n.end_lineno or 0)] for at in (step.line, line)
-        )
-        if step.file != file or len(steps) != 1 or len(failing) != 1 or steps[0].lineno >= failing[0].lineno:
-            return None
-        first = next((n for n in reversed(block[: block.index(steps[0])]) if _sends_back(file, n)), None)
-        after = block[block.index(failing[0]) + 1 :]
-        last = next((n for n in after if any(source.methods_on(file, n.lineno, "step"))), None)
-        optimizer = next((o for _, o in source.methods_on(file, step.line, "step")), None)
-        later, root = trained_after(frame, line), _sent(frame, file, first.lineno) if first else None
-        if first is None or last is None or optimizer is None or later is None or root is None:
-            return None
-        if later & {id(leaf) for leaf in graphs.leaves(root)}:
-            return None
-        back = block[block.index(first) : block.index(steps[0]) + 1]
-        text = "\n".join([f"{ast.unparse(optimizer)}.zero_grad()", *(rewrite.written(file, n) for n in back)])
-        edits = [*(rewrite.without(file, n) for n in back), rewrite.after(file, last, text)]
-        said = f"Send {loss_name(file, line)} backward and step (lines {failing[0].lineno} to {last.lineno}) first"
-        return f"{said}, and put behind line {last.lineno}: {'; '.join(text.splitlines())}.", edits
-    return None
-
-
-def _sends_back(file: str, node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and any(source.methods_on(file, node.lineno, "backward"))
-
-
-def _sent(frame: FrameType, file: str, line: int) -> torch.Tensor | None:
-    """The loss that a line sends backward, where it is a variable of the frame."""
-    for call, _ in source.methods_on(file, line, "backward"):
-        names = (
-            holders.value_of(n, frame) for n in ast.walk(call) if isinstance(n, ast.Name | ast.Attribute)
-        )
-        return next((value for value in names if isinstance(value, torch.Tensor)), None)
-    return None
 
 
 def loss_name(file: str, line: int) -> str:

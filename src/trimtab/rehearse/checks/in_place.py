@@ -94,7 +94,7 @@ class InPlace(BaseCheck):
                     f"Compute {loss} after this step, or send it backward before it: its graph holds the weights as "
                     "they were."
                 )
-                swapped = shared_graph.stepped_later(error, place) if error is not None else None
+                swapped = mends_in_place.stepped_later(error, place) if error is not None else None
                 fix, edits = swapped or (fix, [])
                 return replace(finding, cause=cause_at(place, why), fix=fix, edits=edits)
         # A part of a tensor that is filled piece by piece: torch names the shape of the part.
