@@ -145,12 +145,12 @@ def _bare(node: ast.expr) -> ast.expr:
 def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
     """A loss made anew from numbers: torch.tensor copies values and knows no graph."""
     if isinstance(given, ast.List | ast.ListComp):
-        kept: ast.expr = (
+        inside: ast.expr = (
             ast.List([_tensor_in(item) for item in given.elts]) if isinstance(given, ast.List) else given
         )
         if isinstance(given, ast.ListComp):
-            kept = ast.ListComp(_tensor_in(given.elt), given.generators)
-        code = f"torch.stack({ast.unparse(kept)})"
+            inside = ast.ListComp(_tensor_in(given.elt), given.generators)
+        code = f"torch.stack({ast.unparse(inside)})"
         return f"Stack the tensors themselves, which keeps their graphs: {code}.", [
             rewrite.in_place_of(file, call, code)
         ]
