@@ -151,9 +151,10 @@ def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
         if isinstance(given, ast.ListComp):
             inside = ast.ListComp(_tensor_in(given.elt), given.generators)
         code = f"torch.stack({ast.unparse(inside)})"
-        return f"Stack the tensors themselves, which keeps their graphs: {code}.", [
-            rewrite.in_place_of(file, call, code)
-        ]
+        parts = given.elts if isinstance(given, ast.List) else [given.elt]
+        tensors = bool(parts) and not any(isinstance(part, ast.Constant) for part in parts)
+        edits = [rewrite.in_place_of(file, call, code)] if tensors else []
+        return f"Stack the tensors themselves, which keeps their graphs: {code}.", edits
     if isinstance(given, ast.Name | ast.Attribute):
         text = ast.unparse(given)
         numbers = _appended_number(file, text.rpartition(".")[2])
