@@ -144,6 +144,9 @@ EXAMPLES: dict[str, str] = {
     "numpy-of-grad": "RuntimeError: Can't call numpy() on Tensor that requires grad. Use"
     " tensor.detach().numpy() instead.",
     "non-scalar-backward": "RuntimeError: grad can be implicitly created only for scalar outputs",
+    "gradient-count": "RuntimeError: function ClampBackward returned an incorrect number of gradients (expected 3,"
+    " got 1)",
+    "gradient-nan": "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.",
     "empty-parameter-list": "ValueError: optimizer got an empty parameter list",
     "non-leaf-optimizer": "ValueError: can't optimize a non-leaf Tensor",
     "unused-in-graph": "RuntimeError: One of the differentiated Tensors appears to not have been used in"

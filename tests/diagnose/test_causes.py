@@ -591,17 +591,6 @@ RAISED = {
         loss.backward()  # WHERE
         """,
     ),
-    "frozen parameters under a scaler": (
-        "scaler-misuse",
-        """
-        model = nn.Linear(4, 2)
-        for p in model.parameters():
-            p.requires_grad = False  # CAUSE
-        def step(optimizer):
-            raise AssertionError("No inf checks were recorded for this optimizer.")  # WHERE
-        step(torch.optim.SGD(model.parameters()))
-        """,
-    ),
     "a state carried through a loop": (
         "graph-kept",
         """
@@ -633,15 +622,6 @@ RAISED = {
         """
         device = torch.device("cuda", 5)  # CAUSE
         raise RuntimeError(f"CUDA error: invalid device ordinal\\n{device}")  # WHERE
-        """,
-    ),
-    "a loss rebuilt as a leaf": (
-        "scaler-misuse",
-        """
-        def loss_of(x):
-            return torch.tensor([float(v) for v in x], requires_grad=True)  # CAUSE
-        loss_of(torch.ones(2)).mean().backward()
-        raise AssertionError("No inf checks were recorded for this optimizer.")  # WHERE
         """,
     ),
     "re-entrant checkpointing under DDP": (

@@ -37,6 +37,8 @@ def joined(frame: FrameType, node: ast.expr, odd: torch.Tensor | None = None) ->
     parts = list(_odd_parts(frame, node, taker, odd))
     if not parts:
         return None
+    if (door := _at_the_door(frame, parts, taker)) is not None:
+        return door
     file, line = frame.f_code.co_filename, node.lineno
     found = [_cast(file, line, part, taker) for part in parts]
     place, how = found[0][0], "; ".join(dict.fromkeys(said for _, said, _ in found))
@@ -47,6 +49,40 @@ def joined(frame: FrameType, node: ast.expr, odd: torch.Tensor | None = None) ->
     fix = f"{how} ({taker.code} is {_plain(taker.dtype)})."
     edits = [edit for _, _, edit in found]
     return Verdict(source.cause(file, place, why), fix, edits=edits)
+
+
+def _at_the_door(frame: FrameType, parts: list[ast.expr], taker: Taker) -> Verdict | None:
+    """Rows in float64, as numpy makes them: cast where the program moves them to the device, with all beside them."""
+    value = next((frame.f_locals.get(source.root(part)) for part in parts), None)
+    if not isinstance(value, torch.Tensor) or (value.dtype, taker.dtype) != (torch.float64, torch.float32):
+        return None
+    moved = origin.moved_of(value)
+    if moved is None or not source.is_user_file(moved.file):
+        return None
+    node = source.statement(moved.file, moved.line)
+    function, mover = source.function_at(moved.file, moved.line), frame
+    while (
+        mover.f_back is not None
+        and source.function_at(mover.f_code.co_filename, mover.f_lineno) is not function
+    ):
+        mover = mover.f_back
+    given = source.pairs(node) if isinstance(node, ast.Assign) else ()
+    doubles = {
+        held
+        for target, held in given
+        if getattr(holders.value_of(target, mover), "dtype", None) is torch.float64
+    }
+    calls = [call for call, _ in source.methods_on(moved.file, moved.line, "to", "cuda")]
+    edits = [
+        rewrite.in_place_of(moved.file, call, f"{ast.unparse(call)}.float()")
+        for call in calls
+        if call in doubles
+    ]
+    if not edits or node is None:
+        return None
+    why = "this comes in float64, as numpy computes, and meets weights in float32"
+    fix = f"Cast it where it comes in: {rewrite.shown(edits)}."
+    return Verdict(source.cause(moved.file, moved.line, why), fix, edits=edits)
 
 
 def _odd_buffer(frame: FrameType, node: ast.expr) -> Verdict | None:

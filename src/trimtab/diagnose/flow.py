@@ -12,18 +12,15 @@ from trimtab.diagnose.finding import Place
 from trimtab.diagnose.source import place
 
 _SWITCHES = {"no_grad", "inference_mode"}
-_OF_A_MODEL = frozenset(
-    (
-        "parameters",
-        "named_parameters",
-        "buffers",
-        "named_buffers",
-        "modules",
-        "named_modules",
-        "children",
-        "state_dict",
-    )
-)
+_OF_A_MODEL = {
+    "parameters",
+    "named_parameters",
+    "buffers",
+    "named_buffers",
+    "modules",
+    "named_modules",
+    "children",
+} | {"state_dict"}
 _WRITERS = {"masked_fill", "fill", "where", "full", "full_like", "new_full", "index_fill", "pad"}
 
 
@@ -39,6 +36,13 @@ def is_same_everywhere(loop: ast.For | ast.While) -> bool:
     header = loop.iter if isinstance(loop, ast.For) else None
     calls = [source.called_name(n) for n in ast.walk(header) if isinstance(n, ast.Call)] if header else []
     return bool(_OF_A_MODEL.intersection(calls))
+
+
+def block_of(file: str, node: ast.stmt | None) -> list[ast.stmt]:
+    """The statements among which a statement stands."""
+    parent = next(source.above(file, node), None) if node is not None else None
+    blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+    return next((block for block in blocks if isinstance(block, list) and node in block), [])
 
 
 def round_start(at: Place) -> Place | None:

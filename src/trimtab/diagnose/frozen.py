@@ -69,12 +69,7 @@ def mend(place: Place, names: Sequence[str]) -> tuple[str, list[Edit]]:
                 return "Adapters of this config are frozen: inference_mode=False.", edits
     for call in (c for c in calls if source.called_name(c) in _LOADS):
         if not source.is_constant(source.keyword(call, "is_trainable"), True):
-            old = source.keyword(call, "is_trainable")
-            edit = (
-                rewrite.in_place_of(place.file, old, "True")
-                if old is not None
-                else rewrite.add_keyword(place.file, call, "is_trainable", "True")
-            )
+            edit = rewrite.add_keyword(place.file, call, "is_trainable", "True")
             return "An adapter is loaded frozen unless it is told otherwise: is_trainable=True.", [edit]
     if (wrong := _by_name(place, names)) is not None:
         return wrong

@@ -40,6 +40,10 @@ def of_cut(place: Place | None) -> Mend | None:
     if mends:
         # Which of several is the one that cuts cannot be read.
         return mends[0] if len(mends) == 1 else (mends[0][0], [])
+    asked = [n for n in inner if isinstance(n, ast.Call) and _of_comparison(n) is not None]
+    if len(asked) == 1 and (soft := _of_comparison(asked[0])) is not None:
+        edits = [rewrite.in_place_of(place.file, asked[0], ast.unparse(soft))]
+        return f"Compute with the values themselves, which have a gradient: {rewrite.shown(edits)}.", edits
     for read in [n for n in inner if isinstance(n, ast.Attribute) and n.attr == "data"]:
         if isinstance(read.ctx, ast.Load):
             text = ast.unparse(read.value)
@@ -47,6 +51,12 @@ def of_cut(place: Place | None) -> Mend | None:
                 rewrite.in_place_of(place.file, read, text)
             ]
     return None
+
+
+def _of_comparison(call: ast.Call) -> ast.expr | None:
+    """What is compared in `(scores > 0.5).float()`."""
+    value = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else None
+    return value.left if isinstance(value, ast.Compare) and source.called_name(call) == "float" else None
 
 
 def _contexts(node: ast.stmt) -> list[ast.expr]:
@@ -135,10 +145,15 @@ def _bare(node: ast.expr) -> ast.expr:
 def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
     """A loss made anew from numbers: torch.tensor copies values and knows no graph."""
     if isinstance(given, ast.List | ast.ListComp):
-        items = [given.elt] if isinstance(given, ast.ListComp) else given.elts
-        plain = all(_bare(item) is item for item in items)
-        code = f"torch.stack({ast.unparse(given)})"
-        edits = [rewrite.in_place_of(file, call, code)] if plain and items else []
+        inside: ast.expr = (
+            ast.List([_tensor_in(item) for item in given.elts]) if isinstance(given, ast.List) else given
+        )
+        if isinstance(given, ast.ListComp):
+            inside = ast.ListComp(_tensor_in(given.elt), given.generators)
+        code = f"torch.stack({ast.unparse(inside)})"
+        parts = given.elts if isinstance(given, ast.List) else [given.elt]
+        tensors = bool(parts) and not any(isinstance(part, ast.Constant) for part in parts)
+        edits = [rewrite.in_place_of(file, call, code)] if tensors else []
         return f"Stack the tensors themselves, which keeps their graphs: {code}.", edits
     if isinstance(given, ast.Name | ast.Attribute):
         text = ast.unparse(given)
@@ -152,7 +167,7 @@ def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
                 rewrite.in_place_of(file, call, f"torch.stack({text})"),
             ]
             return fix, edits
-        if _is_list(file, text.rpartition(".")[2]):
+        if _appends(file, text.rpartition(".")[2]):
             code = f"torch.stack({text})"
             return f"Stack the tensors themselves, which keeps their graphs: {code}.", [
                 rewrite.in_place_of(file, call, code)
@@ -164,35 +179,34 @@ def _rebuilt(file: str, call: ast.Call, given: ast.expr) -> Mend:
     return f"Use the tensor itself ({text}): torch.tensor copies values and drops the graph.", []
 
 
+def _appends(file: str, name: str) -> list[ast.expr]:
+    """What is appended to a list of this name."""
+    calls = (c for c in source.calls(file, "append") if isinstance(c.func, ast.Attribute) and c.args)
+    return [
+        c.args[0]
+        for c in calls
+        if isinstance(c.func, ast.Attribute) and source.last_name(c.func.value) == name
+    ]
+
+
 def _appended_number(file: str, name: str) -> tuple[ast.expr, ast.expr] | None:
     """What is appended to a list as a number: the expression, and the tensor inside it."""
-    for call in source.calls(file, "append"):
-        if (
-            not isinstance(call.func, ast.Attribute)
-            or source.last_name(call.func.value) != name
-            or not call.args
-        ):
-            continue
-        item = call.args[0]
-        if (
-            isinstance(item, ast.Call)
-            and isinstance(item.func, ast.Name)
-            and item.func.id in _WRAPS
-            and item.args
-        ):
-            return item, item.args[0]
-        bare = _bare(item)
-        if bare is not item:
-            return item, bare
+    for item in _appends(file, name):
+        if (inner := _tensor_in(item)) is not item:
+            return item, inner
     return None
 
 
-def _is_list(file: str, name: str) -> bool:
-    appended = any(
-        isinstance(c.func, ast.Attribute) and source.last_name(c.func.value) == name
-        for c in source.calls(file, "append")
-    )
-    return appended
+def _tensor_in(item: ast.expr) -> ast.expr:
+    """The tensor of which an expression takes the number: `loss` in `float(loss)` and `loss.item()`."""
+    if (
+        isinstance(item, ast.Call)
+        and isinstance(item.func, ast.Name)
+        and item.func.id in _WRAPS
+        and item.args
+    ):
+        return item.args[0]
+    return _bare(item)
 
 
 def move_behind(file: str, moved: Place, behind: Place) -> list[Edit]:

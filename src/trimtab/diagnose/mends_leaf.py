@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from trimtab.diagnose import mends_graph, rewrite, shared_graph, source
+from trimtab.diagnose import flow, mends_graph, rewrite, shared_graph, source
 from trimtab.diagnose.finding import Place
 
 
@@ -69,8 +69,6 @@ def _flagged(node: ast.stmt) -> str | None:
 
 def _has_company(file: str, node: ast.stmt) -> bool:
     """Whether a block is not left empty, nor a line cut in two, when this statement goes."""
-    parent = next(source.above(file, node), None)
-    blocks = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]
-    block = next((b for b in blocks if isinstance(b, list) and node in b), [])
+    block = flow.block_of(file, node)
     alone = not any(n.lineno <= node.lineno <= (n.end_lineno or 0) for n in block if n is not node)
     return len(block) > 1 and alone

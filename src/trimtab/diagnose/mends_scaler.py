@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-from trimtab.diagnose import flow, holders, rewrite, source
+from trimtab.diagnose import flow, holders, rewrite, shared_graph, source
 from trimtab.diagnose.finding import Edit, Place
 
 Mend = tuple[str, list[Edit]]
@@ -25,11 +25,14 @@ def code_for(value: Any, frame: FrameType) -> str | None:
     return holders.expression_for(value, frame) or next(named, None)
 
 
+def _named(frames: Iterable[FrameType], value: Any) -> str | None:
+    return next((code for frame in frames if (code := code_for(value, frame)) is not None), None)
+
+
 def scaled(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:
     """A backward pass past the scaler, written through it (or through accelerate, which holds the scaler)."""
-    calls = [c for c in source.call_on(place.file, place.line) if source.called_name(c) == "backward"]
-    call = calls[0] if len(calls) == 1 and isinstance(calls[0].func, ast.Attribute) else None
-    loss = call.func.value if call is not None and isinstance(call.func, ast.Attribute) else None
+    calls = list(source.methods_on(place.file, place.line, "backward"))
+    call, loss = calls[0] if len(calls) == 1 else (None, None)
     spoken = ast.unparse(loss) if loss is not None else "the loss"
     for frame in frames:
         if (helper := _accelerator(frame)) is not None:
@@ -81,20 +84,17 @@ def unscaled_first(frames: Iterable[FrameType], scaler: Any, optimizer: Any) -> 
 
 def stepped(place: Place | None, frames: Iterable[FrameType], scaler: Any) -> Mend:
     """An optimizer's own step, taken through the scaler."""
-    calls = source.call_on(place.file, place.line) if place is not None else ()
-    named = next((code for frame in frames if (code := code_for(scaler, frame)) is not None), None)
-    for call in calls:
-        if source.called_name(call) == "step" and isinstance(call.func, ast.Attribute) and named and place:
-            given = ", ".join([ast.unparse(call.func.value), *map(ast.unparse, call.args)])
-            code = f"{named}.step({given})"
-            fix = f"Step through the scaler: {code}, and {named}.update() once behind all steps of the round."
-            return fix, [rewrite.in_place_of(place.file, call, code)]
+    named = _named(frames, scaler)
+    for call, optimizer in source.methods_on(place.file, place.line, "step") if place and named else ():
+        code = f"{named}.step({', '.join(map(ast.unparse, (optimizer, *call.args)))})"
+        fix = f"Step through the scaler: {code}, and {named}.update() once behind all steps of the round."
+        return fix, [rewrite.in_place_of(place.file, call, code)] if place else []
     return "Step through the scaler: scaler.step(optimizer), then scaler.update().", []
 
 
 def updated(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:
     """A step that comes again before the scaler was updated."""
-    named = next((code for frame in frames if (code := code_for(scaler, frame)) is not None), None)
+    named = _named(frames, scaler)
     node = source.statement(place.file, place.line)
     if named is None or node is None or hasattr(node, "body"):
         return "Call scaler.update() after each scaler.step(optimizer) that is taken again.", []
@@ -116,32 +116,70 @@ def stepped_last(place: Place) -> list[Edit]:
     return []
 
 
-def once(first: Place, again: Place) -> Mend:
-    """Gradients are to be unscaled once in every step: the condition under which the step is taken."""
+def once(first: Place, again: Place) -> tuple[Place, Mend]:
+    """Gradients are to be unscaled once in every step: the call too many, else the way past the scaler's update."""
     if (first.file, first.line) != (again.file, again.line):
-        node = source.statement(again.file, again.line)
-        alone = isinstance(node, ast.Expr) and len(list(source.call_on(again.file, again.line))) == 1
-        edits = [rewrite.without(again.file, node)] if alone and node is not None else []
-        return (
-            f"Leave this call out: line {first.line} has unscaled these gradients since the last update().",
+        said, edits = left_out(again)
+        return again, (
+            f"{said[:-1]}: line {first.line} has unscaled these gradients since the last update().",
             edits,
         )
+    if (left := _left_early(again)) is not None:
+        return left
     if (condition := flow.condition_of_call(again, ("update", "step"))) is None:
-        return "Call scaler.update() in every round in which unscale_ is called.", []
-    return (
-        f"Unscale (and clip) only in the rounds that step: move this under `{condition.code.rstrip(':')}` at line "
-        f"{condition.line}, before scaler.step.",
-        [],
-    )
+        return again, ("Call scaler.update() in every round in which unscale_ is called.", [])
+    if (out := _out_of(again, condition)) is not None:
+        return out
+    said = f"move this under `{condition.code.rstrip(':')}` at line {condition.line}, before scaler.step"
+    return again, (f"Unscale (and clip) only in the rounds that step: {said}.", [])
+
+
+def left_out(place: Place | None) -> Mend:
+    """A call that is one too many, taken away where it has its line to itself and others stand beside it."""
+    node = source.statement(place.file, place.line) if place is not None else None
+    alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    if place is None or node is None or not alone or len(flow.block_of(place.file, node)) < 2:
+        return "Leave this call out.", []
+    return f"Leave this call out ({ast.unparse(node)}).", [rewrite.without(place.file, node)]
+
+
+def _scaler_of(at: Place, method: str) -> str:
+    return next((ast.unparse(owner) for _, owner in source.methods_on(at.file, at.line, method)), "scaler")
+
+
+def _left_early(unscaled: Place) -> tuple[Place, Mend] | None:
+    """A `continue` or `return` between the line that unscales and the update: the round ends without one."""
+    file, code = unscaled.file, f"{_scaler_of(unscaled, 'unscale_')}.update()"
+    inside = flow.loop_at(unscaled) or source.function_at(file, unscaled.line)
+    nodes = [n for n in ast.walk(inside) if isinstance(n, ast.stmt)] if inside is not None else []
+    updates = [n.lineno for n in nodes if isinstance(n, ast.Expr) and ast.unparse(n) == code]
+    ends = [n for n in nodes if isinstance(n, ast.Continue | ast.Return) and n.lineno > unscaled.line]
+    for end in (n for n in ends if updates and n.lineno < max(updates)):
+        fix = f"Update before the round is left (line {end.lineno}): {code}."
+        return source.place(file, end.lineno), (fix, [rewrite.before(file, end, code)])
+    return None
+
+
+def _out_of(unscaled: Place, condition: Place) -> tuple[Place, Mend] | None:
+    """An update under a condition that hangs on the unscaled gradients, put behind it: a skipped step is one too."""
+    file, code = unscaled.file, f"{_scaler_of(unscaled, 'unscale_')}.update()"
+    node = source.statement(file, condition.line)
+    update = next((n for n in getattr(node, "body", ()) if ast.unparse(n) == code), None)
+    block = flow.block_of(file, node)
+    known = [n for n in block if unscaled.line <= n.lineno < condition.line]
+    asked = source.names_in(node.test) if isinstance(node, ast.If) else set()
+    if node is None or update is None or not any(asked & source.bound(n) for n in known):
+        return None
+    edits = [rewrite.without(file, update), rewrite.after(file, node, code)]
+    said = f"Update in every round, behind the `if` of line {node.lineno} and not in it: {code}."
+    return source.place(file, update.lineno), (said, edits if len(getattr(node, "body", ())) > 1 else [])
 
 
 def scaler_added(place: Place | None, frames: Iterable[FrameType], optimizers: list[Any]) -> str:
     """What a loop in float16 without a scaler lacks, in its own names."""
-    calls = source.call_on(place.file, place.line) if place is not None else ()
-    losses = [c.func.value for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "backward"]
-    loss = ast.unparse(losses[0]) if losses else "loss"
-    names = (code for frame in frames for o in optimizers if (code := code_for(o, frame)) is not None)
-    optimizer = next(names, "optimizer")
+    loss = shared_graph.loss_name(place.file, place.line) if place is not None else "loss"
+    frames = list(frames)
+    optimizer = next((code for o in optimizers if (code := _named(frames, o)) is not None), "optimizer")
     return (
         f'Make one scaler = torch.amp.GradScaler("cuda") before the loop, and write scaler.scale({loss}).backward(); '
         f"scaler.step({optimizer}); scaler.update(). Or use bfloat16, which has the range of float32."

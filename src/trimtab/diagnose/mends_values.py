@@ -39,13 +39,14 @@ def of_zero(
     calls = [n for n in calls if n is node] or calls
     small = "1e-12" if dtype in ("float32", "float64") and name in _ROOTS else least(dtype)
     if name in _LOGS | _ROOTS:
-        return _clamped(place, calls, name, small)
+        return _within(place, calls, f"Keep what {name} is given above 0", f"min={small}")
     if name in _SPREADS:
         return _spread(place, calls, name)
     if name in _DIVIDES:
         return _divided(place, small)
     if name in ("acos", "asin"):
-        return _bounded(place, calls, name)
+        said = f"Keep what {name} is given inside of -1 and 1"
+        return _within(place, calls, said, "-1 + 1e-6, 1 - 1e-6")
     if name == "pow" and backward:
         return (
             f"The slope of {name} at 0 is infinite: keep what it is given away from 0 (add {small}, or clamp it).",
@@ -124,8 +125,11 @@ def _given(node: ast.expr | None) -> ast.expr | None:
     return next((a for a in node.args if not isinstance(a, ast.Starred)), None)
 
 
-def in_float32(file: str, node: ast.expr | None) -> Mend:
-    """An operation whose result float16 cannot hold, computed in float32: what it is given, cast."""
+def in_float32(file: str, node: ast.expr | None, back: bool) -> Mend:
+    """An operation whose result float16 cannot hold, computed in float32: what it is given, cast.
+
+    Where no autocast is open, the layers behind it are in float16: what they are given has to be cast `back`.
+    """
     said = "Compute this in float32 (or use bfloat16, which has the range of float32)"
     given = _given(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
@@ -135,6 +139,8 @@ def in_float32(file: str, node: ast.expr | None) -> Mend:
     if given is None or isinstance(given, ast.Constant):
         return f"{said}: .float() on what it is given.", []
     code = f"{rewrite.operand(given)}.float()"
+    if back:
+        return f"{said}: {code}, and cast back, .to({ast.unparse(given)}.dtype), where it is small again.", []
     return f"{said}: {code}.", [rewrite.in_place_of(file, given, code)]
 
 
@@ -143,25 +149,27 @@ def _header(place: Place) -> Iterator[ast.AST]:
     return source.header(node) if node is not None else iter(())
 
 
-def _clamped(place: Place, calls: list[ast.Call], name: str, small: str) -> Mend:
-    if len(calls) != 1:
-        return f"Keep what {name} is given above 0: .clamp(min={small}).", []
-    given = _given(calls[0])
-    if given is None:
-        return f"Keep what {name} is given above 0: .clamp(min={small}).", []
-    code = f"{rewrite.operand(given)}.clamp(min={small})"
-    return f"Keep what {name} is given above 0: {code}.", [rewrite.in_place_of(place.file, given, code)]
-
-
-def _bounded(place: Place, calls: list[ast.Call], name: str) -> Mend:
-    """An angle whose slope is infinite at its ends."""
+def _within(place: Place, calls: list[ast.Call], said: str, bounds: str) -> Mend:
+    """What one call is given, kept within bounds."""
     given = _given(calls[0]) if len(calls) == 1 else None
     if given is None:
-        return f"Keep what {name} is given inside of -1 and 1: .clamp(-1 + 1e-6, 1 - 1e-6).", []
-    code = f"{rewrite.operand(given)}.clamp(-1 + 1e-6, 1 - 1e-6)"
-    return f"Keep what {name} is given inside of -1 and 1: {code}.", [
-        rewrite.in_place_of(place.file, given, code)
-    ]
+        return f"{said}: .clamp({bounds}).", []
+    if (name := _divides_too(place, given)) is not None and (
+        node := source.statement(place.file, place.line)
+    ):
+        code = f"{name} = {name}.clamp({bounds})"
+        fix = f"{said}, and what is divided by: {code} before this line."
+        return fix, [rewrite.before(place.file, node, code)]
+    code = f"{rewrite.operand(given)}.clamp({bounds})"
+    return f"{said}: {code}.", [rewrite.in_place_of(place.file, given, code)]
+
+
+def _divides_too(place: Place, given: ast.expr) -> str | None:
+    """The one variable in an expression, if the same line divides by it."""
+    roots = [n for n in ast.walk(given) if isinstance(n, ast.Name) and not _is_module(n)]
+    divisors = [n.right for n in _header(place) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    same = [n for n in divisors if isinstance(n, ast.Name) and n.id in {root.id for root in roots}]
+    return same[0].id if len({root.id for root in roots}) == 1 and same else None
 
 
 def _is_module(node: ast.expr) -> bool:
@@ -225,11 +233,7 @@ def of_eps(made: Place, dtype: str) -> Mend:
         f"Give the optimizer an eps that {dtype} can hold (eps=1e-4), or keep the weights in float32 and let "
         "torch.autocast use half precision."
     )
-    for call in source.call_on(made.file, made.line):
-        if (old := source.keyword(call, "eps")) is not None:
-            return fix, [rewrite.in_place_of(made.file, old, "1e-4")]
-    node = source.statement(made.file, made.line)
-    value = getattr(node, "value", None)
+    value = getattr(source.statement(made.file, made.line), "value", None)
     if isinstance(value, ast.Call) and source.called_name(value)[:1].isupper():
         return fix, [rewrite.add_keyword(made.file, value, "eps", "1e-4")]
     return fix, []

@@ -13,44 +13,20 @@ from collections.abc import Iterator
 from trimtab.diagnose import source
 
 RANK = re.compile(r"(?:^|[_.\W])(?:rank|main|master|primary|chief|leader|zero)(?:$|[_.\W])", re.IGNORECASE)
-_SAME_EVERYWHERE = frozenset(
-    (
-        "len",
-        "int",
-        "float",
-        "min",
-        "max",
-        "abs",
-        "isinstance",
-        "range",
-        "bool",
-        "hasattr",
-        "getattr",
-        "next",
-        "iter",
-    )
-) | {
-    "parse_args",
-    "parse_known_args",
-    "safe_load",
-    "load",
-    "get",
-    "enumerate",
-    "zip",
-    "sum",
-    "get_world_size",
-}
-TOGETHER = frozenset(
-    (
-        "all_reduce",
-        "broadcast",
-        "all_gather",
-        "reduce",
-        "gather",
-        "broadcast_object_list",
-        "all_gather_object",
-    )
-) | {"gather_for_metrics", "all_gather_into_tensor", "reduce_mean", "reduce_tensor"}
+_SAME_EVERYWHERE = (
+    {"len", "int", "float", "min", "max", "abs", "isinstance", "range", "bool", "hasattr", "getattr", "next"}
+    | {"parse_args", "parse_known_args", "safe_load", "load", "get", "enumerate", "zip", "sum", "iter"}
+    | {"get_world_size"}
+)
+TOGETHER = {
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce",
+    "gather",
+    "broadcast_object_list",
+    "all_gather_object",
+} | {"gather_for_metrics", "all_gather_into_tensor", "reduce_mean", "reduce_tensor"}
 _DEPTH = 4
 
 

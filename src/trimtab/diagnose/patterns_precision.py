@@ -184,6 +184,10 @@ other-error: non-scalar-backward
   why  backward was called on a tensor of several values (a loss with reduction='none', or DataParallel's one
        loss per GPU)
   fix  loss.mean().backward()
+other-error: gradient-count
+  text function \w+Backward returned an incorrect number of gradients \(expected (?P<want>\d+), got (?P<got>\d+)\)
+  why  backward returns {got} gradients, and forward takes {want} inputs
+  fix  return a gradient, or None, for every argument of forward after ctx
 no-gradient: empty-parameter-list
   text optimizer got an empty parameter list
   why  nothing is trainable where the optimizer looks: layers in a Python list, or everything frozen
@@ -211,6 +215,11 @@ non-finite: loss-zero-grad-nan
        marker), or fp16 overflowed
   fix  check (labels != -100).any() per row; set logging_nan_inf_filter=False to see the NaN; prefer bf16 to
        fp16
+non-finite: gradient-nan
+  text The total norm of order \S+ for gradients from `parameters` is non-finite|
+       Function '\w+' returned nan values in its \d+th output
+  why  a gradient is NaN or infinite
+  fix  keep what is divided by, and what a root, a logarithm or an angle is taken of, away from where its slope ends
 non-finite: loss-nan
   text ['\"]?(?:train_|eval_)?loss['\"]?\s*[:=]\s*['\"]?(?:nan|inf)\b|loss is (?:nan|inf)
   why  the loss is not finite: fp16 overflow, a learning rate too high, a batch without any label, or

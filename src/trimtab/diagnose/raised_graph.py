@@ -10,29 +10,31 @@ import torch
 
 from trimtab.diagnose import flow, rewrite, source
 from trimtab.diagnose.finding import Edit, Place
-from trimtab.diagnose.raised_common import own_frames, values_named
+from trimtab.diagnose.raised_common import own_frames
 from trimtab.diagnose.rules_common import Verdict
+
+_CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 
 
 def reentrant(file: str, own: Sequence[Place], error: BaseException) -> int | None:
     """A checkpoint call that is re-entrant, by word or by default; else the return of an opaque output."""
-    for call in source.calls(file):
-        kwargs = source.keyword(call, "gradient_checkpointing_kwargs")
-        for said in (source.keyword(call, "use_reentrant"), _entry(kwargs, "use_reentrant")):
-            if source.is_constant(said, True):
-                return call.lineno
-    for call in source.calls(file, "checkpoint", "checkpoint_sequential", "gradient_checkpointing_enable"):
+    for word in _reentrant_words(file):
+        return word.lineno
+    for call in source.calls(file, *_CHECKPOINTS, "gradient_checkpointing_enable"):
         enables = source.called_name(call) == "gradient_checkpointing_enable"
         if not (call.args or call.keywords) if enables else not source.keyword(call, "use_reentrant"):
             return call.lineno
     return opaque_return(file)
 
 
-def _entry(node: ast.expr | None, key: str) -> ast.expr | None:
-    if not isinstance(node, ast.Dict):
-        return None
-    pairs = zip(node.keys, node.values, strict=True)
-    return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == key), None)
+def _reentrant_words(file: str) -> Iterator[ast.expr]:
+    """Where re-entry is asked for: `use_reentrant=True`, or an entry of that name in a dict of settings."""
+    for node in source.walk(file):
+        pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+        said = next((v for k, v in pairs if source.is_constant(k, "use_reentrant")), None)
+        said = source.keyword(node, "use_reentrant") if isinstance(node, ast.Call) else said
+        if said is not None and source.is_constant(said, True):
+            yield said
 
 
 def opaque_return(file: str) -> int | None:
@@ -78,20 +80,6 @@ def _unused_output(file: str, line: int) -> int | None:
     return min((n.lineno for n in read if n.id in bound and n.lineno > line), default=None)
 
 
-def carried_state(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """A variable that a loop computes from its own last value, with the graph of the last round."""
-    line = own[0].line
-    for node in source.walk(file):
-        if not isinstance(node, ast.For | ast.While) or not node.lineno < line <= (node.end_lineno or 0):
-            continue
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call | ast.BinOp):
-                again = source.bound(inner) & source.names_in(inner.value)
-                if again and "detach" not in ast.unparse(inner.value) and not source.has_move(inner.value):
-                    return inner.lineno
-    return None
-
-
 def _unused_layers(owner: ast.ClassDef) -> Iterator[tuple[str, int]]:
     methods = [m for m in owner.body if isinstance(m, source.Function)]
     if not any(m.name == "forward" for m in methods):
@@ -119,50 +107,6 @@ def _unfrozen(file: str, owner: ast.ClassDef, attribute: str) -> int | None:
     return None
 
 
-def _rebuilt_loss(file: str) -> int | None:
-    """A loss that is made anew as a leaf: torch.tensor(…, requires_grad=True), or .requires_grad_() on it."""
-    for call in source.calls(file, "tensor", "as_tensor", "Tensor", "Variable"):
-        if source.is_constant(source.keyword(call, "requires_grad"), True):
-            return call.lineno
-    for call in source.calls(file, "requires_grad_", "detach", "item"):
-        if isinstance(call.func, ast.Attribute) and "loss" in ast.unparse(call.func):
-            return call.lineno
-    return None
-
-
-def frozen(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """All parameters of the optimizer are frozen: the line that freezes; else a loss that was rebuilt."""
-    optimizers = [v for v in values_named(error, "optimizer") if hasattr(v, "param_groups")]
-    parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    if parameters and not any(p.requires_grad for p in parameters) and (line := freezing_line(file)):
-        return line
-    return _rebuilt_loss(file)
-
-
-def _loaded_frozen(call: ast.Call) -> bool:
-    """PEFT loads adapters for inference unless it is told otherwise."""
-    loads = ast.unparse(call.func) == "PeftModel.from_pretrained"
-    return loads and not source.is_constant(source.keyword(call, "is_trainable"), True)
-
-
-def freezing_line(file: str) -> int | None:
-    """The line that makes parameters untrainable: requires_grad_(False), p.requires_grad = False (or = a condition), an
-    adapter that is loaded for inference."""
-    found: list[tuple[int, int]] = []
-    for node in source.walk(file):
-        if isinstance(node, ast.Call):
-            if source.called_name(node) == "requires_grad_" and _first_is_false(node.args):
-                found.append((0, node.lineno))
-            elif source.is_constant(source.keyword(node, "inference_mode"), True) or _loaded_frozen(node):
-                found.append((1, node.lineno))
-        elif isinstance(node, ast.Assign) and _sets_requires_grad(node):
-            # A condition may hold for no parameter at all.
-            always = _first_is_false([node.value])
-            if always or not source.is_constant(node.value, True):
-                found.append((0 if always else 1, node.lineno))
-    return min(found)[1] if found else None
-
-
 def freezes_on(node: ast.stmt) -> bool:
     """Whether a statement sets a requires_grad to anything but True."""
     if isinstance(node, ast.Assign):
@@ -182,7 +126,7 @@ def _first_is_false(given: list[ast.expr]) -> bool:
 
 
 def without_grad(file: str, own: Sequence[Place], error: BaseException) -> int | None:
-    """The loss was computed under no_grad: the line that switches gradients off; else a loss that was rebuilt."""
+    """The loss was computed under no_grad: the line that switches gradients off."""
     if (left := _left_off(file)) is not None:
         return left.lineno
     node = source.statement(file, own[0].line)
@@ -190,7 +134,7 @@ def without_grad(file: str, own: Sequence[Place], error: BaseException) -> int |
         made = source.last_assignment(file, own[0].line, name)
         if made is not None and (switch := flow.switch_around(file, made.lineno)) is not None:
             return switch.line
-    return _rebuilt_loss(file)
+    return None
 
 
 def _left_off(file: str) -> ast.Expr | None:
@@ -241,28 +185,14 @@ def reentrant_flag(error: BaseException) -> Verdict | None:
 
 def without_reentry(place: Place | None) -> tuple[str, list[Edit]]:
     """The fix for a checkpoint call that is re-entrant, by word or by default; in a library, what its user can do."""
-    names = ("checkpoint", "checkpoint_sequential")
     for call in source.call_on(place.file, place.line) if place is not None else ():
-        if place is None or source.called_name(call) not in names:
+        if place is None or source.called_name(call) not in _CHECKPOINTS:
             continue
-        said = source.keyword(call, "use_reentrant")
         code = rewrite.with_keyword(place.file, call, "use_reentrant", "False")
-        edit = (
-            rewrite.in_place_of(place.file, said, "False")
-            if said is not None
-            else rewrite.add_keyword(place.file, call, "use_reentrant", "False")
-        )
+        edit = rewrite.add_keyword(place.file, call, "use_reentrant", "False")
         return f"Checkpoint without re-entry: {code}.", [edit]
     return (
         'Checkpoint without re-entry: gradient_checkpointing_kwargs={"use_reentrant": False}, or let the inputs '
         "require a gradient: model.enable_input_require_grads().",
         [],
     )
-
-
-def _reentrant_words(file: str) -> Iterator[ast.expr]:
-    for node in source.walk(file):
-        said = _entry(node, "use_reentrant") if isinstance(node, ast.Dict) else None
-        said = source.keyword(node, "use_reentrant") if isinstance(node, ast.Call) else said
-        if said is not None and source.is_constant(said, True):
-            yield said

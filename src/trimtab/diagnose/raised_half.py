@@ -74,10 +74,8 @@ def cast_ids(error: BaseException) -> Verdict | None:
         return None
     why = "ids are whole numbers, and this casts them too"
     cause = source.cause(born.file, born.line, why)
-    for call in source.call_on(born.file, born.line):
-        plain = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if plain is None or source.called_name(call) not in ("half", "bfloat16", "float", "to", "type"):
-            continue
+    casts = ("half", "bfloat16", "float", "to", "type")
+    for call, plain in source.methods_on(born.file, born.line, *casts):
         root, text = source.root(plain), ast.unparse(plain)
         if source.called_name(call) == "to" and not any(
             "dtype" in ast.unparse(a) or "float" in ast.unparse(a) for a in call.args
@@ -97,8 +95,7 @@ def narrow_weights(error: BaseException) -> Verdict | None:
     own = list(dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error)))
     if "BFloat16" in str(error):
         return _no_scaler(own)
-    deeds = (origin.cast_of, origin.moved_of, origin.born_of) if narrow is not None else ()
-    lines = [(place.file, place.line) for deed in deeds if narrow is not None and (place := deed(narrow))]
+    lines = [(at.file, at.line) for at in origin.lines_of(narrow)] if narrow is not None else []
     # Where nothing is known of the weights themselves, the first line of the program that chooses the type.
     lines += [(file, call.lineno) for file in own for call in source.calls(file)]
     for file, line in lines:
@@ -120,9 +117,7 @@ def _no_scaler(files: list[str]) -> Verdict | None:
     return Verdict(
         source.cause(file, call.lineno, why),
         f"Switch the scaler off: {code}.",
-        edits=[rewrite.add_keyword(file, call, "enabled", "False")]
-        if source.keyword(call, "enabled") is None
-        else [],
+        edits=[rewrite.add_keyword(file, call, "enabled", "False")],
     )
 
 

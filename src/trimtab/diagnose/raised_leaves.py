@@ -6,15 +6,13 @@ Looks at the live objects of a traceback and reads source; changes nothing.
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mends_data, mends_layers, rewrite, source
+from trimtab.diagnose import graphs, holders, mends_data, mends_layers, rewrite, source
 from trimtab.diagnose.finding import Edit, cause_at
 from trimtab.diagnose.raised_common import known_here, own_frames, values_named
-from trimtab.diagnose.raised_graph import carried_state
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.virtual import origin
 
@@ -28,9 +26,8 @@ def no_leaf(error: BaseException) -> Verdict | None:
         return None
     why = "this computes a new tensor from the one that was to be trained: it is no leaf, and no optimizer takes it"
     cause = source.cause(born.file, born.line, why)
-    for call in source.call_on(born.file, born.line):
-        inner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if not isinstance(inner, ast.Call) or source.called_name(call) not in ("to", "cuda", "float", "half"):
+    for call, inner in source.methods_on(born.file, born.line, "to", "cuda", "float", "half"):
+        if not isinstance(inner, ast.Call):
             continue
         there = f".{source.called_name(call)}({', '.join(map(ast.unparse, [*call.args, *call.keywords]))})"
         if source.called_name(inner) == "Parameter" and len(inner.args) == 1:
@@ -57,7 +54,7 @@ def lost_parameter(error: BaseException) -> Verdict | None:
         for name, value in vars(module).items():
             if not isinstance(value, torch.Tensor) or value.grad_fn is None:
                 continue
-            leaves = [node.variable for node in graph(value) if hasattr(node, "variable")]
+            leaves = list(graphs.leaves(value, 200))
             if not leaves or any(id(leaf) in registered for leaf in leaves):
                 continue
             named = holders.source_of(module)
@@ -67,15 +64,6 @@ def lost_parameter(error: BaseException) -> Verdict | None:
                 why = "this computes with the parameter once, and every step goes back through the result"
                 return Verdict(cause_at(found[0], why), mend[0], kind="no-gradient", edits=mend[1])
     return None
-
-
-def graph(root: torch.Tensor, most: int = 200) -> list[Any]:
-    """The first nodes of a tensor's graph."""
-    found: list[Any] = [root.grad_fn]
-    for node in found:
-        if len(found) < most:
-            found += [up for up, _ in node.next_functions if up is not None and up not in found]
-    return found
 
 
 def copied_with_graph(error: BaseException) -> Verdict | None:
@@ -149,25 +137,37 @@ def _unregistered(model: nn.Module) -> Verdict | None:
     return None
 
 
+def _carried(file: str, line: int) -> ast.Assign | None:
+    """The statement of a loop around a line that computes a variable from what the round before has left in it."""
+    loops = (n for n in source.walk(file) if isinstance(n, ast.For | ast.While))
+    for loop in (n for n in loops if n.lineno < line <= (n.end_lineno or 0)):
+        inside = [n for n in ast.walk(loop) if isinstance(n, ast.Assign | ast.For | ast.With)]
+        this_round: set[str] = set()
+        for node in sorted(inside, key=lambda n: n.lineno):
+            value = node.value if isinstance(node, ast.Assign) else None
+            computes = isinstance(value, ast.Call | ast.BinOp) and "detach" not in ast.unparse(value)
+            again = source.bound(node) & source.names_in(value) if value is not None else set()
+            if isinstance(node, ast.Assign) and computes and again - this_round and not source.has_move(node):
+                return node
+            this_round |= source.bound(node)
+    return None
+
+
 def carried(error: BaseException) -> Verdict | None:
     """A variable that a loop computes from its own last value: cut from its graph after the backward pass."""
     for frame, line in own_frames(error)[:1]:
         file = frame.f_code.co_filename
-        at = carried_state(file, [source.place(file, line)], error)
-        made, node = (source.statement(file, one) if one else None for one in (at, line))
-        if not isinstance(made, ast.Assign) or not isinstance(node, ast.Expr):
+        made, node = _carried(file, line), source.statement(file, line)
+        if made is None or not isinstance(node, ast.Expr):
             return None
         for name in sorted(source.bound(made) & source.names_in(made.value)):
             value = frame.f_locals.get(name)
             parts = value if isinstance(value, tuple) else (value,)
             if not all(isinstance(part, torch.Tensor) for part in parts) or not any(p.grad_fn for p in parts):
                 continue
-            cut = (
-                f"tuple(part.detach() for part in {name})" if isinstance(value, tuple) else f"{name}.detach()"
-            )
-            why = (
-                f"{name} comes from the last round with its graph, which that round's backward pass has freed"
-            )
+            several = isinstance(value, tuple)
+            cut = f"tuple(part.detach() for part in {name})" if several else f"{name}.detach()"
+            why = f"{name} comes from the last round with its graph, which that round's pass has freed"
             fix = f"Cut it from the round that ends, after the backward pass (line {line}): {name} = {cut}."
             edits = [rewrite.after(file, node, f"{name} = {cut}")]
             return Verdict(source.cause(file, made.lineno, why), fix, edits=edits)
@@ -176,10 +176,9 @@ def carried(error: BaseException) -> Verdict | None:
 
 def kept_state(error: BaseException) -> Verdict | None:
     """An object of the program that keeps a tensor with its graph from one step to the next, and reads it there."""
-    own = [source.place(frame.f_code.co_filename, line) for frame, line in own_frames(error)]
-    if any(carried_state(file, own, error) for file in dict.fromkeys(at.file for at in own)):
-        return None
     frames = [frame for frame, _ in own_frames(error)]
+    if any(_carried(frame.f_code.co_filename, line) for frame, line in own_frames(error)[:1]):
+        return None
     kept_now = holders.kept_in(
         lambda v: isinstance(v, torch.Tensor) and v.dim() > 0 and v.grad_fn is not None, frames
     )

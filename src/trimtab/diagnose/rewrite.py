@@ -194,7 +194,9 @@ def _indent(file: str, line: int) -> str:
 
 
 def add_keyword(file: str, call: ast.Call, name: str, value: str) -> Edit:
-    """Gives a call one more keyword argument, behind those that it has."""
+    """Gives a call a keyword argument: in place of the one of that name, else behind those that it has."""
+    if (said := source.keyword(call, name)) is not None:
+        return in_place_of(file, said, value)
     given: list[ast.expr] = sorted(
         (*call.args, *(k.value for k in call.keywords)),
         key=lambda node: (node.end_lineno, node.end_col_offset),

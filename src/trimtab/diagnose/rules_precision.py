@@ -186,9 +186,7 @@ def _wrong_autocast(scene: Scene) -> Verdict | None:
             continue
         opened = getattr(call.args[0], "value", None)
         if isinstance(opened, str) and opened != device:
-            why = f'autocast is opened for "{opened}" and the tensors are on {device}: it does nothing here'
-            fix = f'torch.autocast("{device}", ...), or torch.autocast(x.device.type, ...)'
-            return Verdict(source.cause(here.file, call.lineno, why), fix, "autocast-device")
+            return _opened_for(here.file, call, opened, device)
     return _autocast_elsewhere(scene, device)
 
 

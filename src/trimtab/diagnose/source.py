@@ -339,6 +339,13 @@ def call_on(file: str, line: int) -> Iterator[ast.Call]:
             yield inner
 
 
+def methods_on(file: str, line: int, *names: str) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """The calls of such methods on a line's statement, each with what it is called on."""
+    for call in call_on(file, line):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in names:
+            yield call, call.func.value
+
+
 def called_name(call: ast.Call) -> str:
     """The last part of what is called: `Linear` in nn.Linear(…)."""
     return last_name(call.func)

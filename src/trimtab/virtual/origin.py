@@ -178,6 +178,11 @@ def cast_of(tensor: torch.Tensor) -> Origin | None:
     return resolve(getattr(trace_of(tensor), "cast", None))
 
 
+def lines_of(tensor: torch.Tensor) -> list[Origin]:
+    """The lines that last cast a tensor, moved it and made it, as far as they are known."""
+    return [line for deed in (cast_of, moved_of, born_of) if (line := deed(tensor)) is not None]
+
+
 def copied_of(tensor: torch.Tensor) -> Origin | None:
     """The user's line that last made a copy of this tensor on another device (the tensor itself stayed)."""
     return resolve(getattr(trace_of(tensor), "copied", None))

@@ -22,6 +22,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.in_place import InPlace
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.left_out import LeftOut
+    from trimtab.rehearse.checks.lost_terms import LostTerms
     from trimtab.rehearse.checks.made_anew import MadeAnew
     from trimtab.rehearse.checks.modes import Modes
     from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
@@ -41,6 +42,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
     then = (
         InPlace,
+        LostTerms,
         Ddp,
         DataOrder,
         Apart,

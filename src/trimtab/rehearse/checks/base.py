@@ -16,7 +16,7 @@ from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place, Severity
 from trimtab.rehearse import places, shield
 from trimtab.rehearse.shield import around
-from trimtab.virtual import functions, origin
+from trimtab.virtual import functions, origin, state
 from trimtab.virtual.tensor import payload_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "around",
     "backward_hub",
     "ever_held",
+    "names_of",
     "optimizers_made",
     "place_born",
     "plain_values",
@@ -184,6 +185,17 @@ def world_size() -> int:
     """How many ranks there are, 1 without a process group."""
     dist = torch.distributed
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def names_of(weights: list[torch.Tensor]) -> list[str]:
+    """What the program's modules call these weights; by its shape, one that is in none."""
+    here = state.machine()
+    pairs = [
+        pair for module in (here.modules if here is not None else ()) for pair in module.named_parameters()
+    ]
+    # The longest name, by the outermost module, is the one that is kept.
+    known = {id(weight): name for name, weight in sorted(pairs, key=lambda pair: len(pair[0]))}
+    return [known.get(id(weight), f"a weight of shape {tuple(weight.shape)}") for weight in weights]
 
 
 def shown(names: list[str], most: int = 6) -> str:

@@ -5,8 +5,6 @@ Lines are only remembered here; whether one of them is a fault is for the checks
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -17,6 +15,7 @@ from torch import nn
 
 from trimtab.diagnose import flow, source
 from trimtab.diagnose.finding import Place
+from trimtab.diagnose.graphs import leaves
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import watch_function
 from trimtab.virtual import tensor
@@ -58,16 +57,26 @@ class Cut:
         return self.in_forward or self.fed
 
 
+_COMPARES = tuple(
+    getattr(owner, name) for owner in (torch, torch.Tensor) for name in ("gt", "ge", "lt", "le")
+)
+"""Give yes or no, which has no gradient; most are masks, and cut nothing that is wanted."""
+
+
 class Cuts:
     """All cuts that the program's own lines have made, in the order in which they were first met."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], Cut] = {}
         self.last: Cut | None = None
+        self.compared: Cut | None = None
+        """The last comparison of values that have a graph."""
         self.without_grad: dict[int, Place] = {}
         """Parameters by id whose layer ran, in training mode, with gradients switched off: the line that did so."""
         for function in (*_MEANT, *_NUMBERS):
             watch_function(function, partial(self._looked_at, function in _MEANT))
+        for function in _COMPARES:
+            watch_function(function, self._comparison)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
 
     def in_front_of(self, dead: set[int]) -> Cut | None:
@@ -80,6 +89,18 @@ class Cuts:
             caller = caller.f_back
         if caller is not None and args and source.is_user_file(caller.f_code.co_filename):
             self._note(caller, args[0], result, meant)
+
+    def _comparison(self, caller: FrameType | None, args: tuple[Any, ...], result: Any) -> None:
+        given = args[0] if args else None
+        if caller is None or not isinstance(given, torch.Tensor) or given.grad_fn is None:
+            return
+        file, line = caller.f_code.co_filename, caller.f_lineno
+        known = self.compared
+        if source.is_user_file(file) and (
+            known is None or (known.place.file, known.place.line) != (file, line)
+        ):
+            behind = {id(leaf) for leaf in leaves(given)}
+            self.compared = Cut(source.place(file, line), behind, meant=False, in_forward=False)
 
     def _note(self, caller: FrameType, given: Any, result: Any, meant: bool) -> None:
         if not isinstance(given, torch.Tensor) or not given.requires_grad:
@@ -124,19 +145,3 @@ def switched_off() -> Place | None:
         if (place := flow.switch_around(frame.f_code.co_filename, frame.f_lineno)) is not None:
             return place
     return None
-
-
-def leaves(root: torch.Tensor, most: int = 4000) -> Iterator[torch.Tensor]:
-    """The leaves that a backward pass from here would reach."""
-    if root.grad_fn is None:
-        yield root
-        return
-    queue, seen = deque([root.grad_fn]), {root.grad_fn}
-    while queue and len(seen) < most:
-        node: Any = queue.popleft()
-        if hasattr(node, "variable"):
-            yield node.variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                queue.append(following)

@@ -186,6 +186,11 @@ class Gradients(BaseCheck):
             return cause_at(cut.place, "the graph of the loss ends here: only its value goes on")
         if dead := next(iter(self._cuts.without_grad.values()), None):
             return cause_at(dead, "gradients are switched off here, in front of the loss")
+        compared = self._cuts.compared
+        if compared is not None and compared.behind & {known.number for known in self._known()}:
+            return cause_at(
+                compared.place, "a comparison gives yes or no and has no gradient: the graph ends here"
+            )
         return cause_at(born, "this has no graph: nothing that it is made from requires a gradient")
 
     def _for_another_model(self) -> Place | None:

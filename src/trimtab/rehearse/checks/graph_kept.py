@@ -7,6 +7,7 @@ alive mean that somebody holds their graphs.
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +18,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import kept, mends_graph, shared_graph, source
+from trimtab.diagnose import graphs, kept, mends_graph, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
+from trimtab.diagnose.rules_common import Verdict
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born, trained_by
 from trimtab.virtual import origin
@@ -46,10 +48,10 @@ _SEEN = "trimtab_evaluation"
 class _Mark:
     """Lives as long as the graph node that it is laid into."""
 
-    __slots__ = ("__weakref__", "step")
+    __slots__ = ("__weakref__", "number", "place", "step")
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, number: int, place: Place | None) -> None:
+        self.step, self.number, self.place = step, number, place
 
 
 class GraphKept(BaseCheck):
@@ -99,16 +101,23 @@ class GraphKept(BaseCheck):
         where, cause = finding.where, finding.cause
         if where is None or not finding.vague:
             return finding
+        said = self._shared(error) if error is not None else None
+        if said is not None:
+            return replace(finding, cause=said.cause, fix=said.fix, edits=said.edits)
         earlier = next((place for place in reversed(self._places) if place != where), None)
         if earlier is not None:
-            if (
-                error is not None
-                and (said := shared_graph.shared(error, earlier, self._last_changed)) is not None
-            ):
-                return replace(finding, cause=said.cause, fix=said.fix, edits=said.edits)
             why = "this pass frees the graph that the later one needs too"
             return replace(finding, cause=cause_at(earlier, why))
         return replace(finding, cause=cause_at(self._root, "built once, and sent backward again") or cause)
+
+    def _shared(self, error: BaseException) -> Verdict | None:
+        """What the failing pass has in common with earlier ones, by the marks that those left in its graph."""
+        root = shared_graph.failing_root(error)
+        nodes = _top(root.grad_fn, _FAR) if root is not None else []
+        marks = [(node, node.metadata[_NAME]) for node in nodes if _NAME in node.metadata]
+        freed = {node: mark.place for node, mark in marks if mark.number < self._passes}
+        earlier = next(iter(freed.values()), None)
+        return shared_graph.shared(error, set(freed), earlier, self._last_changed) if earlier else None
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
@@ -134,10 +143,12 @@ class GraphKept(BaseCheck):
             if len(alive := {mark.step for mark in marks if mark.step < step}) >= enough:
                 self._report(place, len(alive))
                 return
-        self._lay(roots, key, step)
+        self._lay(roots, key, step, place)
 
-    def _lay(self, roots: list[torch.Tensor], key: tuple[str, int] | None, step: int) -> None:
-        top, below = _Mark(step), _Mark(step)
+    def _lay(
+        self, roots: list[torch.Tensor], key: tuple[str, int] | None, step: int, place: Place | None
+    ) -> None:
+        top, below = _Mark(step, self._passes, place), _Mark(step, self._passes, place)
         most = _DEEP if self._passes <= _DEEP_UNTIL else _SHALLOW
         laid = {False: False, True: False}
         for root in roots:
@@ -256,17 +267,8 @@ def _is_marked(value: object) -> bool:
 
 def _top(node: Any, most: int) -> list[Any]:
     """The first nodes of a graph, leaves (which live as long as their parameters) left out."""
-    queue: deque[Any] = deque([node])
-    found: list[Any] = []
-    seen: set[Any] = set()
-    while queue and len(found) < most:
-        node = queue.popleft()
-        if node is None or node in seen or "AccumulateGrad" in node.name():
-            continue
-        seen.add(node)
-        found.append(node)
-        queue.extend(following for following, _ in node.next_functions)
-    return found
+    nodes = (n for n in graphs.distances(node, 2 * most) if "AccumulateGrad" not in n.name())
+    return list(itertools.islice(nodes, most))
 
 
 def _reaches_several(value: object) -> bool:

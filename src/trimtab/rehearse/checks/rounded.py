@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trimtab.diagnose import casts, raised_half, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, plain_values, shown
-from trimtab.virtual import origin, state
+from trimtab.rehearse.checks.base import BaseCheck, names_of, plain_values, shown
+from trimtab.virtual import origin
 from trimtab.virtual.unknown import is_unknown
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -150,8 +150,7 @@ class Rounded(BaseCheck):
     def _report(self, run: _Run) -> None:
         weights = [known.tensor for known in run.weights.values()]
         dtype = str(weights[0].dtype).removeprefix("torch.")
-        deeds = (origin.cast_of, origin.moved_of, origin.born_of)
-        lines = [line for deed in deeds if (line := deed(weights[0])) is not None]
+        lines = origin.lines_of(weights[0])
         choice = next(
             (found for line in lines for found in raised_half.choices(line.file, line.line, (dtype, "half"))),
             None,
@@ -159,17 +158,10 @@ class Rounded(BaseCheck):
         place = choice[0] if choice else source.place(lines[0].file, lines[0].line) if lines else None
         how, edits = (f"; {choice[1]}", choice[2]) if choice else ("", [])
         said, opened = self._autocast or ("run the model under autocast", [])
-        here = state.machine()
-        modules = list(here.modules) if here is not None else []
-        pairs = sorted(
-            (pair for m in modules for pair in m.named_parameters()), key=lambda pair: len(pair[0])
-        )
-        named = {id(p): name for name, p in pairs}
-        names = [named.get(id(w), f"a weight of shape {tuple(w.shape)}") for w in weights]
         self.report(
             "no-gradient",
             f"{run.steps} optimizer steps changed not one bit of {_UNCHANGED:.0%} of the weights that had gradients: "
-            f"updates at a learning rate of {run.rate:g} are rounded away in {dtype} ({shown(names, 3)}).",
+            f"updates at a learning rate of {run.rate:g} are rounded away in {dtype} ({shown(names_of(weights), 3)}).",
             run.stepped,
             cause_at(place, f"this makes the trained weights {dtype}, which holds about 3 digits"),
             fix=f"Keep the trained weights in float32{how}, and {said}.",

@@ -34,6 +34,9 @@ class Scaler(BaseCheck):
         """Where an optimizer was last stepped through a scaler."""
         self._called: Any = None
         """The scaler that was last asked to step or to unscale."""
+        self._passes = 0
+        self._done: dict[int, int] = {}
+        """Optimizers by id that a scaler has stepped, with the number of backward passes until then."""
         self._made = optimizers_made()
         self._roots: list[torch.Tensor] = []
         self._unmarked: list[torch.Tensor] = []
@@ -70,6 +73,7 @@ class Scaler(BaseCheck):
             return real(scaler, optimizer, *args, **kwargs)
         finally:
             self._inside -= 1
+            self._done[id(optimizer)] = self._passes
             self._forget(optimizer, (), {})
 
     def _update(self, real: _Real, scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,6 +101,7 @@ class Scaler(BaseCheck):
             self._report_clip(name, next(made, None))
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
+        self._passes += 1
         self._roots = [root for root in roots if _MARK in root.__dict__]
         self._plain = None if self._roots else place
         if self._last is not None and not self._inside:
@@ -152,7 +157,12 @@ class Scaler(BaseCheck):
             self._scaled.pop(id(parameter), None)
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._inside or not self._scaled or not self._carry(trained_by(optimizer)):
+        if self._inside:
+            return
+        again = self._done.get(id(optimizer)) == self._passes
+        if again and any(p.grad is not None for p in trained_by(optimizer)):
+            self._report_again(places.here())
+        if not self._scaled or not self._carry(trained_by(optimizer)):
             return
         self._stepped_at = places.here()
         fix, edits = mends_scaler.stepped(self._stepped_at, places.frames(), self._last)
@@ -164,6 +174,19 @@ class Scaler(BaseCheck):
             cause_at(self._stepped_at, "the loss was scaled, this step does not know of it"),
             fix=fix,
             op="optimizer.step",
+            edits=edits,
+        )
+
+    def _report_again(self, place: Place | None) -> None:
+        fix, edits = mends_scaler.left_out(place)
+        self.report(
+            "scaler-misuse",
+            "The optimizer is stepped twice with the same gradients: through the scaler, and once more by itself.",
+            place,
+            cause_at(place, "the scaler has made this step already"),
+            fix=fix,
+            op="optimizer.step",
+            once="again",
             edits=edits,
         )
 
@@ -209,7 +232,10 @@ class Scaler(BaseCheck):
             )
             return replace(finding, cause=cause, fix=fix, edits=edits)
         if self._unscaled:
-            fix, edits = mends_scaler.once(self._unscaled[0], finding.where)
-            cause = cause_at(finding.where, "this unscales gradients that are unscaled already")
+            place, (fix, edits) = mends_scaler.once(self._unscaled[0], finding.where)
+            why = "this unscales gradients that are unscaled already"
+            if place != finding.where:
+                why = f"the round ends without an update, so that line {finding.where.line} unscales a second time"
+            cause = cause_at(place, why)
             return replace(finding, cause=cause, fix=fix, edits=edits)
         return finding

@@ -22,12 +22,33 @@ from trimtab.virtual import deeds, functions, origin, state
 from trimtab.virtual.tensor import payload_of
 from trimtab.virtual.unknown import is_unknown
 
-_ON_PURPOSE = frozenset(
-    ("full", "full_like", "masked_fill", "masked_fill_", "where", "fill_", "empty", "empty_like", "tensor")
-) | {"new_full", "triu", "tril", "zeros", "ones", "new_empty", "empty_strided", "__setitem__", "cat", "stack"}
-_PENALTIES = frozenset(
-    ("mul", "__mul__", "__rmul__", "sub", "__sub__", "__rsub__", "add", "__add__", "__radd__")
-)
+_ON_PURPOSE = {
+    "full",
+    "full_like",
+    "masked_fill",
+    "masked_fill_",
+    "where",
+    "fill_",
+    "empty",
+    "empty_like",
+    "tensor",
+} | {"new_full", "triu", "tril", "zeros", "ones", "new_empty", "empty_strided", "__setitem__", "cat", "stack"}
+_PENALTIES = {"mul", "__mul__", "__rmul__", "sub", "__sub__", "__rsub__", "add", "__add__", "__radd__"}
+_OVERFLOWS = {
+    "matmul",
+    "mm",
+    "bmm",
+    "linear",
+    "mul",
+    "add",
+    "pow",
+    "square",
+    "exp",
+    "sum",
+    "to",
+    "half",
+    "einsum",
+}
 # The gradients of norm, std and cdist are 0 at 0 in torch.
 _STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "acos", "asin"))
 _LARGEST = 1 << 22
@@ -43,6 +64,8 @@ class Source:
     why: str
     fix: str = ""
     edits: list[Edit] = field(default_factory=list)
+    beyond: bool = False
+    """Whether float16 cannot hold what it gives."""
 
     def cause(self) -> Cause | None:
         """As the cause of a finding."""
@@ -163,17 +186,29 @@ def _broken(
         return Source(place, f"the {plain} of no element is NaN", said)
     infinite = bool((values.detach().abs() == float("inf")).any()) if values.numel() else False
     zero = mends_values.of_zero(place, name, dtype, node)
-    if zero is not None and (not infinite or not _overflows(plain)):
+    if zero is not None and (not infinite or plain not in _OVERFLOWS):
         where = _where(place, zero[1])
         if where.line != place.line:
             why = f"this is meant to guard line {place.line}, whose result ({plain}) is not finite"
         return Source(where, why, *zero)
     if infinite and dtype == "float16":
         why = f"the result of {plain} is beyond what float16 can hold (65504)"
-        return Source(place, why, *mends_values.in_float32(place.file, node))
+        return Source(
+            place,
+            why,
+            *mends_values.in_float32(place.file, node, _half_weights()),
+            beyond=True,
+        )
     if infinite and plain in ("exp", "exp2", "expm1"):
         return Source(place, why, *mends_values.of_exp(place.file, node, plain))
     return Source(place, why)
+
+
+def _half_weights() -> bool:
+    """Whether layers of the program are in float16 themselves."""
+    machine = state.machine()
+    weights = (p for module in (machine.modules if machine else ()) for p in module._parameters.values())
+    return any(weight is not None and weight.dtype is torch.float16 for weight in weights)
 
 
 def _where(place: Place, edits: list[Edit]) -> Place:
@@ -196,24 +231,6 @@ def _times_infinity(place: Place, stray: torch.Tensor) -> Source | None:
 def _too_large(args: tuple[Any, ...]) -> bool:
     """Whether a plain number beyond float16 takes part: a penalty that hides what it is added to."""
     return any(isinstance(a, int | float) and abs(a) > 65504 for a in args)
-
-
-def _overflows(name: str) -> bool:
-    return name in (
-        "matmul",
-        "mm",
-        "bmm",
-        "linear",
-        "mul",
-        "add",
-        "pow",
-        "square",
-        "exp",
-        "sum",
-        "to",
-        "half",
-        "einsum",
-    )
 
 
 def _flat(name: str, args: tuple[Any, ...]) -> bool:

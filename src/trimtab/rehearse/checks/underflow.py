@@ -11,20 +11,25 @@ from typing import Any
 
 import torch
 
-from trimtab.diagnose import mends_scaler
+from trimtab.diagnose import graphs, mends_scaler
 from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, shown, trained_by
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    backward_hub,
+    names_of,
+    optimizers_made,
+    shown,
+    trained_by,
+)
 from trimtab.rehearse.checks.cuts import leaves
-from trimtab.virtual import state
+from trimtab.rehearse.checks.sources import is_finite
 from trimtab.virtual.unknown import is_unknown
 
 _SCALE = 65536.0
 _LOOKS = 6
 """Backward passes that are looked at."""
-
-
-_MOST = 2000
 
 
 class Underflow(BaseCheck):
@@ -78,18 +83,18 @@ class Underflow(BaseCheck):
         lost = [
             leaf
             for leaf, small, large in zip(mine, plain, grown, strict=True)
-            if small is not None and large is not None and not bool(small.any()) and bool(large.any())
+            if small is not None
+            and large is not None
+            and not bool(small.any())
+            and bool(large.any())
+            and is_finite(large)
         ]
         # A gradient that is 0 but for rounding (a key's bias) is lost to no precision: most of the model must be.
         trained = {id(p) for optimizer in list(self._made) for p in trained_by(optimizer)}
         if 2 * len(lost) < len(held & trained) or not lost:
             return
         self._looks = _LOOKS
-        here = state.machine()
-        modules = list(here.modules) if here is not None else []
-        named = sorted((n for m in modules for n in m.named_parameters()), key=lambda pair: len(pair[0]))
-        known = {id(p): name for name, p in named}
-        names = shown([known.get(id(leaf), f"a weight of shape {tuple(leaf.shape)}") for leaf in lost])
+        names = shown(names_of(lost))
         self.report(
             "no-gradient",
             f"The whole gradient of {names} is 0: it is smaller than float16 can hold (6e-8). Of the loss times 65536 "
@@ -109,16 +114,7 @@ def _has_ranks() -> bool:
 
 def _goes_through_half(node: Any) -> bool:
     """Whether a loss goes through float16, and through torch's own operations alone: those can be run twice."""
-    seen: set[Any] = set()
-    half, queue = False, [node]
-    while queue and len(seen) < _MOST:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        # A checkpoint runs the program's own code again; so may a function of the program.
-        if not node.name().endswith(("Backward0", "Backward1", "AccumulateGrad")):
-            return False
-        half |= any(data.dtype is torch.float16 for data in getattr(node, "_input_metadata", ()))
-        queue.extend(following for following, _ in node.next_functions)
-    return half
+    nodes = graphs.distances(node)
+    # A checkpoint runs the program's own code again; so may a function of the program.
+    plain = all(n.name().endswith(("Backward0", "Backward1", "AccumulateGrad")) for n in nodes)
+    return plain and any(d.dtype is torch.float16 for n in nodes for d in getattr(n, "_input_metadata", ()))

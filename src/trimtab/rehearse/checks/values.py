@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -16,12 +17,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab.diagnose import mends_values, source
-from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import (
     BaseCheck,
     around,
     backward_hub,
+    names_of,
     optimizers_made,
     shown,
     trained_by,
@@ -50,16 +52,23 @@ class Values(BaseCheck):
         self._lost: tuple[Place | None, Source | None] | None = None
         """Where a scaled loss was first NaN, and why: a fault only if none ever was a number."""
         self._numbers = False
+        self._raw: float | None = None
+        """The loss as it was given to the scaler."""
         self._made = optimizers_made()
         self._sources = Sources()
         for function in (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty):
             watch_function(function, self._fresh)
         around(torch.amp.GradScaler, "scale", self._scale)
+        self._beyond = 0
+        """Backward passes, one after the other, before which a result was too large for float16."""
         backward_hub().before.append(self._backward)
+        backward_hub().after.append(self._swallowed)
         register_optimizer_step_post_hook(self._stepped)
 
     def _scale(self, real: Callable[..., Any], scaler: torch.amp.GradScaler, outputs: Any) -> Any:
         self._scaled |= scaler.is_enabled()
+        one = isinstance(outputs, torch.Tensor) and outputs.numel() == 1 and not outputs.is_meta
+        self._raw = float(outputs.detach()) if one and not is_unknown(outputs) else None
         return real(scaler, outputs)
 
     def _fresh(self, caller: FrameType, args: tuple[Any, ...], tensor: Any) -> None:
@@ -76,10 +85,11 @@ class Values(BaseCheck):
             value = float(root.detach())
             births = self._sources.births
             if self._scaled:
-                # One that overflows is skipped, as it is meant to be.
-                if math.isnan(value) and self._lost is None:
+                # One that the factor makes infinite is skipped, as it is meant to be; the loss itself is judged.
+                value, self._raw = value if self._raw is None else self._raw, None
+                if not math.isfinite(value) and self._lost is None:
                     self._lost = place, births[0] if births else None
-                self._numbers |= not math.isnan(value)
+                self._numbers |= math.isfinite(value)
             elif not math.isfinite(value):
                 born = births[0] if births else None
                 diverged = self._divergence()
@@ -88,12 +98,34 @@ class Values(BaseCheck):
             else:
                 self._losses.append(value)
 
+    def _swallowed(self) -> None:
+        """A result beyond float16 that comes to nothing: what is divided by infinity is 0, and so is its gradient."""
+        born = next(iter(self._sources.births), None)
+        self._beyond = self._beyond + 1 if born is not None and born.beyond else 0
+        if self._reported or self._beyond < 2:
+            return
+        trained = [p for optimizer in list(self._made) for p in trained_by(optimizer) if p.grad is not None]
+        dead = [p for p in trained if p.grad is not None and not is_unknown(p) and not bool(p.grad.any())]
+        if dead:
+            names = shown(names_of(dead), 3)
+            message = (
+                f"A result is infinite in float16 in every pass, and the whole gradient of {names} is 0."
+            )
+            self._report(message, born.place if born is not None else None, "forward", born)
+
     def finish(self) -> None:
         if self._lost is not None and not self._numbers and not self._reported:
-            message = (
-                "The loss is nan in every backward pass: GradScaler skips each step, and nothing is trained."
-            )
+            message = "The loss is not finite in any backward pass: GradScaler skips each step, and nothing is trained."
             self._report(message, self._lost[0], "backward", self._lost[1])
+
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """A gradient that torch itself finds not to be finite: the line whose slope is infinite."""
+        if finding.kind != "non-finite" or error is None or self._reported:
+            return finding
+        born = self._divergence() or next(iter(self._sources.steep), None) or self._hidden()
+        if born is None:
+            return finding
+        return replace(finding, cause=born.cause(), fix=born.fix or finding.fix, edits=born.edits)
 
     def _divergence(self) -> Source | None:
         """The loss grew and grew: the steps are too large."""
@@ -118,9 +150,17 @@ class Values(BaseCheck):
             if not is_finite(parameter):
                 shape = tuple(parameter.shape)
                 message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
-                born = self._divergence() or (steep[0] if steep else self._vanished(optimizer, parameter))
-                self._report(message, places.here(), "optimizer.step", born)
+                born = self._divergence() or next(iter(steep), None) or self._vanished(optimizer, parameter)
+                self._report(message, places.here(), "optimizer.step", born or self._hidden())
                 return
+
+    def _hidden(self) -> Source | None:
+        """A result that was not finite, and of which the loss shows nothing: its gradient is 0 times infinity."""
+        for born in self._sources.births[:1]:
+            return replace(
+                born, why=f"{born.why}; a mask or `where` hides it from the loss, not from its gradient"
+            )
+        return None
 
     def _vanished(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Source | None:
         """An eps that is zero in the weights' own precision protects from nothing."""
