@@ -26,6 +26,7 @@ from trimtab.diagnose import (
     rules_modules,
     rules_moves,
     rules_optimizer,
+    rules_siblings,
     rules_slots,
     source,
 )
@@ -68,8 +69,8 @@ _LIKELY: tuple[_Rule, ...] = (
     rules_modules.copied_before_move,
     rules_held.partly_moved,
     rules_given.device_given,
-    rules_batch.mover,
-    rules_batch.sibling,
+    rules_siblings.mover,
+    rules_siblings.sibling,
     rules_likely.misplaced_layer,
     rules_moves.wrong_gpu,
     rules_likely.apart,

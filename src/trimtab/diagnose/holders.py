@@ -99,8 +99,7 @@ def _reach(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.T
 
 def expressions(file: str, line: int, frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a line's statement names, with the code that names them, the longest first."""
-    node = source.statement(file, line)
-    inside = list(source.header(node)) if node is not None else []
+    inside = list(source.header(source.statement(file, line)))
     # What is moved in the line itself is not where the line's own tensors come from.
     moved = {id(part) for call in inside if source.is_move(call) for part in ast.walk(call)}
     named = [

@@ -48,7 +48,7 @@ def numbers_made(error: BaseException, bad: int) -> Place | None:
     held = [t for frame in frames for value in list(frame.f_locals.values()) for t in _tensors(value)]
     held = [t for t in held if bad in (extremes(t) or ())]
     found += sorted(held, key=lambda t: -t.numel())
-    places = (_born(tensor) for tensor in found)
+    places = (born_at(tensor) for tensor in found)
     return next((place for place in places if place is not None), None)
 
 
@@ -60,7 +60,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield item
 
 
-def _born(tensor: torch.Tensor) -> Place | None:
+def born_at(tensor: torch.Tensor) -> Place | None:
+    """The line of the program that made a tensor."""
     born = origin.born_of(tensor)
     return source.place(born.file, born.line) if born is not None and source.is_user_file(born.file) else None
 

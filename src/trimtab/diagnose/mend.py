@@ -18,7 +18,6 @@ from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
-from trimtab.virtual import origin
 
 
 class Mend(NamedTuple):
@@ -249,15 +248,11 @@ def other_goal(scene: Scene, stray: Suspect) -> Mend | None:
 
 def move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:
     """The call that last moved a tensor."""
-    if suspect.held is None:
+    if suspect.moved_by is None:
         return None
-    _, span = origin.spans_of(suspect.held)
-    node = source.node_at(*span) if span is not None else None
-    inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node is not None else []
-    for call in inside:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
-            return (span[0], call) if span is not None else None
-    return None
+    file, node = suspect.moved_by
+    moves = (n for n in ast.walk(node) if source.is_move(n) and source.called_name(n) != "mps")
+    return next(((file, call) for call in moves), None)
 
 
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:

@@ -14,7 +14,7 @@ from torch import nn
 
 from trimtab.diagnose import holders, raised_half, raised_marks, rewrite, rows, source, trace
 from trimtab.diagnose.finding import Edit, Place, cause_at
-from trimtab.diagnose.index_makers import extremes, numbers_made, rows_decided, width_decided
+from trimtab.diagnose.index_makers import born_at, extremes, numbers_made, rows_decided, width_decided
 from trimtab.diagnose.raised_common import called_by, known_here, own_frames, values_named
 from trimtab.diagnose.raised_labels import skipped
 from trimtab.diagnose.rules_common import Verdict
@@ -52,7 +52,7 @@ def _labels(frame: FrameType, error: BaseException) -> Verdict | None:
         return skipped(low, int(ignored), error)
     if low == high < 0:
         return skipped(low, int(ignored), error)
-    made = rows.label_line(error) or numbers_made(error, high) or _born(target)
+    made = rows.label_line(error) or numbers_made(error, high) or born_at(target)
     top, least = int(kept.max()), int(kept.min())
     span = f"the labels go from {least} to {top}, the scores have {classes} classes (0 to {classes - 1})"
     if least > 0 and top == classes:
@@ -109,11 +109,7 @@ def _indexed(error: BaseException) -> Verdict | None:
     frame, line = frame_line
     file = frame.f_code.co_filename
     node = source.statement(file, line)
-    named = (
-        [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
-        if node is not None
-        else []
-    )
+    named = [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
     for name, tensor in ((ast.unparse(n), holders.value_of(n, frame)) for n in named):
         ends = extremes(tensor) if isinstance(tensor, torch.Tensor) else None
         if ends is None or (ends[0] >= 0 and ends[1] < size):
@@ -121,7 +117,7 @@ def _indexed(error: BaseException) -> Verdict | None:
         if (marked := raised_marks.used_as_rows(file, line, name, tensor, size)) is not None:
             return marked
         made = rows.label_line(error) if name in rows.LABELS else None
-        made = made or numbers_made(error, ends[1] if ends[1] >= size else ends[0]) or _born(tensor)
+        made = made or numbers_made(error, ends[1] if ends[1] >= size else ends[0]) or born_at(tensor)
         why = f"{name} goes from {ends[0]} to {ends[1]}, and what it indexes has {size} entries (0 to {size - 1})"
         if ends[0] > 0 and ends[1] == size:
             return _from_one(made, why, f", or make room for {size + 1}")
@@ -166,7 +162,7 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
             return wrapped
         why = f"an id is {low}, and a table has no such row"
         return Verdict(
-            cause_at(_born(ids), why),
+            cause_at(born_at(ids), why),
             "Pad ids with 0 or the pad token's id; only labels are padded with -100.",
         )
     if high < size:
@@ -188,12 +184,12 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
             f"Make the table as long as the rows are ({high + 1}), or cut the rows to {size}: keep the length in one "
             "setting that both read."
         )
-        return Verdict(cause_at(made or _born(ids), why), fix, edits=edits)
+        return Verdict(cause_at(made or born_at(ids), why), fix, edits=edits)
     why = f"the table has {size} rows (ids 0 to {size - 1}), and the largest id is {high}"
     ids_made = numbers_made(error, high)
     said = f": {edits[0].text}" if edits and not edits[0].text.isdigit() else ""
     fix = f"Give the table at least {high + 1} rows{said}, or map the ids to 0 … {size - 1}{_at(ids_made)}."
-    return Verdict(cause_at(made or ids_made or _born(ids), why), fix, edits=edits)
+    return Verdict(cause_at(made or ids_made or born_at(ids), why), fix, edits=edits)
 
 
 def _tokens(size: int, error: BaseException) -> Verdict | None:
@@ -249,8 +245,3 @@ def _size_setting(file: str, size: int, words: tuple[str, ...]) -> Place | None:
             if isinstance(value, ast.Constant) and value.value == size:
                 found.add(place)
     return found.pop() if len(found) == 1 else None
-
-
-def _born(tensor: torch.Tensor) -> Place | None:
-    born = origin.born_of(tensor)
-    return source.place(born.file, born.line) if born is not None else None

@@ -18,10 +18,10 @@ from trimtab.virtual import origin
 
 def kept_aside(scene: Scene, stray: Suspect) -> Verdict | None:
     """A module that a model keeps without registering it, on purpose: it has to be moved by itself."""
-    owner = next((a.module for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or stray.device != "cpu":
+    part = stray.registered
+    if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    root = holders.outermost(owner, scene.modules)
+    root = holders.outermost(part.module, scene.modules)
     for keeper in holders.holders_of(root, scene.modules):
         named = holders.source_of(keeper.module)
         if keeper.registered or named is None or not _on_purpose(root, keeper):
@@ -72,10 +72,10 @@ def _suffix(file: str, move: ast.Call) -> str:
 
 def passed_over(scene: Scene, stray: Suspect) -> Verdict | None:
     """A part of a model whose own method moves other parts, one by one, and not this one."""
-    owner = next((a.module for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or stray.device != "cpu":
+    part = stray.registered
+    if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    for holder in holders.climb(owner, scene.modules):
+    for holder in holders.climb(part.module, scene.modules):
         named = holders.source_of(holder.module)
         weights = [p for p in holder.module.parameters() if str(p.device) == mend.wanted(scene, stray)]
         moved = origin.moved_of(weights[-1]) if weights else None

@@ -92,13 +92,7 @@ def _only_value(statement: ast.stmt | None) -> ast.expr | None:
 
 
 def _all_parameters(kept: object) -> bool:
-    entries = (
-        list(kept.values())
-        if isinstance(kept, dict)
-        else list(kept)
-        if isinstance(kept, list | tuple)
-        else []
-    )
+    entries = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else ()
     return bool(entries) and all(isinstance(entry, nn.Parameter) for entry in entries)
 
 
@@ -109,12 +103,10 @@ def _knows_nn(file: str) -> bool:
 
 def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     """An object of the program's own, of which a method moves some tensors and passes this one by."""
-    if stray.is_parameter or (tensor := stray.tensor) is None:
+    if stray.is_parameter:
         return None
     home = mend.wanted(scene, stray)
-    for found in holders.kept_in(
-        lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), scene.frames
-    ):
+    for found in scene.keepers(stray):
         named = holders.source_of(found.owner)
         move = _own_mover(*named, found.name) if named and not found.container else None
         if named is None or move is None:
@@ -131,8 +123,8 @@ def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
 
 def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
     """The last statement `self.a = self.a.to(d)` of the method that moves a class's tensors but for one."""
-    classes = [n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
-    for method in (m for owner in classes for m in owner.body if isinstance(m, source.Function)):
+    inside = [m for owner in source.classes(file, class_name) for m in owner.body]
+    for method in (m for m in inside if isinstance(m, source.Function)):
         moves = [
             statement
             for statement in source.own_statements(method)
@@ -150,12 +142,9 @@ def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
 
 def kept(scene: Scene, stray: Suspect) -> Verdict | None:
     """An object of the program's own (a metric, a buffer of experience, a table of noise levels) keeps the tensor."""
-    if stray.is_parameter or (tensor := stray.tensor) is None or _came_as_argument(scene, stray):
+    if stray.is_parameter or _came_as_argument(scene, stray):
         return None
-    holding = holders.kept_in(
-        lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), scene.frames
-    )
-    for found in holding:
+    for found in scene.keepers(stray):
         named = holders.source_of(found.owner)
         born = stray.born.line if stray.born is not None and named and stray.born.file == named[0] else 0
         line = source.attribute_assignment(*named, found.name, born) if named else None

@@ -51,11 +51,7 @@ def _looks_like(tensor: torch.Tensor, part: ast.expr, frame: FrameType) -> bool:
 def _gathered(tensor: torch.Tensor, frame: FrameType) -> Iterator[tuple[str, ast.expr]]:
     """What was put into the list that the failing line reads: `losses.append(loss)`, in the same file."""
     file, node = frame.f_code.co_filename, source.statement(frame.f_code.co_filename, frame.f_lineno)
-    named = (
-        [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
-        if node is not None
-        else []
-    )
+    named = [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
     for name in named:
         value = holders.value_of(name, frame)
         if not isinstance(value, list) or not any(entry is tensor for entry in value):

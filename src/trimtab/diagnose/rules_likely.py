@@ -10,7 +10,6 @@ from trimtab.diagnose import mend, rewrite, source
 from trimtab.diagnose.rewrite import has_factory
 from trimtab.diagnose.rules_common import Verdict, birthplace, met
 from trimtab.diagnose.scene import Scene, Sight, Suspect
-from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
 
 
@@ -151,8 +150,7 @@ def birth(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that made the tensor."""
     if (born := birthplace(stray)) is None:
         return None
-    span, _ = origin.spans_of(stray.held) if stray.held is not None else (None, None)
-    node = source.node_at(*span) if span is not None else None
+    node = stray.made_by[1] if stray.made_by is not None else None
     statement = source.statement(born.file, born.line)
     # What a statement binds may be another tensor, computed from this one.
     bound = node is None or node is getattr(statement, "value", None)

@@ -26,7 +26,7 @@ def dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
         if call.func.attr not in source.MOVES:
             continue
         file = span[0]
-        statement = next((n for n in source.above(file, call) if isinstance(n, ast.stmt)), None)
+        statement = source.statement_of(file, call)
         if isinstance(statement, ast.Expr):
             fix = _kept(file, statement, call)
         elif isinstance(statement, ast.Assign) and _is_read_no_more(file, statement, call):
@@ -79,7 +79,7 @@ def _is_read_no_more(file: str, statement: ast.Assign, call: ast.Call) -> bool:
         return False  # a global: another function may read it
     loop = next((n for n in source.above(file, statement) if isinstance(n, ast.For | ast.While)), None)
     own = set(ast.walk(statement))
-    for node in ast.walk(function or source.tree(file) or ast.Pass()):
+    for node in ast.walk(source.scope_at(file, statement.lineno)):
         if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load):
             inside = loop is not None and loop.lineno <= node.lineno <= (loop.end_lineno or 0)
             if node not in own and (node.lineno > statement.lineno or inside):
@@ -116,8 +116,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
         return None
     if stray.moved is None:
         return _copied_to_host(scene, stray)
-    _, span = origin.spans_of(held)
-    registered = next((a for a in stray.attributes if a.registered), None)
+    registered = stray.registered
     if stray.device != "cpu" and registered is None:
         return None
     moved = stray.moved
@@ -126,7 +125,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
         return None
     if registered is not None:
         return _weight_moved_away(scene, stray, registered, statement)
-    call = source.node_at(*span) if span is not None else None
+    call = stray.moved_by[1] if stray.moved_by is not None else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
     if not source.goes_to_host(call):
@@ -144,25 +143,23 @@ def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
     """What was made by an expression that goes over the host: `p.detach().cpu().clone()`."""
     if stray.device != "cpu" or stray.is_parameter or stray.held is None or stray.born is None:
         return None
-    span, _ = origin.spans_of(stray.held)
-    node: ast.expr | None = source.node_at(*span) if span is not None else None
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
+    file, node = stray.made_by or ("", None)
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if source.goes_to_host(node):
-            kept = rewrite.in_place_of(span[0], node, rewrite.text_of(span[0], node.func.value))
+            kept = rewrite.in_place_of(file, node, rewrite.text_of(file, node.func.value))
             why = f"this brings it to {stray.device}, and {met(scene, stray)}"
-            return mend.Mend.by("leave it where it is", kept).blames(span[0], node.lineno, why)
+            return mend.Mend.by("leave it where it is", kept).blames(file, node.lineno, why)
         node = node.func.value
     return None
 
 
 def _reads_after(file: str, statement: ast.stmt, name: str) -> int:
-    scope_ = source.function_at(file, statement.lineno) or source.tree(file) or ast.Pass()
     return sum(
         isinstance(n, ast.Name)
         and n.id == name
         and isinstance(n.ctx, ast.Load)
         and n.lineno > statement.lineno
-        for n in ast.walk(scope_)
+        for n in ast.walk(source.scope_at(file, statement.lineno))
     )
 
 
@@ -279,7 +276,7 @@ def _present_device_changed(
 ) -> Verdict | None:
     """Two moves to "the" GPU went to different ones: torch.cuda.set_device was called in between."""
     file, first = theirs
-    early = next((n for n in source.above(file, first) if isinstance(n, ast.stmt)), None)
+    early = source.statement_of(file, first)
     function = source.function_at(file, first.lineno)
     setters = {"set_device"} | {
         f.name

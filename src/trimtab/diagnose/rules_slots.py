@@ -51,8 +51,8 @@ def _makers(scene: Scene, stray: Suspect) -> Iterator[tuple[str, ast.Call]]:
         files = dict.fromkeys([born.file, *(frame.f_code.co_filename for frame in scene.frames)])
         made = [(file, call) for file in files for call in source.calls(file, name)] if name else []
         yield from made if len(made) == 1 else ()
-    for attribute in (a for a in stray.attributes if a.registered):
-        for file, made_by, _ in bindings(scene, holders.outermost(attribute.module, scene.modules)):
+    if (part := stray.registered) is not None:
+        for file, made_by, _ in bindings(scene, holders.outermost(part.module, scene.modules)):
             value = getattr(made_by, "value", None)
             if isinstance(value, ast.Call):
                 yield file, value
