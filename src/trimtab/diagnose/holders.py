@@ -314,4 +314,9 @@ def _container(value: Any) -> str:
 
 
 def _entries(value: Any) -> list[Any]:
-    return list(value.values() if isinstance(value, dict) else value)[:256]
+    """What a container holds, and what the plain containers in it do."""
+    flat = list(value.values() if isinstance(value, dict) else value)[:256]
+    inside = [one for one in flat if isinstance(one, list | tuple | dict)]
+    return flat + [
+        e for one in inside[:32] for e in list(one.values() if isinstance(one, dict) else one)[:64]
+    ]

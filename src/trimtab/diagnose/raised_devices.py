@@ -1,4 +1,5 @@
-"""What to change for torch's own errors about devices: DataParallel with its model elsewhere, an old constructor."""
+"""What to change for torch's own errors about devices: DataParallel with its model elsewhere, a replica that is asked
+for its parameters, an old constructor."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def first_device(error: BaseException) -> Verdict | None:
         return mend.Mend.by("name the model's GPU first", rewrite.in_place_of(file, ids, str(order))).blames(
             file, wrap.lineno, why
         )
-    frames = [frame for frame, _ in own_frames(error)]
+    running = [frame for frame, _ in own_frames(error)]
     moved = _move(tensors[0])
     if moved is not None and found.type == "cuda":
         where, move = moved
@@ -39,13 +40,46 @@ def first_device(error: BaseException) -> Verdict | None:
         return mend.Mend.by("move it there", rewrite.in_place_of(where, move, text)).blames(
             where, move.lineno, why
         )
-    device = scope.device_at(frames, file, wrap.lineno, str(first)) or _first(
+    device = scope.device_at(running, file, wrap.lineno, str(first)) or _first(
         file, wrap.lineno, file, ids, first
     )
     model = source.keyword(wrap, "module") or (wrap.args[0] if wrap.args else None)
     if model is None:
         return Verdict(source.cause(file, wrap.lineno, why))
     return mend.brought("move the model there first", file, model, device).blames(file, wrap.lineno, why)
+
+
+def replica_asked(error: BaseException) -> Verdict | None:
+    """`next(self.parameters())` in a replica of DataParallel, which has none: forward's own input knows the device."""
+    if not isinstance(error, StopIteration):
+        return None
+    why = "a replica of DataParallel has no parameters of its own, so that next() finds none"
+    inner = ""
+    for frame, line in own_frames(error):
+        file, replica = frame.f_code.co_filename, frame.f_locals.get("self")
+        inside = source.header(source.statement(file, line))
+        nodes = [n for n in inside if isinstance(n, ast.expr) and _asks_for_device(n, inner)]
+        if not nodes or not getattr(replica, "_is_replica", False):
+            break
+        known = ((name, frame.f_locals.get(name)) for name in source.parameters(file, line))
+        given = next((name for name, value in known if isinstance(value, torch.Tensor)), None)
+        if given is not None:
+            edit = rewrite.in_place_of(file, nodes[0], f"{given}.device")
+            return mend.Mend.by("ask what it is given", edit).blames(file, line, why)
+        inner = f"self.{frame.f_code.co_name}"  # a property or method that asks for it
+    return None
+
+
+def _asks_for_device(node: ast.expr, inner: str) -> bool:
+    """`next(self.parameters()).device`, or a call or read of the method that says so."""
+    if inner:
+        return ast.unparse(node) == inner or (isinstance(node, ast.Call) and ast.unparse(node.func) == inner)
+    asked = node.value if isinstance(node, ast.Attribute) and node.attr == "device" else None
+    return (
+        isinstance(asked, ast.Call)
+        and source.called_name(asked) == "next"
+        and "parameters(" in ast.unparse(asked)
+    )
 
 
 _OLD = {"FloatTensor": "float", "DoubleTensor": "double", "HalfTensor": "half", "LongTensor": "long"}

@@ -14,7 +14,15 @@ from torch import nn
 
 from trimtab.diagnose import holders, raised_half, raised_marks, rewrite, rows, source, trace
 from trimtab.diagnose.finding import Edit, Place, cause_at
-from trimtab.diagnose.index_makers import born_at, extremes, numbers_made, rows_decided, width_decided
+from trimtab.diagnose.index_makers import (
+    born_at,
+    extremes,
+    numbers_made,
+    rows_decided,
+    rows_given,
+    width_decided,
+)
+from trimtab.diagnose.mends_sizes import classes_numbered, counted_from_one, is_count, is_shared, more, wider
 from trimtab.diagnose.raised_common import called_by, known_here, own_frames, values_named
 from trimtab.diagnose.raised_labels import skipped
 from trimtab.diagnose.rules_common import Verdict
@@ -58,17 +66,27 @@ def _labels(frame: FrameType, error: BaseException) -> Verdict | None:
     if least > 0 and top == classes:
         return _from_one(made, span, f" (or make the head one class wider: {top + 1})")
     wide = width_decided(scores, classes)
+    if wide is not None and is_count(wide[1]) and made is not None and top > classes:
+        # The head has one score for each class that the program knows: the labels are no numbers of theirs.
+        said = f"Number the classes from 0 to {classes - 1} where a row's label is made"
+        edits = classes_numbered(error, made)
+        table = f", with {edits[1].text.strip()} after line {edits[1].start[0] - 1}" if edits else ""
+        return Verdict(cause_at(made, span), f"{said}{_code(edits[:1])}{table}.", edits=edits)
+    place, edits = wider(wide, classes, top + 1, error)
     fix = (
-        f"Make the head as wide as there are classes ({top + 1} instead of {classes}), or map the labels to 0 … "
-        f"{classes - 1}{_at(made)}."
+        f"Make the head as wide as there are classes ({top + 1} instead of {classes}){_code(edits)}, or map the labels "
+        f"to 0 … {classes - 1}{_at(made)}."
     )
-    edits = _wider(wide, classes, top + 1)
-    return Verdict(cause_at(wide[0] if wide else made, span), fix, edits=edits)
+    return Verdict(cause_at(place or made, span), fix, edits=edits)
 
 
 def _from_one(made: Place | None, why: str, otherwise: str = "") -> Verdict:
     """Numbers that are counted from 1 where they are counted from 0: subtracted where a row's label is made."""
     fix = "Count from 0: subtract 1 where they are made"
+    if made is not None and (counted := counted_from_one(made.file)) is not None:
+        place, edit = counted
+        said = f"Count from 0 where they are chosen: {rewrite.shown([edit])}."
+        return Verdict(cause_at(place, why), said, edits=[edit])
     if made is not None and (node := rows.label_value(made)) is not None:
         text = rewrite.operand(node)
         edits = [rewrite.in_place_of(made.file, node, f"{text} - 1")]
@@ -83,20 +101,12 @@ def _from_one(made: Place | None, why: str, otherwise: str = "") -> Verdict:
     return Verdict(cause_at(made, why), f"{fix}{otherwise}.")
 
 
+def _code(edits: list[Edit]) -> str:
+    return f": {rewrite.shown(edits)}" if edits else ""
+
+
 def _at(made: Place | None) -> str:
     return f" where they are made (line {made.line})" if made is not None else ""
-
-
-def _wider(decided: tuple[Place, ast.expr] | None, size: int, wanted: int) -> list[Edit]:
-    """A size that is too small by what was seen: a number is replaced, and of anything else only the off-by-one."""
-    if decided is None:
-        return []
-    place, node = decided
-    if isinstance(node, ast.Constant) and node.value == size:
-        return [rewrite.in_place_of(place.file, node, str(wanted))]
-    if wanted == size + 1 and not isinstance(node, ast.Constant):
-        return [rewrite.in_place_of(place.file, node, f"{rewrite.operand(node)} + 1")]
-    return []
 
 
 def _indexed(error: BaseException) -> Verdict | None:
@@ -123,8 +133,11 @@ def _indexed(error: BaseException) -> Verdict | None:
             return _from_one(made, why, f", or make room for {size + 1}")
         wide = _size_of_one_hot(file, line, frame, size)
         if wide is not None and ends[0] >= 0:
-            fix = f"Make room for {ends[1] + 1}, or map the numbers to 0 … {size - 1}{_at(made)}."
-            return Verdict(cause_at(wide[0], why), fix, edits=_wider(wide, size, ends[1] + 1))
+            place, edits = wider(wide, size, ends[1] + 1, error)
+            fix = (
+                f"Make room for {ends[1] + 1}{_code(edits)}, or map the numbers to 0 … {size - 1}{_at(made)}."
+            )
+            return Verdict(cause_at(place, why), fix, edits=edits)
         return Verdict(
             cause_at(made, why),
             f"Make only numbers from 0 to {size - 1} here{_room(ends[1], size)}.",
@@ -173,22 +186,24 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     counts = values.flatten()[:last].tolist() == list(
         range(int(values.flatten()[0]), int(values.flatten()[0]) + last)
     )
-    decided = rows_decided(table)
-    edits = _wider(decided, size, high + 1)
-    made = (
-        decided[0] if decided is not None else _table_made(error, _LENGTHS if counts and last > 1 else _KINDS)
-    )
+    given = rows_given(table) if counts and last > 1 else None
+    place: Place | None
+    if given is not None and is_shared(*given):
+        # The rows are as long as the setting says, and what is put to them besides.
+        place, edits = given[0], [more(*given, high + 1 - size)]
+    else:
+        place, edits = wider(rows_decided(table), size, high + 1, error)
+    made = place or _table_made(error, _LENGTHS if counts and last > 1 else _KINDS)
     if counts and last > 1:
         why = f"the table has {size} positions, and the rows are {high + 1} long"
         fix = (
-            f"Make the table as long as the rows are ({high + 1}), or cut the rows to {size}: keep the length in one "
-            "setting that both read."
+            f"Make the table as long as the rows are ({high + 1}){_code(edits)}, or cut the rows to {size}: keep the "
+            "length in one setting that both read."
         )
         return Verdict(cause_at(made or born_at(ids), why), fix, edits=edits)
     why = f"the table has {size} rows (ids 0 to {size - 1}), and the largest id is {high}"
     ids_made = numbers_made(error, high)
-    said = f": {edits[0].text}" if edits and not edits[0].text.isdigit() else ""
-    fix = f"Give the table at least {high + 1} rows{said}, or map the ids to 0 … {size - 1}{_at(ids_made)}."
+    fix = f"Give the table at least {high + 1} rows{_code(edits)}, or map the ids to 0 … {size - 1}{_at(ids_made)}."
     return Verdict(cause_at(made or ids_made or born_at(ids), why), fix, edits=edits)
 
 

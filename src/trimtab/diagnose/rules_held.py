@@ -59,6 +59,9 @@ def _registration(
         fix = mend.at_use(scene, stray)
         one = f'self.register_buffer(f"{attribute.name}_{{i}}", tensor, persistent=False)'
         text = f"register each of them as a buffer of its own: {one}"
+        if fix is not None and (stored := _stored_later(file, class_name, attribute.name)):
+            why = f"{name} keeps what was made for the device of one call ({stray.device}), and {met(scene, stray)}"
+            return fix.blames(file, stored, why, "unmoved-state")
         if fix is not None:
             text = f"{fix.text}; or {text}"
         return Verdict(source.cause(file, line, why), text, "unmoved-state", fix.edits if fix else [])
@@ -82,6 +85,18 @@ def _registration(
     known = value is not None and _knows_nn(file)
     edits = [rewrite.in_place_of(file, value, f"nn.{kind}({code})")] if known and value is not None else []
     return Verdict(source.cause(file, line, why), text, "unmoved-state", edits)
+
+
+def _stored_later(file: str, class_name: str, attribute: str) -> int | None:
+    """The line outside the constructor that puts an entry into a container which an object keeps."""
+    for node in (n for owner in source.classes(file, class_name) for n in ast.walk(owner)):
+        kept = isinstance(node, ast.Subscript) and ast.unparse(node.value) == f"self.{attribute}"
+        if not isinstance(node, ast.Subscript) or not kept or not isinstance(node.ctx, ast.Store):
+            continue
+        method = source.function_at(file, node.lineno)
+        if method is not None and method.name != "__init__":
+            return node.lineno
+    return None
 
 
 def _only_value(statement: ast.stmt | None) -> ast.expr | None:
@@ -125,16 +140,7 @@ def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
     """The last statement `self.a = self.a.to(d)` of the method that moves a class's tensors but for one."""
     inside = [m for owner in source.classes(file, class_name) for m in owner.body]
     for method in (m for m in inside if isinstance(m, source.Function)):
-        moves = [
-            statement
-            for statement in source.own_statements(method)
-            if isinstance(statement, ast.Assign)
-            and len(statement.targets) == 1
-            and source.is_move(statement.value)
-            and isinstance(statement.value.func, ast.Attribute)
-            and ast.unparse(statement.value.func.value) == ast.unparse(statement.targets[0])
-            and source.self_targets(statement)
-        ]
+        moves = [s for s in source.moved_in_place(method) if source.self_targets(s)]
         if moves and not any(attribute in source.self_targets(n) for n in ast.walk(method)):
             return moves[-1]
     return None

@@ -24,9 +24,12 @@ def mover(scene: Scene, stray: Suspect) -> Verdict | None:
         line = next((found for name in called if (found := _move_in(sight.file, name))), None)
         line = line or (made.lineno if source.has_move(value) else None)
         if line is not None:
+            if (beside := _as_the_others(sight, line)) is not None:
+                after, fix = beside
+                why = f"here the parts of {sight.root} are moved one by one, and {sight.name} is not"
+                return fix.blames(sight.file, after, why)
             why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
-            fix = _passed_by(sight, line)
-            return fix.blames(sight.file, line, why)
+            return _passed_by(sight, line).blames(sight.file, line, why)
     return None
 
 
@@ -55,6 +58,21 @@ def _passed_by(sight: Sight, line: int) -> mend.Mend:
         return fix
     text = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
     return mend.Mend(text, [])
+
+
+def _as_the_others(sight: Sight, line: int) -> tuple[int, mend.Mend] | None:
+    """Where a function moves the entries of an object or dict one by one: its last move, and one more line after it."""
+    moves = source.moved_in_place(source.scope_at(sight.file, line))
+    last = next((m for m in moves[::-1] if isinstance(m.targets[0], ast.Attribute | ast.Subscript)), None)
+    target = last.targets[0] if last is not None else None
+    if last is None or not isinstance(target, ast.Attribute | ast.Subscript):
+        return None
+    entry = sight.name.removeprefix(sight.root)
+    if entry.count(".") + entry.count("[") != 1 or entry[0] != (".", "[")[isinstance(target, ast.Subscript)]:
+        return None
+    text = ast.unparse(last).replace(ast.unparse(target), ast.unparse(target.value) + entry)
+    said = f"move it too, after line {last.lineno}: {text}"
+    return last.lineno, mend.Mend(said, [rewrite.after(sight.file, last, text)])
 
 
 def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:

@@ -8,6 +8,7 @@ that scope are trusted, unless it uses several GPUs.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from types import FrameType
@@ -85,6 +86,7 @@ def device_at(
     frame = frame_of(frames, file, line)
     return (
         device_near(frames, file, line, wanted, several, wrong)
+        or _own_weights(frames, file, line, wanted)
         or _first_meaning(_texts(file, line, wrong), frames, file, line, wanted, several)
         or (_beside(frame, file, line, wanted) if frame is not None else None)
         or _spelled(file, line, wanted)
@@ -96,10 +98,8 @@ def device_near(
 ) -> str | None:
     """The same of what the function around a line itself knows: its names, its object, what it was given."""
     frame = frame_of(frames, file, line)
-    return (
-        _first_meaning(_texts(file, line, wrong, _GLOBAL), frames, file, line, wanted, several)
-        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
-        or _own_weights(frames, file, line, wanted)
+    return _first_meaning(_texts(file, line, wrong, _GLOBAL), frames, file, line, wanted, several) or (
+        _given_tensor(frame, file, line, wanted) if frame is not None else None
     )
 
 
@@ -132,8 +132,19 @@ def _first_meaning(
 def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
     """The device of a tensor, or else of a model, that the running function was given."""
     given = [(name, frame.f_locals.get(name)) for name in source.parameters(file, line)]
+    given += [entry for name, value in given for entry in _entries(name, value)]
     texts = [text for name, value in given if (text := device_of(name, value, file, line, wanted))]
     return min(texts, key=len, default=None)
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors in a dict, list or tuple, each with the code that takes it out."""
+    pairs = (
+        value.items() if type(value) is dict else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
+    for key, entry in itertools.islice(pairs, 16):
+        if isinstance(entry, torch.Tensor) and isinstance(key, str | int):
+            yield (f'{name}["{key}"]' if isinstance(key, str) else f"{name}[{key}]"), entry
 
 
 def device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:

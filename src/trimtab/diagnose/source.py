@@ -346,6 +346,19 @@ def is_move(node: ast.AST | None) -> TypeGuard[ast.Call]:
     )
 
 
+def moved_in_place(scope: ast.AST) -> list[ast.Assign]:
+    """The statements of a scope that move something and keep it where it was: `self.a = self.a.to(d)`."""
+    return [
+        s
+        for s in own_statements(scope)
+        if isinstance(s, ast.Assign)
+        and len(s.targets) == 1
+        and is_move(s.value)
+        and isinstance(s.value.func, ast.Attribute)
+        and ast.unparse(s.value.func.value) == ast.unparse(s.targets[0])
+    ]
+
+
 def goes_to_host(call: ast.Call) -> bool:
     """Whether a call says by itself that it moves to the host; a variable says nothing."""
     given = [*call.args, *(k.value for k in call.keywords)]
