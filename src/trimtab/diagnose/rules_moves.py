@@ -169,19 +169,11 @@ def _is_arithmetic(file: str, node: ast.Name) -> bool:
     for outer in source.above(file, node):
         if isinstance(outer, ast.stmt):
             return isinstance(outer, ast.Assign | ast.AugAssign | ast.If)
-        called = ast.unparse(outer.func) if isinstance(outer, ast.Call) else ""
-        own = called.rpartition(".")[2] in (
-            "all",
-            "any",
-            "sum",
-            "mean",
-            "item",
-            "view",
-            "reshape",
-            "unsqueeze",
-        )
-        if called and not own and not called.startswith(("torch.", "F.")):
-            return False
+        if isinstance(outer, ast.Call):
+            method = isinstance(outer.func, ast.Attribute) and node in ast.walk(outer.func.value)
+            own = method and source.called_name(outer) not in ("numpy", "tolist")
+            if not own and not ast.unparse(outer.func).startswith(("torch.", "F.")):
+                return False
         if isinstance(outer, ast.Subscript) and node not in ast.walk(outer.value):
             return False
     return False
