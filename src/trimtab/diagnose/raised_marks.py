@@ -72,9 +72,8 @@ def _indices(statement: ast.stmt) -> Iterator[ast.expr]:
         elif isinstance(node, ast.Call) and source.called_name(node) in _TAKES:
             word, at = _TAKES[source.called_name(node)]
             # The method of a tensor has one argument less: the tensor stands before the dot.
-            function = isinstance(node.func, ast.Name) or ast.unparse(node.func).startswith(
-                ("torch.", "F.", "nn.functional.")
-            )
+            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            function = owner in ("", "torch", "F", "nn.functional", "torch.nn.functional")
             at = at if function else at - 1
             given = source.keyword(node, word) or (node.args[at] if 0 <= at < len(node.args) else None)
             if given is not None:
