@@ -18,7 +18,6 @@ from trimtab.diagnose import (
     holders,
     rules_aside,
     rules_batch,
-    rules_certain,
     rules_given,
     rules_held,
     rules_host,
@@ -28,7 +27,6 @@ from trimtab.diagnose import (
     rules_moves,
     rules_optimizer,
     rules_siblings,
-    rules_slots,
     source,
 )
 from trimtab.diagnose.explain import match_message
@@ -50,18 +48,18 @@ __all__ = ["diagnose", "diagnose_exception"]
 _Rule = Callable[[Scene, Suspect], Verdict | None]
 _CERTAIN: tuple[_Rule, ...] = (
     rules_optimizer.optimizer_state,
-    rules_certain.tied,
+    rules_aside.tied,
     rules_moves.dropped_move,
     rules_moves.loaded,
     rules_host.picked_on_host,
     rules_moves.moved_away,
-    rules_slots.wrong_slot,
+    rules_given.wrong_slot,
     rules_aside.kept_aside,
     rules_aside.passed_over,
     rules_held.unregistered,
     rules_late.placed_late,
     rules_modules.never_moved,
-    rules_certain.placement_conflict,
+    rules_given.placement_conflict,
     rules_batch.handed_over,
 )
 """What the evidence proves, whichever operand it is found on: these speak before what is only likely."""

@@ -145,20 +145,21 @@ def more(place: Place, node: ast.expr, number: int) -> Edit:
     return rewrite.in_place_of(place.file, node, f"{rewrite.operand(node)} + {number}")
 
 
-def counted_from_one(file: str) -> tuple[Place, Edit] | None:
-    """The only expression of a file that chooses or numbers things from 1: `random.randint(1, n)`, a table over
-    `enumerate(names, 1)`. The counter of a loop numbers no classes."""
-    found: list[tuple[ast.Call, str]] = []
+def counted_from_one(made: Place, chosen: bool) -> tuple[Place, Edit] | None:
+    """The only expression of a file that numbers things from 1: a table over `enumerate(names, 1)` that the line which
+    makes the numbers reads, or, where they are chosen and no row's own, `random.randint(1, n)`."""
+    file, found = made.file, list[tuple[ast.Call, str]]()
+    read = {source.last_name(n) for n in source.header(source.statement(file, made.line))}
     for call in source.calls(file, "randint", "enumerate"):
-        first = call.args[0] if call.args else None
-        if source.called_name(call) == "randint" and len(call.args) == 2 and _is_one(first):
-            if ast.unparse(call.func) == "random.randint":
-                below = f"{rewrite.operand(call.args[1])} - 1"
-                found.append((call, f"random.randint(0, {below})"))
+        first, second = (*call.args, None, None)[:2]
+        if ast.unparse(call.func) == "random.randint" and _is_one(first) and second is not None and chosen:
+            found.append((call, f"random.randint(0, {rewrite.operand(second)} - 1)"))
         elif source.called_name(call) == "enumerate" and first is not None:
-            start = source.keyword(call, "start") or (call.args[1] if len(call.args) > 1 else None)
-            loop = isinstance(next(source.above(file, call), None), ast.For)
-            if _is_one(start) and not loop:
+            kept = source.statement_of(file, call)
+            names = source.bound(kept) | (
+                source.self_targets(kept) if isinstance(kept, ast.Assign) else set()
+            )
+            if _is_one(source.keyword(call, "start") or second) and names & read:
                 found.append((call, f"enumerate({ast.unparse(first)})"))
     if len(found) != 1:
         return None

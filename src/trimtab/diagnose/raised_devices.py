@@ -11,7 +11,8 @@ from torch import nn
 from trimtab.diagnose import mend, rewrite, scope, source
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
-from trimtab.virtual import origin
+from trimtab.diagnose.scene import Suspect
+from trimtab.virtual import faults
 
 
 def first_device(error: BaseException) -> Verdict | None:
@@ -26,20 +27,15 @@ def first_device(error: BaseException) -> Verdict | None:
     why = f"DataParallel wants the model on the first GPU of its list, {first}, and the model is on {found}"
     if found.index in wrapper.device_ids and isinstance(ids, ast.List | ast.Tuple):
         order = [found.index, *(i for i in wrapper.device_ids if i != found.index)]
-        return mend.Mend.by("name the model's GPU first", rewrite.in_place_of(file, ids, str(order))).blames(
-            file, wrap.lineno, why
-        )
+        edit = rewrite.in_place_of(file, ids, str(order))
+        return mend.Mend.by("name the model's GPU first", edit).blames(file, wrap.lineno, why)
     running = [frame for frame, _ in own_frames(error)]
-    moved = _move(tensors[0])
+    moved = mend.move_call(Suspect(faults.operand("weight", tensors[0]), tensors[0]))
     if moved is not None and found.type == "cuda":
         where, move = moved
-        device = _first(where, move.lineno, file, ids, first)
-        assert isinstance(move.func, ast.Attribute)
-        text = f"{rewrite.text_of(where, move.func.value)}.to({device})"
+        edit = mend.to_device(where, move, _first(where, move.lineno, file, ids, first))
         why = f"this puts the model on {found}, and DataParallel in line {wrap.lineno} wants its first GPU, {first}"
-        return mend.Mend.by("move it there", rewrite.in_place_of(where, move, text)).blames(
-            where, move.lineno, why
-        )
+        return mend.Mend.by("move it there", edit).blames(where, move.lineno, why)
     device = scope.device_at(running, file, wrap.lineno, str(first)) or _first(
         file, wrap.lineno, file, ids, first
     )
@@ -115,10 +111,3 @@ def _made(error: BaseException) -> tuple[str, ast.Call] | None:
     files = dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error))
     found = [(file, call) for file in files for call in source.calls(file, "DataParallel")]
     return found[0] if len(found) == 1 else None
-
-
-def _move(tensor: torch.Tensor) -> tuple[str, ast.Call] | None:
-    """The call that last moved a weight."""
-    _, span = origin.spans_of(tensor)
-    node = source.node_at(*span) if span is not None else None
-    return (span[0], node) if span is not None and source.is_move(node) else None

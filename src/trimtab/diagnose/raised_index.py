@@ -82,23 +82,21 @@ def _labels(frame: FrameType, error: BaseException) -> Verdict | None:
 
 def _from_one(made: Place | None, why: str, otherwise: str = "") -> Verdict:
     """Numbers that are counted from 1 where they are counted from 0: subtracted where a row's label is made."""
-    fix = "Count from 0: subtract 1 where they are made"
-    if made is not None and (counted := counted_from_one(made.file)) is not None:
+    node = rows.label_value(made) if made is not None else None
+    counted = counted_from_one(made, chosen=node is None) if made is not None else None
+    if counted is not None:
         place, edit = counted
         said = f"Count from 0 where they are chosen: {rewrite.shown([edit])}."
         return Verdict(cause_at(place, why), said, edits=[edit])
-    if made is not None and (node := rows.label_value(made)) is not None:
-        text = rewrite.operand(node)
-        edits = [rewrite.in_place_of(made.file, node, f"{text} - 1")]
-        return Verdict(cause_at(made, why), f"{fix}: {text} - 1.", edits=edits)
-    node_made = source.statement(made.file, made.line) if made is not None else None
-    if made is not None and isinstance(node_made, ast.Assign) and len(node_made.targets) == 1:
-        value = node_made.value
-        if isinstance(node_made.targets[0], ast.Name) and not isinstance(value, ast.Tuple):
-            text = rewrite.operand(value)
-            edits = [rewrite.in_place_of(made.file, value, f"{text} - 1")]
-            return Verdict(cause_at(made, why), f"{fix}: {text} - 1.", edits=edits)
-    return Verdict(cause_at(made, why), f"{fix}{otherwise}.")
+    statement = source.statement(made.file, made.line) if made is not None else None
+    if node is None and isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        one = isinstance(statement.targets[0], ast.Name) and not isinstance(statement.value, ast.Tuple)
+        node = statement.value if one else None
+    fix = "Count from 0: subtract 1 where they are made"
+    if made is None or node is None:
+        return Verdict(cause_at(made, why), f"{fix}{otherwise}.")
+    text = f"{rewrite.operand(node)} - 1"
+    return Verdict(cause_at(made, why), f"{fix}: {text}.", edits=[rewrite.in_place_of(made.file, node, text)])
 
 
 def _code(edits: list[Edit]) -> str:
@@ -138,21 +136,12 @@ def _indexed(error: BaseException) -> Verdict | None:
                 f"Make room for {ends[1] + 1}{_code(edits)}, or map the numbers to 0 … {size - 1}{_at(made)}."
             )
             return Verdict(cause_at(place, why), fix, edits=edits)
-        return Verdict(
-            cause_at(made, why),
-            f"Make only numbers from 0 to {size - 1} here{_room(ends[1], size)}.",
-        )
-    made = numbers_made(error, bad)
+        room = f", or make room for {ends[1] + 1}" if ends[1] >= size else ""
+        return Verdict(cause_at(made, why), f"Make only numbers from 0 to {size - 1} here{room}.")
+    if (made := numbers_made(error, bad)) is None:
+        return None
     why = f"{bad} is among these numbers, and what they index has {size} entries (0 to {size - 1})"
-    return (
-        Verdict(cause_at(made, why), f"Make only numbers from 0 to {size - 1} here.")
-        if made is not None
-        else None
-    )
-
-
-def _room(high: int, size: int) -> str:
-    return f", or make room for {high + 1}" if high >= size else ""
+    return Verdict(cause_at(made, why), f"Make only numbers from 0 to {size - 1} here.")
 
 
 def _size_of_one_hot(file: str, line: int, frame: FrameType, size: int) -> tuple[Place, ast.expr] | None:
@@ -224,16 +213,12 @@ def _tokens(size: int, error: BaseException) -> Verdict | None:
     node = source.statement(file, adds[-1].lineno)
     made = source.last_assignment(file, frame.f_lineno, model)
     edits = []
-    if (
-        node is not None
-        and made is not None
-        and source.function_at(file, made.lineno) is source.function_at(file, node.lineno)
-    ):
+    if node is not None and made is not None:
         later = made if made.lineno > node.lineno else node
-        edits = [rewrite.after(file, later, code)]
-    return Verdict(
-        source.cause(file, adds[-1].lineno, why), f"Let the model's table grow with it: {code}.", edits=edits
-    )
+        same = source.function_at(file, made.lineno) is source.function_at(file, node.lineno)
+        edits = [rewrite.after(file, later, code)] if same else []
+    fix = f"Let the model's table grow with it: {code}."
+    return Verdict(source.cause(file, adds[-1].lineno, why), fix, edits=edits)
 
 
 def _assigned(file: str, frame: FrameType, name: str) -> Place | None:

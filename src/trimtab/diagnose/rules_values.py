@@ -102,17 +102,9 @@ def _made_before_the_fork(scene: Scene) -> Verdict | None:
 
 def _without_move(file: str, line: int) -> list[Edit]:
     """The moves of the class around a line taken away, where each is a `.to(…)` or `.cuda()` of its own."""
-    owner = source.class_at(file, line)
-    moves = [
-        n
-        for n in ast.walk(owner or ast.Pass())
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("to", "cuda")
-    ]
-    return [
-        rewrite.in_place_of(file, m, ast.unparse(m.func.value))
-        for m in moves
-        if isinstance(m.func, ast.Attribute)
-    ]
+    moves = [n for n in ast.walk(source.class_at(file, line) or ast.Pass()) if source.is_move(n)]
+    stays = [(m, ast.unparse(m.func.value)) for m in moves if isinstance(m.func, ast.Attribute)]
+    return [rewrite.in_place_of(file, move, text) for move, text in stays]
 
 
 def forked(scene: Scene) -> Verdict | None:

@@ -49,8 +49,7 @@ def is_bound(file: str, line: int, name: str) -> bool:
 
 
 def _as_script(file: str, line: int) -> bool:
-    statement = source.statement(file, line)
-    around = source.above(file, statement) if statement is not None else ()
+    around = source.above(file, source.statement(file, line) or ast.Pass())
     return any(isinstance(n, ast.If) and "__name__" in source.names_in(n.test) for n in around)
 
 
@@ -163,7 +162,9 @@ def device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str |
 def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> str | None:
     """The device of the module whose method holds a line, if one of its class runs and has its weights there."""
     function, owner = source.function_at(file, line), source.class_at(file, line)
-    if function is None or owner is None or function.name == "__init__" or not _takes_self(function):
+    if function is None or owner is None or function.name == "__init__":
+        return None
+    if [a.arg for a in function.args.args[:1]] != ["self"]:
         return None
     for frame in frames:
         module = frame.f_locals.get("self")
@@ -192,10 +193,6 @@ def _device_words(call: ast.Call) -> Iterator[str]:
         yield "cuda"
     given = [*(call.args[:1] if move else ()), source.keyword(call, "device")]
     yield from (g.value for g in given if isinstance(g, ast.Constant) and isinstance(g.value, str))
-
-
-def _takes_self(function: source.Function) -> bool:
-    return [a.arg for a in function.args.args[:1]] == ["self"]
 
 
 def _beside(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
@@ -271,7 +268,7 @@ def _said(file: str, line: int) -> Iterator[tuple[str, int]]:
     yield from ((text, 1) for text in _helpers(file, line))
     if function is not None:
         yield from ((name, 0) for name in _arguments(function) if _WORD.search(name))
-    for node in source.own_statements(function or source.tree(file) or ast.Module([], [])):
+    for node in source.own_statements(source.scope_at(file, line)):
         for name in source.bound(node):
             if _WORD.search(name) and node.lineno < line:
                 yield name, 0
