@@ -120,12 +120,20 @@ def made_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | Non
     device = device_at(scene, stray, file, line)
     if statement is None or hasattr(statement, "body") or device is None:
         return None
+    if _is_constant(scene, file, line) and device.startswith('"'):
+        return None  # no device is chosen yet where a file is imported
     edits = [_with_device(file, call, device) for call in rewrite.factories(statement)]
     if not edits and _explicit(scene, stray, file, line):
         edits = [rewrite.in_place_of(file, device_arguments(file, line)[-1], device)]
     if not edits:
         return None
     return Mend.by(f"make it on {'the GPU' if alone(scene) else 'its device'}", *edits)
+
+
+def _is_constant(scene: Scene, file: str, line: int) -> bool:
+    """Whether a line gives a module a value that a function uses."""
+    inside = scene.frames and scene.frames[0].f_code.co_name != "<module>"
+    return bool(inside) and source.function_at(file, line) is None
 
 
 def _with_device(file: str, call: ast.Call, device: str) -> Edit:
@@ -145,6 +153,8 @@ def bound_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | No
     statement = source.statement(file, line)
     device = device_at(scene, stray, file, line)
     if device is None or not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return None
+    if _is_constant(scene, file, line) and device.startswith('"'):
         return None
     if any((frame.f_code.co_filename, frame.f_lineno) == (file, line) for frame in scene.frames[:1]):
         return None  # what the failing line binds is not there yet

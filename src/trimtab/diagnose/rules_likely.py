@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import torch
 
@@ -202,12 +203,17 @@ def moved_whole(sight: Sight, made: ast.stmt, name: str, device: str, there: str
             if n == name or (isinstance(v := held.get(n), torch.Tensor) and str(v.device) == there)
         ]
         return f"{', '.join(names)} = {', '.join(f'{n}.to({device})' for n in names)}"
+    code = _moved(value, name, device)
+    return f"{name} = {code}" if code is not None else None
+
+
+def _moved(value: Any, text: str, device: str) -> str | None:
+    """Code for a tensor, or for a dict or list of them, brought to a device; what is no tensor stays."""
     if isinstance(value, dict):
         plain = all(isinstance(v, torch.Tensor) for v in value.values())
         entry = f"v.to({device})" if plain else f"v.to({device}) if torch.is_tensor(v) else v"
-        return f"{name} = {{k: {entry} for k, v in {name}.items()}}"
-    if isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value):
-        return f"{name} = [t.to({device}) for t in {name}]"
-    if callable(getattr(value, "to", None)):
-        return f"{name} = {name}.to({device})"
-    return None
+        return f"{{k: {entry} for k, v in {text}.items()}}"
+    if isinstance(value, list | tuple) and value and len({type(v) for v in value}) == 1 and text != "t":
+        inner = _moved(value[0], "t", device)
+        return f"[{inner} for t in {text}]" if inner is not None else None
+    return f"{text}.to({device})" if callable(getattr(value, "to", None)) else None

@@ -135,9 +135,12 @@ def _with_its_siblings(scene: Scene, stray: Suspect, sight: Sight, line: int) ->
     if line == sight.line and given:
         return mend.brought("move it too", sight.file, given[0], device)
     text = f"{sight.name} = {sight.name}.to({device})"
-    if sight.made is not None and sight.name == sight.root:
+    apart = isinstance(statement, ast.Assign) and (
+        source.root(statement.targets[0]) == sight.root or _moves_out_of(statement, sight.root)
+    )
+    if sight.made is not None and (sight.name == sight.root or not apart):
         # With all that came together and stayed there.
-        text = moved_whole(sight, sight.made, sight.name, device, stray.device) or text
+        text = moved_whole(sight, sight.made, sight.root, device, stray.device) or text
     edits = [] if hasattr(statement, "body") else [rewrite.after(sight.file, statement, text)]
     return mend.Mend(f"move it too: {text}", edits)
 
