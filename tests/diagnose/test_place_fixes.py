@@ -419,6 +419,28 @@ CASES = {
         decode(torch.ones(2, 3, device="cuda"))
         """,
     ),
+    "a list of dicts beside a list that is moved": (
+        "targets = [{k: v.to(device) for k, v in t.items()} for t in targets]",
+        """
+        def loss(images, targets):
+            return sum((i - t["box"]).abs().sum() for i, t in zip(images, targets))
+        def train(rows, device):
+            for images, targets in rows:
+                images = [i.to(device) for i in images]  # CAUSE
+                loss(images, targets)
+        train([([torch.ones(2), torch.ones(2)], [{"box": torch.ones(2)}, {"box": torch.ones(2)}])], "cuda")
+        """,
+    ),
+    "a constant of the module": (
+        "return x + MASKS[n].to(x.device)",
+        """
+        MASKS = {n: torch.ones(n) for n in (2, 3)}
+        def forward(x):
+            n = len(x)
+            return x + MASKS[n]  # CAUSE
+        forward(torch.ones(3).to("cuda"))
+        """,
+    ),
 }
 
 

@@ -168,6 +168,13 @@ def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: st
     whole = isinstance(made, ast.Assign) and isinstance(held, torch.Tensor) and name in source.bound(made)
     if whole and (fix := mend.bound_there(scene, stray, sight.file, made.lineno)):
         return fix
+    zipped = (
+        isinstance(made, ast.For)
+        and isinstance(made.iter, ast.Call)
+        and source.called_name(made.iter) == "zip"
+    )
+    if zipped and (fix := mend.at_use(scene, stray)):
+        return fix  # one of several that a loop takes side by side: brought to the others where it meets them
     if fix := _after_binding(scene, stray, sight, made, name):
         return fix
     return mend.best(scene, stray, sight.file, made.lineno, bound=False)

@@ -131,9 +131,11 @@ def _first_meaning(
 def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
     """The device of a tensor, or else of a model, that the running function was given."""
     given = [(name, frame.f_locals.get(name)) for name in source.parameters(file, line)]
-    given += [entry for name, value in given for entry in _entries(name, value)]
-    texts = [text for name, value in given if (text := device_of(name, value, file, line, wanted))]
-    return min(texts, key=len, default=None)
+    for known in (given, [entry for name, value in given for entry in _entries(name, value)]):
+        texts = [text for name, value in known if (text := device_of(name, value, file, line, wanted))]
+        if texts:
+            return min(texts, key=len)
+    return None
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
