@@ -297,6 +297,150 @@ CASES = {
         Net("cuda")(torch.ones(3, 2, device="cuda"))
         """,
     ),
+    "a constructor that never asked for a device": (
+        "self.mean, self.var = torch.zeros(n, device=device), torch.ones(n, device=device)",
+        """
+        class Normal:
+            def __init__(self, n, eps=1e-4):
+                self.mean, self.var = torch.zeros(n), torch.ones(n)  # CAUSE
+            def __call__(self, x):
+                return (x - self.mean) / self.var
+        class Agent:
+            def __init__(self, device):
+                self.normal = Normal(4)
+                self.net = nn.Linear(4, 2).to(device)
+            def act(self, x):
+                return self.net(self.normal(x))
+        Agent("cuda").act(torch.ones(3, 4, device="cuda"))
+        """,
+    ),
+    "the part of a split model that a loop calls": (
+        "x = block(x.to(next(block.parameters()).device))",
+        """
+        class Deep(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList([nn.Linear(4, 4).to(f"cuda:{i}") for i in (0, 1)])
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x)  # CAUSE
+                return x
+        Deep()(torch.ones(3, 4, device="cuda:0"))
+        """,
+    ),
+    "a sum that meets what lies in a dict": (
+        'total = torch.zeros(1, device=outputs["seg"].device)',
+        """
+        def loss(outputs):
+            total = torch.zeros(1)  # CAUSE
+            for part in outputs.values():
+                total += part.mean().reshape(1)
+            return total
+        loss({"seg": torch.ones(3, device="cuda"), "depth": torch.ones(2, device="cuda")})
+        """,
+    ),
+    "a setting that names the present GPU": (
+        'self.device = torch.device(f"cuda:{number}")',
+        """
+        class Runner:
+            def __init__(self, model, number):
+                self.model = model.cuda(number)
+                self.device = torch.device("cuda")  # CAUSE
+            def run(self, batch):
+                return self.model(*[t.to(self.device) for t in batch])
+        Runner(nn.Linear(2, 2), 1).run([torch.ones(3, 2)])
+        """,
+    ),
+    "rows in host memory that a GPU picks": (
+        "rows = torch.multinomial(self.weights, 3).cpu()",
+        """
+        class Memory:
+            def __init__(self, device):
+                self.states, self.rewards = torch.ones(9, 2), torch.ones(9)
+                self.weights, self.device = torch.ones(9, device=device), device
+            def sample(self):
+                rows = torch.multinomial(self.weights, 3)  # CAUSE
+                return self.states[rows].to(self.device), self.rewards[rows].to(self.device)
+        Memory("cuda").sample()
+        """,
+    ),
+    "an object that a function moves part by part": (
+        "    graph.w = graph.w.to(device)",
+        """
+        class Graph:
+            def __init__(self):
+                self.x, self.w = torch.ones(3, 2), torch.ones(3, 1)
+        def to_device(graph, device):
+            graph.x = graph.x.to(device)  # CAUSE
+            return graph
+        def forward(graph):
+            return graph.x * graph.w
+        graph = to_device(Graph(), "cuda")
+        forward(graph)
+        """,
+    ),
+    "copies in a list of lists, taken before the move": (
+        "self.net.to(device)",
+        """
+        class Slow:
+            def __init__(self, net):
+                self.kept = [[p.detach().clone() for p in net.parameters()]]
+            def step(self, net):
+                for p, q in zip(net.parameters(), self.kept[0]):
+                    q.add_(p.detach() - q)
+        class Run:
+            def __init__(self, device):
+                self.net = nn.Linear(2, 2)
+                self.opt = Slow(self.net)  # CAUSE
+                self.net.to(device)
+        run = Run("cuda")
+        run.opt.step(run.net)
+        """,
+    ),
+    "a move whose other settings stay": (
+        'y = batch["y"].to(second, non_blocking=True)',
+        """
+        def step(batch, first, second):
+            x = batch["x"].to(first)
+            y = batch["y"].to(first, non_blocking=True)  # CAUSE
+            return nn.functional.mse_loss(nn.Linear(2, 1).to(second)(x.to(second)), y)
+        step({"x": torch.ones(3, 2), "y": torch.ones(3, 1)}, "cuda:0", "cuda:1")
+        """,
+    ),
+    "a copy to the host that only torch reads": (
+        "step = x.argmax(-1, keepdim=True)\n",
+        """
+        def decode(x):
+            step = x.argmax(-1, keepdim=True).cpu()  # CAUSE
+            seen = torch.cat([x, step.float()], dim=1)
+            if (step == 2).all():
+                seen = seen * 2
+            return seen
+        decode(torch.ones(2, 3, device="cuda"))
+        """,
+    ),
+    "a list of dicts beside a list that is moved": (
+        "targets = [{k: v.to(device) for k, v in t.items()} for t in targets]",
+        """
+        def loss(images, targets):
+            return sum((i - t["box"]).abs().sum() for i, t in zip(images, targets))
+        def train(rows, device):
+            for images, targets in rows:
+                images = [i.to(device) for i in images]  # CAUSE
+                loss(images, targets)
+        train([([torch.ones(2), torch.ones(2)], [{"box": torch.ones(2)}, {"box": torch.ones(2)}])], "cuda")
+        """,
+    ),
+    "a constant of the module": (
+        "return x + MASKS[n].to(x.device)",
+        """
+        MASKS = {n: torch.ones(n) for n in (2, 3)}
+        def forward(x):
+            n = len(x)
+            return x + MASKS[n]  # CAUSE
+        forward(torch.ones(3).to("cuda"))
+        """,
+    ),
 }
 
 
@@ -347,6 +491,16 @@ wide = nn.DataParallel(model, device_ids=gpus)
 wide(torch.ones(4, 2, device="cuda:1"))
 """,
     ),
+    "a replica that is asked for its parameters": (
+        "        return x.device",
+        """
+class Net(nn.Linear):
+    def forward(self, x):
+        return next(self.parameters()).device
+replica = nn.parallel.replicate(Net(2, 1).cuda(), [0])[0]
+replica(torch.ones(4, 2, device="cuda"))
+""",
+    ),
     "an old constructor": ("x = x.float()", "\nx = torch.ones(2).cuda()\nx = torch.FloatTensor(x)\n"),
 }
 
@@ -359,7 +513,7 @@ def test_errors_of_torch_about_devices(name: str, tmp_path: Path) -> None:
     path.write_text(text)
     linecache.checkcache(str(path))
     with virtual_gpus(2, observer=Observer()):
-        with pytest.raises((RuntimeError, TypeError)) as caught:
+        with pytest.raises((RuntimeError, TypeError, StopIteration)) as caught:
             exec(compile(text, str(path), "exec"), {"__name__": "__main__"})
         places = [place(frame.f_code.co_filename, line) for frame, line in frames_and_lines(caught.value)]
         finding = diagnose_exception(caught.value, places)

@@ -115,6 +115,56 @@ FAULTS = {
         nodes = torch.zeros(3, 4, device="cuda")
         nodes[edges.cuda()]
         """,
+    "a number of classes that is left to its default": """
+        WORDS = ["yes", "no", "up", "down"]
+        class Net(nn.Module):
+            def __init__(self, width=4, classes=2):
+                super().__init__()
+                self.head = nn.Linear(width, classes)
+            def forward(self, x):
+                return self.head(x)
+        net = Net().cuda()  # CAUSE
+        nn.functional.cross_entropy(net(torch.ones(4, 4).cuda()), torch.tensor([0, 1, 2, 3]).cuda())
+        """,
+    "a count of ids that are not counted through": """
+        items = [0, 4, 8, 4]
+        count = len(set(items))  # CAUSE
+        nn.Embedding(count, 4).cuda()(torch.tensor(items).cuda())
+        """,
+    "a length that rows and table share, and marks around the rows": """
+        config = {"length": 3}
+        row = [1, *[5, 6, 7, 8][: config["length"]], 2]
+        places = nn.Embedding(config["length"], 4).cuda()  # CAUSE
+        places(torch.arange(len(row), device="cuda"))
+        """,
+    "a mark that the program writes itself, gathered by": """
+        near = torch.tensor([[0, 2], [1, 2]]).cuda()
+        near[1:] = -1
+        found = torch.ones(2, 3, device="cuda").gather(1, near)  # CAUSE
+        """,
+    "actions that are chosen from 1 on": """
+        import random
+        random.seed(1)
+        def act(n):
+            return random.randint(1, n)  # CAUSE
+        taken = torch.tensor([act(3) for _ in range(20)]).cuda()
+        torch.zeros(20, 3, device="cuda").gather(1, taken[:, None])
+        """,
+    "ids of classes that are taken for their numbers": """
+        from torch.utils.data import DataLoader, Dataset
+        NAMES = {3: "car", 17: "cat"}
+        class Rows(Dataset):
+            def __init__(self):
+                self.rows = [{"x": 0.5, "kind": 3}, {"x": 1.5, "kind": 17}]
+            def __len__(self):
+                return len(self.rows)
+            def __getitem__(self, i):
+                row = self.rows[i]
+                return torch.tensor([row["x"]]), row["kind"]  # CAUSE
+        loader, net = DataLoader(Rows(), batch_size=2), nn.Linear(1, len(NAMES)).cuda()
+        for x, y in loader:
+            nn.functional.cross_entropy(net(x.cuda()), y.cuda())
+        """,
     "features of inference mode, and another use of it that is right": """
         encoder, head = nn.Linear(4, 4).cuda(), nn.Linear(4, 1).cuda()
         @torch.inference_mode()  # CAUSE

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trimtab.diagnose import flow, rewrite, source
 from trimtab.diagnose.raised_graph import freezing_line
+from trimtab.diagnose.rules_values import moved_into
 from trimtab.rehearse.standstill import finding, last_stack, standing
 
 
@@ -49,7 +50,7 @@ def test_each_name_of_a_tuple_has_its_own_value(tmp_path: Path) -> None:
 
 def test_data_is_followed_back_to_the_line_that_moved_it(tmp_path: Path) -> None:
     text = "x = torch.ones(3).to(device)\ndata = TensorDataset(x)\nfor b in DataLoader(data):\n    f(b)\n"
-    assert source.moved_into(program(tmp_path, text), 3) == 1
+    assert moved_into(program(tmp_path, text), 3) == 1
 
 
 def test_the_choice_of_a_device_is_no_model_that_was_moved(tmp_path: Path) -> None:

@@ -31,21 +31,21 @@ class Hand(NamedTuple):
 def way(tensor: torch.Tensor, device: str, frames: list[FrameType]) -> list[Hand]:
     """From the failing expression out: over names, and over parameters to what the caller gave for them."""
     found: list[Hand] = []
+    whole = True
     node = spot.expression(tensor, device, frames[0]) if frames else None
     for frame, outer in zip(frames, [*frames[1:], None], strict=True):
         file, line = frame.f_code.co_filename, frame.f_lineno
         while isinstance(node, ast.Name):
-            found.append(Hand(frame, node))
+            found.append(Hand(frame, node, whole))
             made = _made_here(file, line, node.id)
             if made is None:
                 break
-            if not isinstance(made.targets[0], ast.Name):
-                return [*found, Hand(frame, made.value, whole=False)]
+            whole = whole and isinstance(made.targets[0], ast.Name)
             line, node = made.lineno, made.value
         if node is None:
             return found
         if not isinstance(node, ast.Name):
-            return [*found, Hand(frame, node)]
+            return [*found, Hand(frame, node, whole)]
         node = _given(frame, outer, node.id) if outer is not None else None
     return found
 

@@ -99,8 +99,7 @@ def _reach(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, torch.T
 
 def expressions(file: str, line: int, frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a line's statement names, with the code that names them, the longest first."""
-    node = source.statement(file, line)
-    inside = list(source.header(node)) if node is not None else []
+    inside = list(source.header(source.statement(file, line)))
     # What is moved in the line itself is not where the line's own tensors come from.
     moved = {id(part) for call in inside if source.is_move(call) for part in ast.walk(call)}
     named = [
@@ -183,12 +182,7 @@ def _holding(wanted: Callable[[Any], bool], modules: Iterable[nn.Module]) -> lis
         for name in _TABLES:
             held = getattr(owner, name).items()
             found += [Attribute(owner, key, registered=True) for key, value in held if wanted(value)]
-        for name, value in vars(owner).items():
-            if name in _TABLES:
-                continue
-            kind = _container(value)
-            if any(map(wanted, _entries(value))) if kind else wanted(value):
-                found.append(Attribute(owner, name, registered=False, container=kind))
+        found += [Attribute(owner, name, False, kind) for name, kind, _ in _plainly(owner, wanted)]
     return sorted(found, key=lambda attribute: not attribute.registered)
 
 
@@ -214,17 +208,20 @@ def kept_in(wanted: Callable[[Any], bool], frames: Iterable[FrameType]) -> Itera
             if id(owner) in seen or not _is_own(owner):
                 continue
             seen.add(id(owner))
-            for name, value in list(vars(owner).items())[:128]:
-                if name in _TABLES:
-                    continue
-                kind = _container(value)
-                if any(map(wanted, _entries(value))) if kind else wanted(value):
-                    yield Kept(owner, name, kind, _key(value, wanted) if kind else "")
-                elif depth < 2:
-                    following.append(value)
+            yield from (Kept(owner, *found) for found in _plainly(owner, wanted))
+            if depth < 2:
+                following += [v for n, v in list(vars(owner).items())[:128] if n not in _TABLES]
             if isinstance(owner, nn.Module):
                 following += owner._modules.values()
         queue = following
+
+
+def _plainly(owner: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, str, str]]:
+    """The attributes past a module's tables that hold something: name, container, and how it is taken out of that."""
+    for name, value in list(vars(owner).items())[:256]:
+        kind = _container(value) if name not in _TABLES else ""
+        if name not in _TABLES and (any(map(wanted, _entries(value))) if kind else wanted(value)):
+            yield name, kind, _key(value, wanted) if kind else ""
 
 
 def contained(value: Any, frame: FrameType) -> Iterator[tuple[str, str]]:
@@ -315,4 +312,9 @@ def _container(value: Any) -> str:
 
 
 def _entries(value: Any) -> list[Any]:
-    return list(value.values() if isinstance(value, dict) else value)[:256]
+    """What a container holds, and what the plain containers in it do."""
+    flat = list(value.values() if isinstance(value, dict) else value)[:256]
+    inside = [one for one in flat if isinstance(one, list | tuple | dict)]
+    return flat + [
+        e for one in inside[:32] for e in list(one.values() if isinstance(one, dict) else one)[:64]
+    ]

@@ -48,7 +48,7 @@ def numbers_made(error: BaseException, bad: int) -> Place | None:
     held = [t for frame in frames for value in list(frame.f_locals.values()) for t in _tensors(value)]
     held = [t for t in held if bad in (extremes(t) or ())]
     found += sorted(held, key=lambda t: -t.numel())
-    places = (_born(tensor) for tensor in found)
+    places = (born_at(tensor) for tensor in found)
     return next((place for place in places if place is not None), None)
 
 
@@ -60,7 +60,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield item
 
 
-def _born(tensor: torch.Tensor) -> Place | None:
+def born_at(tensor: torch.Tensor) -> Place | None:
+    """The line of the program that made a tensor."""
     born = origin.born_of(tensor)
     return source.place(born.file, born.line) if born is not None and source.is_user_file(born.file) else None
 
@@ -85,6 +86,12 @@ def width_decided(scores: torch.Tensor, size: int) -> tuple[Place, ast.expr] | N
 
 def rows_decided(weight: torch.Tensor) -> tuple[Place, ast.expr] | None:
     """Where the number of rows of a layer's weight was decided: by its constructor's argument, followed back."""
+    given = rows_given(weight)
+    return trace.decided(given[0].file, given[0].line, given[1]) if given is not None else None
+
+
+def rows_given(weight: torch.Tensor) -> tuple[Place, ast.expr] | None:
+    """What a layer's constructor was given for the number of its weight's rows."""
     born = origin.born_of(weight)
     if born is None or not source.is_user_file(born.file):
         return None
@@ -92,5 +99,5 @@ def rows_decided(weight: torch.Tensor) -> tuple[Place, ast.expr] | None:
         name, position = _WIDTHS.get(source.called_name(call), ("", 0))
         given = source.keyword(call, name) or (call.args[position] if len(call.args) > position else None)
         if name and given is not None:
-            return trace.decided(born.file, born.line, given)
+            return source.place(born.file, born.line), given
     return None

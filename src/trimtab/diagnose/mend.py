@@ -7,18 +7,19 @@ What can be written neither way stays a sentence.
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 from types import FrameType
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
-from trimtab.virtual import origin
 
 
 class Mend(NamedTuple):
@@ -32,6 +33,11 @@ class Mend(NamedTuple):
         """What to do in words, and the statement as it is afterwards."""
         return cls(f"{said}: {rewrite.shown(list(edits))}", list(edits))
 
+    @classmethod
+    def of(cls, said: str, edits: list[Edit]) -> Mend:
+        """What to do in words, and every statement that changes."""
+        return cls(f"{said}: {rewrite.each_shown(edits)}", edits)
+
     def blames(self, file: str, line: int, why: str, kind: str = "") -> Verdict:
         """The verdict with this fix; the line to change is the one that the fix changes, if not the guilty one."""
         return Verdict(_changed(self.edits, file, line, why), self.text, kind, self.edits)
@@ -43,7 +49,7 @@ def _changed(edits: list[Edit], file: str, line: int, why: str) -> Cause:
     if first is None or statement is None or first.start == first.end:  # nothing, or a line of its own
         return source.cause(file, line, why)
     last = line if hasattr(statement, "body") else statement.end_lineno or line
-    if first.file == file and first.start[0] <= last and line <= first.end[0]:
+    if any(edit.file == file and edit.start[0] <= last and line <= edit.end[0] for edit in edits):
         return source.cause(file, line, why)
     there = f"line {line}" if first.file == file else f"{os.path.basename(file)}:{line}"
     return source.cause(first.file, first.start[0], re.sub("(made|set) here", rf"\1 at {there}", why))
@@ -114,12 +120,20 @@ def made_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | Non
     device = device_at(scene, stray, file, line)
     if statement is None or hasattr(statement, "body") or device is None:
         return None
+    if _is_constant(scene, file, line) and device.startswith('"'):
+        return None  # no device is chosen yet where a file is imported
     edits = [_with_device(file, call, device) for call in rewrite.factories(statement)]
     if not edits and _explicit(scene, stray, file, line):
         edits = [rewrite.in_place_of(file, device_arguments(file, line)[-1], device)]
     if not edits:
         return None
     return Mend.by(f"make it on {'the GPU' if alone(scene) else 'its device'}", *edits)
+
+
+def _is_constant(scene: Scene, file: str, line: int) -> bool:
+    """Whether a line gives a module a value that a function uses."""
+    inside = scene.frames and scene.frames[0].f_code.co_name != "<module>"
+    return bool(inside) and source.function_at(file, line) is None
 
 
 def _with_device(file: str, call: ast.Call, device: str) -> Edit:
@@ -139,6 +153,8 @@ def bound_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | No
     statement = source.statement(file, line)
     device = device_at(scene, stray, file, line)
     if device is None or not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return None
+    if _is_constant(scene, file, line) and device.startswith('"'):
         return None
     if any((frame.f_code.co_filename, frame.f_lineno) == (file, line) for frame in scene.frames[:1]):
         return None  # what the failing line binds is not there yet
@@ -168,6 +184,8 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
         return None
     if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
         return _to_target(scene, stray, statement)
+    if edge := _at_the_edge(scene, stray):
+        return edge
     home = wanted(scene, stray)
     partner = spot.partner(home, frame, node)
     device = (
@@ -178,6 +196,32 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     beside = spot.beside(node, stray.device, statement, frame)
     edits = [rewrite.in_place_of(file, n, spot.moved(file, n, device)) for n in (node, *beside)]
     return Mend.by(f"bring it to its partner in line {line}", *edits)
+
+
+def _at_the_edge(scene: Scene, stray: Suspect) -> Mend | None:
+    """Where the part of a split model is called that is on the wanted device as a whole: what it is handed."""
+    home, edge = wanted(scene, stray), None
+    hands = handed.way(stray.tensor, stray.device, scene.frames) if stray.tensor is not None else []
+    for frame, outer in itertools.pairwise(scene.frames):
+        module = frame.f_locals.get("self")
+        devices = {str(p.device) for p in module.parameters()} if isinstance(module, nn.Module) else set()
+        if devices != {home} or stray.device == "cpu":
+            break
+        edge = outer
+    hand = next((h for h in hands if h.frame is edge and h.whole), None)
+    device = spot.called_on(home, edge) if edge is not None else None
+    if hand is None or edge is None or device is None or hand.node.lineno != edge.f_lineno:
+        return None
+    return brought(
+        f"bring it to this part of the model in line {edge.f_lineno}", hand.file, hand.node, device
+    )
+
+
+def is_sum(frame: FrameType, stray: Suspect) -> bool:
+    """Whether the failing statement adds something to the stray tensor in place: that is where it is to be kept."""
+    statement = source.statement(frame.f_code.co_filename, frame.f_lineno)
+    kept = holders.value_of(statement.target, frame) if isinstance(statement, ast.AugAssign) else None
+    return isinstance(kept, torch.Tensor) and stray.tensor is not None and holders.same(kept, stray.tensor)
 
 
 def received(scene: Scene, stray: Suspect) -> Mend | None:
@@ -241,23 +285,25 @@ def other_goal(scene: Scene, stray: Suspect) -> Mend | None:
     if ours is None or stray.device == "cpu":
         return None
     file, call = ours
-    assert isinstance(call.func, ast.Attribute)
     device = device_at(scene, stray, file, call.lineno) or f'"{wanted(scene, stray)}"'
-    text = f"{rewrite.text_of(file, call.func.value)}.to({device})"
-    return Mend.by("move it there", rewrite.in_place_of(file, call, text))
+    return Mend.by("move it there", to_device(file, call, device))
+
+
+def to_device(file: str, call: ast.Call, device: str) -> Edit:
+    """A move with another goal; what else it is given stays."""
+    assert isinstance(call.func, ast.Attribute)
+    if call.func.attr == "to" and call.args:
+        return rewrite.in_place_of(file, call.args[0], device)
+    return rewrite.in_place_of(file, call, f"{rewrite.text_of(file, call.func.value)}.to({device})")
 
 
 def move_call(suspect: Suspect) -> tuple[str, ast.Call] | None:
     """The call that last moved a tensor."""
-    if suspect.held is None:
+    if suspect.moved_by is None:
         return None
-    _, span = origin.spans_of(suspect.held)
-    node = source.node_at(*span) if span is not None else None
-    inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node is not None else []
-    for call in inside:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
-            return (span[0], call) if span is not None else None
-    return None
+    file, node = suspect.moved_by
+    moves = (n for n in ast.walk(node) if source.is_move(n) and source.called_name(n) != "mps")
+    return next(((file, call) for call in moves), None)
 
 
 def module_moved(scene: Scene, stray: Suspect, file: str, made: ast.stmt, name: str) -> Mend:

@@ -130,6 +130,7 @@ _INDEX = (raised_index.out_of_range,)
 _ROWS = (raised_loader.missing_row, raised_loader.unequal)
 _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "": (
+        raised_devices.replica_asked,
         raised_loader.missing_row,
         raised_calls.target_type,
         raised_calls.hidden_size,

@@ -1,4 +1,5 @@
-"""What to change for torch's own errors about devices: DataParallel with its model elsewhere, an old constructor."""
+"""What to change for torch's own errors about devices: DataParallel with its model elsewhere, a replica that is asked
+for its parameters, an old constructor."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import nn
 from trimtab.diagnose import mend, rewrite, scope, source
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
-from trimtab.virtual import origin
+from trimtab.diagnose.scene import Suspect
+from trimtab.virtual import faults
 
 
 def first_device(error: BaseException) -> Verdict | None:
@@ -25,27 +27,55 @@ def first_device(error: BaseException) -> Verdict | None:
     why = f"DataParallel wants the model on the first GPU of its list, {first}, and the model is on {found}"
     if found.index in wrapper.device_ids and isinstance(ids, ast.List | ast.Tuple):
         order = [found.index, *(i for i in wrapper.device_ids if i != found.index)]
-        return mend.Mend.by("name the model's GPU first", rewrite.in_place_of(file, ids, str(order))).blames(
-            file, wrap.lineno, why
-        )
-    frames = [frame for frame, _ in own_frames(error)]
-    moved = _move(tensors[0])
+        edit = rewrite.in_place_of(file, ids, str(order))
+        return mend.Mend.by("name the model's GPU first", edit).blames(file, wrap.lineno, why)
+    running = [frame for frame, _ in own_frames(error)]
+    moved = mend.move_call(Suspect(faults.operand("weight", tensors[0]), tensors[0]))
     if moved is not None and found.type == "cuda":
         where, move = moved
-        device = _first(where, move.lineno, file, ids, first)
-        assert isinstance(move.func, ast.Attribute)
-        text = f"{rewrite.text_of(where, move.func.value)}.to({device})"
+        edit = mend.to_device(where, move, _first(where, move.lineno, file, ids, first))
         why = f"this puts the model on {found}, and DataParallel in line {wrap.lineno} wants its first GPU, {first}"
-        return mend.Mend.by("move it there", rewrite.in_place_of(where, move, text)).blames(
-            where, move.lineno, why
-        )
-    device = scope.device_at(frames, file, wrap.lineno, str(first)) or _first(
+        return mend.Mend.by("move it there", edit).blames(where, move.lineno, why)
+    device = scope.device_at(running, file, wrap.lineno, str(first)) or _first(
         file, wrap.lineno, file, ids, first
     )
     model = source.keyword(wrap, "module") or (wrap.args[0] if wrap.args else None)
     if model is None:
         return Verdict(source.cause(file, wrap.lineno, why))
     return mend.brought("move the model there first", file, model, device).blames(file, wrap.lineno, why)
+
+
+def replica_asked(error: BaseException) -> Verdict | None:
+    """`next(self.parameters())` in a replica of DataParallel, which has none: forward's own input knows the device."""
+    if not isinstance(error, StopIteration):
+        return None
+    why = "a replica of DataParallel has no parameters of its own, so that next() finds none"
+    inner = ""
+    for frame, line in own_frames(error):
+        file, replica = frame.f_code.co_filename, frame.f_locals.get("self")
+        inside = source.header(source.statement(file, line))
+        nodes = [n for n in inside if isinstance(n, ast.expr) and _asks_for_device(n, inner)]
+        if not nodes or not getattr(replica, "_is_replica", False):
+            break
+        known = ((name, frame.f_locals.get(name)) for name in source.parameters(file, line))
+        given = next((name for name, value in known if isinstance(value, torch.Tensor)), None)
+        if given is not None:
+            edit = rewrite.in_place_of(file, nodes[0], f"{given}.device")
+            return mend.Mend.by("ask what it is given", edit).blames(file, line, why)
+        inner = f"self.{frame.f_code.co_name}"  # a property or method that asks for it
+    return None
+
+
+def _asks_for_device(node: ast.expr, inner: str) -> bool:
+    """`next(self.parameters()).device`, or a call or read of the method that says so."""
+    if inner:
+        return ast.unparse(node) == inner or (isinstance(node, ast.Call) and ast.unparse(node.func) == inner)
+    asked = node.value if isinstance(node, ast.Attribute) and node.attr == "device" else None
+    return (
+        isinstance(asked, ast.Call)
+        and source.called_name(asked) == "next"
+        and "parameters(" in ast.unparse(asked)
+    )
 
 
 _OLD = {"FloatTensor": "float", "DoubleTensor": "double", "HalfTensor": "half", "LongTensor": "long"}
@@ -81,10 +111,3 @@ def _made(error: BaseException) -> tuple[str, ast.Call] | None:
     files = dict.fromkeys(frame.f_code.co_filename for frame, _ in own_frames(error))
     found = [(file, call) for file in files for call in source.calls(file, "DataParallel")]
     return found[0] if len(found) == 1 else None
-
-
-def _move(tensor: torch.Tensor) -> tuple[str, ast.Call] | None:
-    """The call that last moved a weight."""
-    _, span = origin.spans_of(tensor)
-    node = source.node_at(*span) if span is not None else None
-    return (span[0], node) if span is not None and source.is_move(node) else None

@@ -14,7 +14,15 @@ from torch import nn
 
 from trimtab.diagnose import holders, raised_half, raised_marks, rewrite, rows, source, trace
 from trimtab.diagnose.finding import Edit, Place, cause_at
-from trimtab.diagnose.index_makers import extremes, numbers_made, rows_decided, width_decided
+from trimtab.diagnose.index_makers import (
+    born_at,
+    extremes,
+    numbers_made,
+    rows_decided,
+    rows_given,
+    width_decided,
+)
+from trimtab.diagnose.mends_sizes import classes_numbered, counted_from_one, is_count, is_shared, more, wider
 from trimtab.diagnose.raised_common import called_by, known_here, own_frames, values_named
 from trimtab.diagnose.raised_labels import skipped
 from trimtab.diagnose.rules_common import Verdict
@@ -52,51 +60,51 @@ def _labels(frame: FrameType, error: BaseException) -> Verdict | None:
         return skipped(low, int(ignored), error)
     if low == high < 0:
         return skipped(low, int(ignored), error)
-    made = rows.label_line(error) or numbers_made(error, high) or _born(target)
+    made = rows.label_line(error) or numbers_made(error, high) or born_at(target)
     top, least = int(kept.max()), int(kept.min())
     span = f"the labels go from {least} to {top}, the scores have {classes} classes (0 to {classes - 1})"
     if least > 0 and top == classes:
         return _from_one(made, span, f" (or make the head one class wider: {top + 1})")
     wide = width_decided(scores, classes)
+    if wide is not None and is_count(wide[1]) and made is not None and top > classes:
+        # The head has one score for each class that the program knows: the labels are no numbers of theirs.
+        said = f"Number the classes from 0 to {classes - 1} where a row's label is made"
+        edits = classes_numbered(error, made)
+        table = f", with {edits[1].text.strip()} after line {edits[1].start[0] - 1}" if edits else ""
+        return Verdict(cause_at(made, span), f"{said}{_code(edits[:1])}{table}.", edits=edits)
+    place, edits = wider(wide, classes, top + 1, error)
     fix = (
-        f"Make the head as wide as there are classes ({top + 1} instead of {classes}), or map the labels to 0 … "
-        f"{classes - 1}{_at(made)}."
+        f"Make the head as wide as there are classes ({top + 1} instead of {classes}){_code(edits)}, or map the labels "
+        f"to 0 … {classes - 1}{_at(made)}."
     )
-    edits = _wider(wide, classes, top + 1)
-    return Verdict(cause_at(wide[0] if wide else made, span), fix, edits=edits)
+    return Verdict(cause_at(place or made, span), fix, edits=edits)
 
 
 def _from_one(made: Place | None, why: str, otherwise: str = "") -> Verdict:
     """Numbers that are counted from 1 where they are counted from 0: subtracted where a row's label is made."""
+    node = rows.label_value(made) if made is not None else None
+    counted = counted_from_one(made, chosen=node is None) if made is not None else None
+    if counted is not None:
+        place, edit = counted
+        said = f"Count from 0 where they are chosen: {rewrite.shown([edit])}."
+        return Verdict(cause_at(place, why), said, edits=[edit])
+    statement = source.statement(made.file, made.line) if made is not None else None
+    if node is None and isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        one = isinstance(statement.targets[0], ast.Name) and not isinstance(statement.value, ast.Tuple)
+        node = statement.value if one else None
     fix = "Count from 0: subtract 1 where they are made"
-    if made is not None and (node := rows.label_value(made)) is not None:
-        text = rewrite.operand(node)
-        edits = [rewrite.in_place_of(made.file, node, f"{text} - 1")]
-        return Verdict(cause_at(made, why), f"{fix}: {text} - 1.", edits=edits)
-    node_made = source.statement(made.file, made.line) if made is not None else None
-    if made is not None and isinstance(node_made, ast.Assign) and len(node_made.targets) == 1:
-        value = node_made.value
-        if isinstance(node_made.targets[0], ast.Name) and not isinstance(value, ast.Tuple):
-            text = rewrite.operand(value)
-            edits = [rewrite.in_place_of(made.file, value, f"{text} - 1")]
-            return Verdict(cause_at(made, why), f"{fix}: {text} - 1.", edits=edits)
-    return Verdict(cause_at(made, why), f"{fix}{otherwise}.")
+    if made is None or node is None:
+        return Verdict(cause_at(made, why), f"{fix}{otherwise}.")
+    text = f"{rewrite.operand(node)} - 1"
+    return Verdict(cause_at(made, why), f"{fix}: {text}.", edits=[rewrite.in_place_of(made.file, node, text)])
+
+
+def _code(edits: list[Edit]) -> str:
+    return f": {rewrite.shown(edits)}" if edits else ""
 
 
 def _at(made: Place | None) -> str:
     return f" where they are made (line {made.line})" if made is not None else ""
-
-
-def _wider(decided: tuple[Place, ast.expr] | None, size: int, wanted: int) -> list[Edit]:
-    """A size that is too small by what was seen: a number is replaced, and of anything else only the off-by-one."""
-    if decided is None:
-        return []
-    place, node = decided
-    if isinstance(node, ast.Constant) and node.value == size:
-        return [rewrite.in_place_of(place.file, node, str(wanted))]
-    if wanted == size + 1 and not isinstance(node, ast.Constant):
-        return [rewrite.in_place_of(place.file, node, f"{rewrite.operand(node)} + 1")]
-    return []
 
 
 def _indexed(error: BaseException) -> Verdict | None:
@@ -109,11 +117,7 @@ def _indexed(error: BaseException) -> Verdict | None:
     frame, line = frame_line
     file = frame.f_code.co_filename
     node = source.statement(file, line)
-    named = (
-        [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
-        if node is not None
-        else []
-    )
+    named = [n for n in source.header(node) if isinstance(n, ast.Name | ast.Attribute)]
     for name, tensor in ((ast.unparse(n), holders.value_of(n, frame)) for n in named):
         ends = extremes(tensor) if isinstance(tensor, torch.Tensor) else None
         if ends is None or (ends[0] >= 0 and ends[1] < size):
@@ -121,29 +125,23 @@ def _indexed(error: BaseException) -> Verdict | None:
         if (marked := raised_marks.used_as_rows(file, line, name, tensor, size)) is not None:
             return marked
         made = rows.label_line(error) if name in rows.LABELS else None
-        made = made or numbers_made(error, ends[1] if ends[1] >= size else ends[0]) or _born(tensor)
+        made = made or numbers_made(error, ends[1] if ends[1] >= size else ends[0]) or born_at(tensor)
         why = f"{name} goes from {ends[0]} to {ends[1]}, and what it indexes has {size} entries (0 to {size - 1})"
         if ends[0] > 0 and ends[1] == size:
             return _from_one(made, why, f", or make room for {size + 1}")
         wide = _size_of_one_hot(file, line, frame, size)
         if wide is not None and ends[0] >= 0:
-            fix = f"Make room for {ends[1] + 1}, or map the numbers to 0 … {size - 1}{_at(made)}."
-            return Verdict(cause_at(wide[0], why), fix, edits=_wider(wide, size, ends[1] + 1))
-        return Verdict(
-            cause_at(made, why),
-            f"Make only numbers from 0 to {size - 1} here{_room(ends[1], size)}.",
-        )
-    made = numbers_made(error, bad)
+            place, edits = wider(wide, size, ends[1] + 1, error)
+            fix = (
+                f"Make room for {ends[1] + 1}{_code(edits)}, or map the numbers to 0 … {size - 1}{_at(made)}."
+            )
+            return Verdict(cause_at(place, why), fix, edits=edits)
+        room = f", or make room for {ends[1] + 1}" if ends[1] >= size else ""
+        return Verdict(cause_at(made, why), f"Make only numbers from 0 to {size - 1} here{room}.")
+    if (made := numbers_made(error, bad)) is None:
+        return None
     why = f"{bad} is among these numbers, and what they index has {size} entries (0 to {size - 1})"
-    return (
-        Verdict(cause_at(made, why), f"Make only numbers from 0 to {size - 1} here.")
-        if made is not None
-        else None
-    )
-
-
-def _room(high: int, size: int) -> str:
-    return f", or make room for {high + 1}" if high >= size else ""
+    return Verdict(cause_at(made, why), f"Make only numbers from 0 to {size - 1} here.")
 
 
 def _size_of_one_hot(file: str, line: int, frame: FrameType, size: int) -> tuple[Place, ast.expr] | None:
@@ -166,7 +164,7 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
             return wrapped
         why = f"an id is {low}, and a table has no such row"
         return Verdict(
-            cause_at(_born(ids), why),
+            cause_at(born_at(ids), why),
             "Pad ids with 0 or the pad token's id; only labels are padded with -100.",
         )
     if high < size:
@@ -177,23 +175,25 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     counts = values.flatten()[:last].tolist() == list(
         range(int(values.flatten()[0]), int(values.flatten()[0]) + last)
     )
-    decided = rows_decided(table)
-    edits = _wider(decided, size, high + 1)
-    made = (
-        decided[0] if decided is not None else _table_made(error, _LENGTHS if counts and last > 1 else _KINDS)
-    )
+    given = rows_given(table) if counts and last > 1 else None
+    place: Place | None
+    if given is not None and is_shared(*given):
+        # The rows are as long as the setting says, and what is put to them besides.
+        place, edits = given[0], [more(*given, high + 1 - size)]
+    else:
+        place, edits = wider(rows_decided(table), size, high + 1, error)
+    made = place or _table_made(error, _LENGTHS if counts and last > 1 else _KINDS)
     if counts and last > 1:
         why = f"the table has {size} positions, and the rows are {high + 1} long"
         fix = (
-            f"Make the table as long as the rows are ({high + 1}), or cut the rows to {size}: keep the length in one "
-            "setting that both read."
+            f"Make the table as long as the rows are ({high + 1}){_code(edits)}, or cut the rows to {size}: keep the "
+            "length in one setting that both read."
         )
-        return Verdict(cause_at(made or _born(ids), why), fix, edits=edits)
+        return Verdict(cause_at(made or born_at(ids), why), fix, edits=edits)
     why = f"the table has {size} rows (ids 0 to {size - 1}), and the largest id is {high}"
     ids_made = numbers_made(error, high)
-    said = f": {edits[0].text}" if edits and not edits[0].text.isdigit() else ""
-    fix = f"Give the table at least {high + 1} rows{said}, or map the ids to 0 … {size - 1}{_at(ids_made)}."
-    return Verdict(cause_at(made or ids_made or _born(ids), why), fix, edits=edits)
+    fix = f"Give the table at least {high + 1} rows{_code(edits)}, or map the ids to 0 … {size - 1}{_at(ids_made)}."
+    return Verdict(cause_at(made or ids_made or born_at(ids), why), fix, edits=edits)
 
 
 def _tokens(size: int, error: BaseException) -> Verdict | None:
@@ -213,16 +213,12 @@ def _tokens(size: int, error: BaseException) -> Verdict | None:
     node = source.statement(file, adds[-1].lineno)
     made = source.last_assignment(file, frame.f_lineno, model)
     edits = []
-    if (
-        node is not None
-        and made is not None
-        and source.function_at(file, made.lineno) is source.function_at(file, node.lineno)
-    ):
+    if node is not None and made is not None:
         later = made if made.lineno > node.lineno else node
-        edits = [rewrite.after(file, later, code)]
-    return Verdict(
-        source.cause(file, adds[-1].lineno, why), f"Let the model's table grow with it: {code}.", edits=edits
-    )
+        same = source.function_at(file, made.lineno) is source.function_at(file, node.lineno)
+        edits = [rewrite.after(file, later, code)] if same else []
+    fix = f"Let the model's table grow with it: {code}."
+    return Verdict(source.cause(file, adds[-1].lineno, why), fix, edits=edits)
 
 
 def _assigned(file: str, frame: FrameType, name: str) -> Place | None:
@@ -249,8 +245,3 @@ def _size_setting(file: str, size: int, words: tuple[str, ...]) -> Place | None:
             if isinstance(value, ast.Constant) and value.value == size:
                 found.add(place)
     return found.pop() if len(found) == 1 else None
-
-
-def _born(tensor: torch.Tensor) -> Place | None:
-    born = origin.born_of(tensor)
-    return source.place(born.file, born.line) if born is not None else None

@@ -38,7 +38,8 @@ def used_as_rows(file: str, line: int, name: str, tensor: torch.Tensor, size: in
         return None
     mark = int(outside[0])
     masked = any(_asks_for(file, node, mark, name) for node in source.walk(file))
-    if mark != _USUAL and not masked:
+    written = any(_writes(node, mark) for node in source.walk(file))
+    if mark != _USUAL and not masked and not written:
         return None  # a number that came out too small, perhaps
     uses = [
         node
@@ -53,6 +54,12 @@ def used_as_rows(file: str, line: int, name: str, tensor: torch.Tensor, size: in
     shown = rewrite.after_edits(file, statement, edits)
     why = f"{name} marks positions to skip with {mark}, and here the mark is taken for the number of a row"
     fix = f"Take any row there, and mask it afterwards ({name} != {mark}): {shown}."
+    gathers = [n for n in source.header(statement) if isinstance(n, ast.Call) and _gathers_by(n, name)]
+    if not masked and written and len(gathers) == 1:
+        text = rewrite.text_of(file, gathers[0]).replace(name, code)
+        put = rewrite.in_place_of(file, gathers[0], f"({text} * ({name} >= 0))")
+        fix = f"Take any row there, and count it as 0: {rewrite.after_edits(file, statement, [put])}."
+        return Verdict(source.cause(file, line, why), fix, edits=[put])
     # Where nothing masks these positions, row 0 would count: what to write there is for the program to say.
     return Verdict(source.cause(file, line, why), fix, edits=edits if masked else [])
 
@@ -65,13 +72,31 @@ def _indices(statement: ast.stmt) -> Iterator[ast.expr]:
         elif isinstance(node, ast.Call) and source.called_name(node) in _TAKES:
             word, at = _TAKES[source.called_name(node)]
             # The method of a tensor has one argument less: the tensor stands before the dot.
-            function = isinstance(node.func, ast.Name) or ast.unparse(node.func).startswith(
-                ("torch.", "F.", "nn.functional.")
-            )
+            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            function = owner in ("", "torch", "F", "nn.functional", "torch.nn.functional")
             at = at if function else at - 1
             given = source.keyword(node, word) or (node.args[at] if 0 <= at < len(node.args) else None)
             if given is not None:
                 yield given
+
+
+def _writes(node: ast.AST, mark: int) -> bool:
+    """Whether the program puts the mark among numbers itself: `idx[far] = -1`, `masked_fill(far, -1)`."""
+    if isinstance(node, ast.Assign):
+        return isinstance(node.targets[0], ast.Subscript) and ast.unparse(node.value) == str(mark)
+    fills = ("masked_fill", "masked_fill_", "full", "full_like", "fill_", "where", "pad", "pad_sequence")
+    given = [*node.args, *(k.value for k in node.keywords)] if isinstance(node, ast.Call) else []
+    return (
+        isinstance(node, ast.Call)
+        and source.called_name(node) in fills
+        and str(mark) in map(ast.unparse, given)
+    )
+
+
+def _gathers_by(call: ast.Call, name: str) -> bool:
+    """Whether a call gives one value for each of the numbers under a name, in their shape."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    return source.called_name(call) in ("gather", "take_along_dim") and name in map(ast.unparse, given)
 
 
 def _asks_for(file: str, node: ast.AST, mark: int, name: str) -> bool:

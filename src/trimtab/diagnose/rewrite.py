@@ -91,6 +91,17 @@ def shown(edits: list[Edit]) -> str:
     return after_edits(edits[0].file, statement, edits) if statement is not None else edits[0].text
 
 
+def each_shown(edits: list[Edit]) -> str:
+    """Every statement that edits inside lines change, as it is after them."""
+    lines = dict.fromkeys((edit.file, edit.start[0]) for edit in edits)
+    found = [(file, source.statement(file, line)) for file, line in lines]
+    texts = {}
+    for file, node in found:
+        if node is not None:
+            texts[file, node.lineno] = after_edits(file, node, [e for e in edits if e.file == file])
+    return "; ".join(f"line {line}: {text}" for (_, line), text in texts.items())
+
+
 def without(file: str, node: ast.stmt) -> Edit:
     """Takes a statement that has its lines to itself out of a file."""
     return Edit(file, (node.lineno, 0), ((node.end_lineno or node.lineno) + 1, 0), "")
@@ -144,7 +155,7 @@ def in_place_of(file: str, node: ast.expr | ast.stmt, text: str) -> Edit:
     )
 
 
-def end_of(file: str, node: ast.expr) -> tuple[int, int]:
+def end_of(file: str, node: ast.expr | ast.arg) -> tuple[int, int]:
     """Where an expression ends, in characters."""
     line = node.end_lineno or node.lineno
     return line, _column(file, line, node.end_col_offset or 0)

@@ -1,6 +1,6 @@
 """Rules about modules that a model's move does not reach: one kept past the table of its parts (`object.__setattr__`,
-`__dict__`, a tuple of one), one that the model's own `to` passes by. Where a plain list should register its layers,
-rules_held speaks."""
+`__dict__`, a tuple of one), one that the model's own `to` passes by; and about a weight that two moves reach. Where a
+plain list should register its layers, rules_held speaks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_modules import bindings
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import origin
+from trimtab.virtual.origin import Origin
 
 
 def kept_aside(scene: Scene, stray: Suspect) -> Verdict | None:
     """A module that a model keeps without registering it, on purpose: it has to be moved by itself."""
-    owner = next((a.module for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or stray.device != "cpu":
+    part = stray.registered
+    if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    root = holders.outermost(owner, scene.modules)
+    root = holders.outermost(part.module, scene.modules)
     for keeper in holders.holders_of(root, scene.modules):
         named = holders.source_of(keeper.module)
         if keeper.registered or named is None or not _on_purpose(root, keeper):
@@ -72,10 +73,10 @@ def _suffix(file: str, move: ast.Call) -> str:
 
 def passed_over(scene: Scene, stray: Suspect) -> Verdict | None:
     """A part of a model whose own method moves other parts, one by one, and not this one."""
-    owner = next((a.module for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or stray.device != "cpu":
+    part = stray.registered
+    if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    for holder in holders.climb(owner, scene.modules):
+    for holder in holders.climb(part.module, scene.modules):
         named = holders.source_of(holder.module)
         weights = [p for p in holder.module.parameters() if str(p.device) == mend.wanted(scene, stray)]
         moved = origin.moved_of(weights[-1]) if weights else None
@@ -97,3 +98,31 @@ def passed_over(scene: Scene, stray: Suspect) -> Verdict | None:
         edits = [rewrite.after(moved.file, statement, text)]
         return Verdict(source.cause(*moved[:2], why), f"move it too: {text}", edits=edits)
     return None
+
+
+def tied(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A weight that two modules share follows the last move of either."""
+    for suspect in (stray, *scene.operands):
+        owners = {id(a.module) for a in suspect.attributes if a.registered}
+        if len(owners) < 2 or suspect.moved is None:
+            continue
+        names = [
+            f"{holders.path_of(a.module, scene.modules)}.{a.name}" for a in suspect.attributes if a.registered
+        ]
+        if not _moves_one_of(suspect.moved, names):
+            continue
+        why = f"this moves a tied weight ({' = '.join(names)}): both modules follow the last move, to {suspect.device}"
+        fix = "keep tied modules on one device (move both to the same one) and bring the activations there"
+        return Verdict(source.cause(suspect.moved.file, suspect.moved.line, why), fix)
+    return None
+
+
+def _moves_one_of(moved: Origin, paths: list[str]) -> bool:
+    """Whether a line moves one part of a model (`model.head.to(…)`) and so only one of the given parameters by name."""
+    for call in source.call_on(moved.file, moved.line):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in source.MOVES:
+            continue
+        part = ast.unparse(call.func.value).split(".")[-1]
+        if 0 < sum(part in path.split(".") for path in paths) < len(paths):
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""Rules about batches: what moves them passes a part by, or cannot look into them, or never got their loader."""
+"""Rules about batches that a library should have moved: it cannot look into them, or never got their loader."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch import nn
 
 from trimtab.diagnose import handed, holders, mend, rewrite, scope, source
 from trimtab.diagnose.finding import Cause
-from trimtab.diagnose.rewrite import assigned
 from trimtab.diagnose.rules_common import Verdict
-from trimtab.diagnose.rules_likely import moved_whole
-from trimtab.diagnose.scene import Scene, Sight, Suspect
+from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
 
@@ -69,7 +67,7 @@ def _made_at(kind: str, files: list[str]) -> tuple[str, int] | None:
     """Where an object of this class is made, outside the class itself; else where the class is defined."""
     defined = None
     for file in dict.fromkeys(files):
-        own = [n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == kind]
+        own = source.classes(file, kind)
         defined = defined or next(((file, node.lineno) for node in own), None)
         for call in source.calls(file, kind):
             if not any(node.lineno <= call.lineno <= (node.end_lineno or 0) for node in own):
@@ -155,116 +153,3 @@ def _prepared(scene: Scene, stray: Suspect, moved: Origin, helper: str) -> mend.
             edits = [rewrite.after(moved.file, statement, text)] if known else []
             return mend.Mend(f"give it the loader too: {text}", edits)
     return None
-
-
-def mover(scene: Scene, stray: Suspect) -> Verdict | None:
-    """The batch went through a function or comprehension that moves tensors, and it passed this one by."""
-    for sight in scene.sights(stray):
-        made = sight.made
-        value = source.value_for(made, sight.root) if made is not None else None
-        if made is None or value is None or sight.name == sight.root or stray.is_parameter:
-            continue
-        if stray.device != "cpu":
-            continue  # something moved it
-        called = [source.called_name(n) for n in ast.walk(value) if isinstance(n, ast.Call)]
-        line = next((found for name in called if (found := source.move_in(sight.file, name))), None)
-        line = line or (made.lineno if source.has_move(value) else None)
-        if line is not None:
-            why = f"this moves the batch and passes {sight.name} by: it is nested, or kept aside"
-            fix = _passed_by(sight, line)
-            return fix.blames(sight.file, line, why)
-    return None
-
-
-def _passed_by(sight: Sight, line: int) -> mend.Mend:
-    """The entry that a moving line names and does not move, moved as the others are."""
-    entry = sight.name.rpartition(".")[2]
-    statement = source.statement(sight.file, line)
-    device = assigned(sight.file, line)
-    if (
-        entry.isidentifier()
-        and device is not None
-        and statement is not None
-        and not hasattr(statement, "body")
-    ):
-        bare = [
-            n
-            for n in ast.walk(statement)
-            if isinstance(n, ast.Attribute)
-            and n.attr == entry
-            and isinstance(n.ctx, ast.Load)
-            and not isinstance(next(source.above(sight.file, n)), ast.Attribute)
-        ]
-        if len(bare) == 1:
-            return mend.brought("move it too", sight.file, bare[0], device)
-    if fix := _into_nested(sight, statement):
-        return fix
-    text = "move recursively: also the tensors inside dicts, lists and tuples of the batch"
-    return mend.Mend(text, [])
-
-
-def _into_nested(sight: Sight, statement: ast.stmt | None) -> mend.Mend | None:
-    """What a mover passes on as no tensor, moved inside: a dict by the mover itself, a list entry by entry."""
-    passed = _passed_on(statement)
-    container = sight.frame.f_locals.get(sight.root)
-    held = list(container.values()) if isinstance(container, dict) else []
-    mover_ = source.function_at(sight.file, statement.lineno) if statement is not None else None
-    if passed is None or statement is None or "][" not in sight.name:
-        return None
-    names = [a.arg for a in mover_.args.args] if mover_ is not None else []
-    moves = [n for n in ast.walk(mover_ or statement) if source.is_move(n) and n.args]
-    if mover_ is not None and names[:1] not in ([], ["self"]) and any(isinstance(v, dict) for v in held):
-        text = f"{mover_.name}({', '.join([passed.id, *names[1:]])}) if isinstance({passed.id}, dict) else {passed.id}"
-    elif moves and any(isinstance(v, list | tuple) for v in held):
-        device, item = ast.unparse(moves[0].args[0]), "t" if passed.id != "t" else "item"
-        inner = f"[{item}.to({device}) if torch.is_tensor({item}) else {item} for {item} in {passed.id}]"
-        text = f"{inner} if isinstance({passed.id}, (list, tuple)) else {passed.id}"
-        text = text if isinstance(statement, ast.Return) or mover_ is not None else f"({text})"
-    else:
-        return None
-    return mend.Mend.by("move what is nested too", rewrite.in_place_of(sight.file, passed, text))
-
-
-def _passed_on(statement: ast.stmt | None) -> ast.Name | None:
-    """The name that a statement gives on as it is: `out[k] = v`, `{k: v.to(d) if is_tensor(v) else v for …}`."""
-    value = statement.value if isinstance(statement, ast.Assign | ast.Return) else None
-    if isinstance(value, ast.Name):
-        return value
-    choices = [n.orelse for n in ast.walk(value or ast.Pass()) if isinstance(n, ast.IfExp)]
-    return choices[0] if len(choices) == 1 and isinstance(choices[0], ast.Name) else None
-
-
-def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
-    """One of several things that came together was moved, this one was not."""
-    for sight in scene.sights(stray):
-        line = source.sibling_move(
-            sight.file,
-            sight.line,
-            sight.root,
-            inline=sight.frame is not scene.frames[0],
-            entry=sight.name != sight.root,
-        )
-        if line is not None:
-            why = f"here its siblings are moved and {sight.name} is not"
-            fix = _with_its_siblings(scene, stray, sight, line)
-            return fix.blames(sight.file, line, why)
-    return None
-
-
-def _with_its_siblings(scene: Scene, stray: Suspect, sight: Sight, line: int) -> mend.Mend:
-    """Moved beside the one that is: in the same call, or after the line that does so, with the words that it uses."""
-    device = assigned(sight.file, line) or mend.device_at(scene, stray, sight.file, line)
-    statement = source.statement(sight.file, line)
-    if device is None or statement is None:
-        return mend.at_use(scene, stray) or mend.sentence(scene, stray, line)
-    given = [
-        a for call in source.call_on(sight.file, line) for a in call.args if ast.unparse(a) == sight.name
-    ]
-    if line == sight.line and given:
-        return mend.brought("move it too", sight.file, given[0], device)
-    text = f"{sight.name} = {sight.name}.to({device})"
-    if sight.made is not None and sight.name == sight.root:
-        # With all that came together and stayed there.
-        text = moved_whole(sight, sight.made, sight.name, device, stray.device) or text
-    edits = [] if hasattr(statement, "body") else [rewrite.after(sight.file, statement, text)]
-    return mend.Mend(f"move it too: {text}", edits)

@@ -94,20 +94,22 @@ def _is(value: object, has: str) -> bool:
 
 def _given(file: str, line: int, has: str, wants: str) -> Verdict | None:
     """The sampler or loader that was given a generator in the call itself."""
-    lines = [line]
+    for call in _behind(file, line):
+        if (given := source.keyword(call, "generator")) is None:
+            continue
+        made = source.last_assignment(file, call.lineno, given.id) if isinstance(given, ast.Name) else None
+        cause = source.cause(file, made.lineno if made else call.lineno, _WHY.format(has=has, wants=wants))
+        return Verdict(cause, f'generator=torch.Generator(device="{wants}")')
+    return None
+
+
+def _behind(file: str, line: int) -> Iterator[ast.Call]:
+    """The calls on a line, and those that made what it goes over or is given."""
+    yield from source.call_on(file, line)
     node = source.statement(file, line)
     for name in sorted(source.names_in(getattr(node, "iter", None) or node)) if node is not None else ():
         if (made := source.last_assignment(file, line, name)) is not None:
-            lines.append(made.lineno)
-    for at in lines:
-        for call in source.call_on(file, at):
-            if (given := source.keyword(call, "generator")) is None:
-                continue
-            made = source.last_assignment(file, at, given.id) if isinstance(given, ast.Name) else None
-            why = _WHY.format(has=has, wants=wants)
-            fix = f'generator=torch.Generator(device="{wants}")'
-            return Verdict(source.cause(file, made.lineno if made else at, why), fix)
-    return None
+            yield from source.call_on(file, made.lineno)
 
 
 _DRAWING = ("random_split", "DataLoader", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
@@ -134,18 +136,10 @@ def _default_device(file: str, line: int) -> Verdict | None:
 
 def _drawing(file: str, line: int) -> ast.Call | None:
     """The call that draws without a generator of its own: on the line, or the one that made what it goes over."""
-    here = [c for c in source.call_on(file, line) if source.called_name(c) in _DRAWING]
-    node = source.statement(file, line)
-    if not here and node is not None:
-        names = sorted(source.names_in(getattr(node, "iter", None) or node))
-        made = [m for name in names if (m := source.last_assignment(file, line, name)) is not None]
-        here = [c for m in made for c in source.call_on(file, m.lineno) if source.called_name(c) in _DRAWING]
+    here = [c for c in _behind(file, line) if source.called_name(c) in _DRAWING]
     if not here:
-        shuffled = [
-            c
-            for c in source.calls(file, "DataLoader")
-            if source.is_constant(source.keyword(c, "shuffle"), True)
-        ]
+        loaders = source.calls(file, "DataLoader")
+        shuffled = [c for c in loaders if source.is_constant(source.keyword(c, "shuffle"), True)]
         here = shuffled if len(shuffled) == 1 else []
     open_ = [c for c in here if source.keyword(c, "generator") is None]
     return open_[0] if open_ else None

@@ -59,6 +59,9 @@ def _registration(
         fix = mend.at_use(scene, stray)
         one = f'self.register_buffer(f"{attribute.name}_{{i}}", tensor, persistent=False)'
         text = f"register each of them as a buffer of its own: {one}"
+        if fix is not None and (stored := _stored_later(file, class_name, attribute.name)):
+            why = f"{name} keeps what was made for the device of one call ({stray.device}), and {met(scene, stray)}"
+            return fix.blames(file, stored, why, "unmoved-state")
         if fix is not None:
             text = f"{fix.text}; or {text}"
         return Verdict(source.cause(file, line, why), text, "unmoved-state", fix.edits if fix else [])
@@ -84,6 +87,18 @@ def _registration(
     return Verdict(source.cause(file, line, why), text, "unmoved-state", edits)
 
 
+def _stored_later(file: str, class_name: str, attribute: str) -> int | None:
+    """The line outside the constructor that puts an entry into a container which an object keeps."""
+    for node in (n for owner in source.classes(file, class_name) for n in ast.walk(owner)):
+        kept = isinstance(node, ast.Subscript) and ast.unparse(node.value) == f"self.{attribute}"
+        if not isinstance(node, ast.Subscript) or not kept or not isinstance(node.ctx, ast.Store):
+            continue
+        method = source.function_at(file, node.lineno)
+        if method is not None and method.name != "__init__":
+            return node.lineno
+    return None
+
+
 def _only_value(statement: ast.stmt | None) -> ast.expr | None:
     """What `self.x = …` alone sets."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -92,13 +107,7 @@ def _only_value(statement: ast.stmt | None) -> ast.expr | None:
 
 
 def _all_parameters(kept: object) -> bool:
-    entries = (
-        list(kept.values())
-        if isinstance(kept, dict)
-        else list(kept)
-        if isinstance(kept, list | tuple)
-        else []
-    )
+    entries = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else ()
     return bool(entries) and all(isinstance(entry, nn.Parameter) for entry in entries)
 
 
@@ -109,12 +118,10 @@ def _knows_nn(file: str) -> bool:
 
 def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     """An object of the program's own, of which a method moves some tensors and passes this one by."""
-    if stray.is_parameter or (tensor := stray.tensor) is None:
+    if stray.is_parameter:
         return None
     home = mend.wanted(scene, stray)
-    for found in holders.kept_in(
-        lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), scene.frames
-    ):
+    for found in scene.keepers(stray):
         named = holders.source_of(found.owner)
         move = _own_mover(*named, found.name) if named and not found.container else None
         if named is None or move is None:
@@ -131,18 +138,9 @@ def partly_moved(scene: Scene, stray: Suspect) -> Verdict | None:
 
 def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
     """The last statement `self.a = self.a.to(d)` of the method that moves a class's tensors but for one."""
-    classes = [n for n in source.walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
-    for method in (m for owner in classes for m in owner.body if isinstance(m, source.Function)):
-        moves = [
-            statement
-            for statement in source.own_statements(method)
-            if isinstance(statement, ast.Assign)
-            and len(statement.targets) == 1
-            and source.is_move(statement.value)
-            and isinstance(statement.value.func, ast.Attribute)
-            and ast.unparse(statement.value.func.value) == ast.unparse(statement.targets[0])
-            and source.self_targets(statement)
-        ]
+    inside = [m for owner in source.classes(file, class_name) for m in owner.body]
+    for method in (m for m in inside if isinstance(m, source.Function)):
+        moves = [s for s in source.moved_in_place(method) if source.self_targets(s)]
         if moves and not any(attribute in source.self_targets(n) for n in ast.walk(method)):
             return moves[-1]
     return None
@@ -150,12 +148,9 @@ def _own_mover(file: str, class_name: str, attribute: str) -> ast.Assign | None:
 
 def kept(scene: Scene, stray: Suspect) -> Verdict | None:
     """An object of the program's own (a metric, a buffer of experience, a table of noise levels) keeps the tensor."""
-    if stray.is_parameter or (tensor := stray.tensor) is None or _came_as_argument(scene, stray):
+    if stray.is_parameter or _came_as_argument(scene, stray):
         return None
-    holding = holders.kept_in(
-        lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), scene.frames
-    )
-    for found in holding:
+    for found in scene.keepers(stray):
         named = holders.source_of(found.owner)
         born = stray.born.line if stray.born is not None and named and stray.born.file == named[0] else 0
         line = source.attribute_assignment(*named, found.name, born) if named else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, source
+from trimtab.diagnose import holders, mend, rewrite, scope, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_modules import bindings
 from trimtab.diagnose.scene import Scene, Suspect
@@ -18,7 +18,7 @@ from trimtab.virtual.origin import Origin
 
 def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     """A parameter, buffer or layer that was put into its model after the model had moved."""
-    owner = next((a for a in stray.attributes if a.registered), None)
+    owner = stray.registered
     if owner is None or stray.moved is not None or stray.device != "cpu":
         return None
     home = mend.wanted(scene, stray)
@@ -30,8 +30,9 @@ def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     if line is None:
         return None
     why = "this is put into the model after the model was moved, so it stays on the CPU"
-    fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, line)
-    fix = fix or _move_again(scene, stray, line)
+    root = holders.outermost(owner.module, scene.modules)
+    fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, root, line)
+    fix = fix or _move_again(scene, stray, root, line)
     return fix.blames(line.file, line.line, why)
 
 
@@ -85,14 +86,10 @@ def _with_parameters(line: Origin, owner: str) -> str:
     return "self" if whole and owner.startswith("self.") else owner
 
 
-def _whole_moved(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend | None:
+def _whole_moved(scene: Scene, stray: Suspect, root: nn.Module, line: Origin) -> mend.Mend | None:
     """What a constructor adds to a model that it was given: the new whole is moved where it is made."""
-    owner = next(a.module for a in stray.attributes if a.registered)
-    if not _in_constructor(line):
-        return None
-    for file, made, name in bindings(scene, holders.outermost(owner, scene.modules)):
-        return mend.module_moved(scene, stray, file, made, name)
-    return None
+    made = next(bindings(scene, root), None) if _in_constructor(line) else None
+    return mend.module_moved(scene, stray, *made) if made is not None else None
 
 
 def _not_assigned(line: Origin) -> mend.Mend | None:
@@ -110,10 +107,8 @@ def _in_constructor(line: Origin) -> bool:
     return function is not None and function.name == "__init__"
 
 
-def _move_again(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend:
+def _move_again(scene: Scene, stray: Suspect, root: nn.Module, line: Origin) -> mend.Mend:
     """The model is moved once more, after the line that changed it."""
-    owner = next(a.module for a in stray.attributes if a.registered)
-    root = holders.outermost(owner, scene.modules)
     statement = source.statement(line.file, line.line)
     after = mend.line_after(line.file, statement) if statement is not None else line.line
     device = mend.device_at(scene, stray, line.file, after)
@@ -129,11 +124,8 @@ def _move_again(scene: Scene, stray: Suspect, line: Origin) -> mend.Mend:
 
 def _name_at(scene: Scene, module: nn.Module, file: str, line: int) -> str | None:
     """How the function that holds a line names a module, if it still runs."""
-    for frame in scene.frames:
-        if frame.f_code.co_filename == file and source.function_at(
-            file, frame.f_lineno
-        ) is source.function_at(file, line):
-            return holders.expression_for(module, frame)
+    if (frame := scope.frame_of(scene.frames, file, line)) is not None:
+        return holders.expression_for(module, frame)
     # The model that a line itself works on: `model.load_state_dict(…)`.
     for call in source.call_on(file, line):
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_state_dict", "load_adapter"):

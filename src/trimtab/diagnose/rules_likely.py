@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import torch
 
@@ -10,7 +11,6 @@ from trimtab.diagnose import mend, rewrite, source
 from trimtab.diagnose.rewrite import has_factory
 from trimtab.diagnose.rules_common import Verdict, birthplace, met
 from trimtab.diagnose.scene import Scene, Sight, Suspect
-from trimtab.virtual import origin
 from trimtab.virtual.origin import Origin
 
 
@@ -151,8 +151,7 @@ def birth(scene: Scene, stray: Suspect) -> Verdict | None:
     """The line that made the tensor."""
     if (born := birthplace(stray)) is None:
         return None
-    span, _ = origin.spans_of(stray.held) if stray.held is not None else (None, None)
-    node = source.node_at(*span) if span is not None else None
+    node = stray.made_by[1] if stray.made_by is not None else None
     statement = source.statement(born.file, born.line)
     # What a statement binds may be another tensor, computed from this one.
     bound = node is None or node is getattr(statement, "value", None)
@@ -169,6 +168,13 @@ def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: st
     whole = isinstance(made, ast.Assign) and isinstance(held, torch.Tensor) and name in source.bound(made)
     if whole and (fix := mend.bound_there(scene, stray, sight.file, made.lineno)):
         return fix
+    zipped = (
+        isinstance(made, ast.For)
+        and isinstance(made.iter, ast.Call)
+        and source.called_name(made.iter) == "zip"
+    )
+    if zipped and (fix := mend.at_use(scene, stray)):
+        return fix  # one of several that a loop takes side by side: brought to the others where it meets them
     if fix := _after_binding(scene, stray, sight, made, name):
         return fix
     return mend.best(scene, stray, sight.file, made.lineno, bound=False)
@@ -204,12 +210,17 @@ def moved_whole(sight: Sight, made: ast.stmt, name: str, device: str, there: str
             if n == name or (isinstance(v := held.get(n), torch.Tensor) and str(v.device) == there)
         ]
         return f"{', '.join(names)} = {', '.join(f'{n}.to({device})' for n in names)}"
+    code = _moved(value, name, device)
+    return f"{name} = {code}" if code is not None else None
+
+
+def _moved(value: Any, text: str, device: str) -> str | None:
+    """Code for a tensor, or for a dict or list of them, brought to a device; what is no tensor stays."""
     if isinstance(value, dict):
         plain = all(isinstance(v, torch.Tensor) for v in value.values())
         entry = f"v.to({device})" if plain else f"v.to({device}) if torch.is_tensor(v) else v"
-        return f"{name} = {{k: {entry} for k, v in {name}.items()}}"
-    if isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value):
-        return f"{name} = [t.to({device}) for t in {name}]"
-    if callable(getattr(value, "to", None)):
-        return f"{name} = {name}.to({device})"
-    return None
+        return f"{{k: {entry} for k, v in {text}.items()}}"
+    if isinstance(value, list | tuple) and value and len({type(v) for v in value}) == 1 and text != "t":
+        inner = _moved(value[0], "t", device)
+        return f"[{inner} for t in {text}]" if inner is not None else None
+    return f"{text}.to({device})" if callable(getattr(value, "to", None)) else None

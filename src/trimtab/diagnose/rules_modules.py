@@ -17,10 +17,10 @@ from trimtab.virtual.origin import Origin
 
 def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     """A module that nobody moved, while its input was: a loss with weights, a teacher, a copy."""
-    owner = next((a.module for a in stray.attributes if a.registered), None)
-    if owner is None or stray.moved is not None or stray.device != "cpu":
+    part = stray.registered
+    if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    root = holders.outermost(owner, scene.modules)
+    root = holders.outermost(part.module, scene.modules)
     if any(str(p.device) == mend.wanted(scene, stray) for p in root.parameters()):
         return None  # the model did move
     for place in bindings(scene, root):
@@ -41,12 +41,10 @@ def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
 def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
     """Of several models one is on another GPU than all the others and what they are fed: that one is misplaced."""
     partner = scene.partner(stray)
-    owner = (
-        next((a.module for a in partner.attributes if a.registered), None) if partner is not None else None
-    )
-    if partner is None or owner is None or stray.is_parameter or "cpu" in (stray.device, partner.device):
+    part = partner.registered if partner is not None else None
+    if partner is None or part is None or stray.is_parameter or "cpu" in (stray.device, partner.device):
         return None
-    odd = holders.outermost(owner, scene.modules)
+    odd = holders.outermost(part.module, scene.modules)
     roots = {
         id(root): root for m in scene.modules if (root := holders.outermost(m, scene.modules)) is not odd
     }
@@ -150,12 +148,11 @@ def _can_go_after(file: str, made: ast.stmt, move: ast.stmt) -> bool:
     if not isinstance(made, ast.Assign) or hasattr(made, "body"):
         return False
     targets = {ast.unparse(t) for t in made.targets}
-    scope_ = source.function_at(file, made.lineno) or source.tree(file) or ast.Pass()
     return not any(
         isinstance(n, ast.Name | ast.Attribute)
         and ast.unparse(n) in targets
         and made.lineno < n.lineno <= (move.end_lineno or move.lineno)
-        for n in ast.walk(scope_)
+        for n in ast.walk(source.scope_at(file, made.lineno))
     )
 
 
@@ -166,25 +163,13 @@ def _can_go_before(file: str, move: ast.stmt, made: ast.stmt) -> bool:
     if next(source.above(file, move), None) is not next(source.above(file, made), None):
         return False
     names = source.names_in(move) - source.bound(move)
-    between = [
-        n
-        for n in source.own_statements(
-            source.function_at(file, made.lineno) or source.tree(file) or ast.Pass()
-        )
-    ]
-    changed = {b for n in between if made.lineno <= n.lineno < move.lineno for b in source.bound(n)}
+    statements = source.own_statements(source.scope_at(file, made.lineno))
+    between = [n for n in statements if made.lineno <= n.lineno < move.lineno]
+    changed = {b for n in between for b in source.bound(n)}
+    changed |= {ast.unparse(t) for n in between if isinstance(n, ast.Assign) for t in n.targets}
     attributes = {ast.unparse(n) for n in ast.walk(move) if isinstance(n, ast.Attribute)}
-    set_between = {
-        ast.unparse(t)
-        for n in between
-        if isinstance(n, ast.Assign) and made.lineno <= n.lineno < move.lineno
-        for t in n.targets
-    }
-    return (
-        all(scope.is_bound(file, made.lineno, name) for name in names)
-        and not names & changed
-        and not attributes & set_between
-    )
+    known = all(scope.is_bound(file, made.lineno, name) for name in names)
+    return known and not (names | attributes) & changed
 
 
 def later_move(file: str, made: ast.stmt, value: ast.expr) -> ast.stmt | None:
@@ -194,8 +179,7 @@ def later_move(file: str, made: ast.stmt, value: ast.expr) -> ast.stmt | None:
         for n in ast.walk(value)
         if isinstance(n, ast.Name | ast.Attribute) and not isinstance(n.ctx, ast.Store)
     }
-    function = source.function_at(file, made.lineno)
-    for statement in source.own_statements(function or source.tree(file) or ast.Pass()):
+    for statement in source.own_statements(source.scope_at(file, made.lineno)):
         if statement.lineno > made.lineno and _moved_by(statement) in given:
             return statement
     return None
@@ -232,14 +216,10 @@ def _makers(scene: Scene, stray: Suspect, born: Origin) -> Iterator[tuple[str, a
     statement = source.statement(born.file, born.line)
     if isinstance(statement, ast.Assign):
         yield born.file, statement
-    tensor = stray.tensor
-    if tensor is None:
-        return
     for sight in scene.sights(stray):
         if sight.made is not None and not hasattr(sight.made, "body"):
             yield sight.file, sight.made
-    holding = holders.kept_in(lambda v: isinstance(v, torch.Tensor) and holders.same(v, tensor), scene.frames)
-    for found in holding:
+    for found in scene.keepers(stray):
         for frame in scene.frames:
             name = next((k for k, v in frame.f_locals.items() if v is found.owner and k != "self"), None)
             file, line = frame.f_code.co_filename, frame.f_lineno

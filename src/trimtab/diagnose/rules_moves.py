@@ -26,7 +26,7 @@ def dropped_move(scene: Scene, stray: Suspect) -> Verdict | None:
         if call.func.attr not in source.MOVES:
             continue
         file = span[0]
-        statement = next((n for n in source.above(file, call) if isinstance(n, ast.stmt)), None)
+        statement = source.statement_of(file, call)
         if isinstance(statement, ast.Expr):
             fix = _kept(file, statement, call)
         elif isinstance(statement, ast.Assign) and _is_read_no_more(file, statement, call):
@@ -79,7 +79,7 @@ def _is_read_no_more(file: str, statement: ast.Assign, call: ast.Call) -> bool:
         return False  # a global: another function may read it
     loop = next((n for n in source.above(file, statement) if isinstance(n, ast.For | ast.While)), None)
     own = set(ast.walk(statement))
-    for node in ast.walk(function or source.tree(file) or ast.Pass()):
+    for node in ast.walk(source.scope_at(file, statement.lineno)):
         if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load):
             inside = loop is not None and loop.lineno <= node.lineno <= (loop.end_lineno or 0)
             if node not in own and (node.lineno > statement.lineno or inside):
@@ -116,8 +116,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
         return None
     if stray.moved is None:
         return _copied_to_host(scene, stray)
-    _, span = origin.spans_of(held)
-    registered = next((a for a in stray.attributes if a.registered), None)
+    registered = stray.registered
     if stray.device != "cpu" and registered is None:
         return None
     moved = stray.moved
@@ -126,7 +125,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
         return None
     if registered is not None:
         return _weight_moved_away(scene, stray, registered, statement)
-    call = source.node_at(*span) if span is not None else None
+    call = stray.moved_by[1] if stray.moved_by is not None else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
     if not source.goes_to_host(call):
@@ -134,7 +133,7 @@ def moved_away(scene: Scene, stray: Suspect) -> Verdict | None:
     why = f"this brings it to {stray.device}, and {met(scene, stray)}"
     name = next(iter(source.bound(statement)), "")
     fix = mend.at_use(scene, stray)
-    if fix is None or not name or _reads_after(moved.file, statement, name) <= 1:
+    if fix is None or not name or not _read_by_host(moved.file, statement, name):
         kept = rewrite.in_place_of(moved.file, call, ast.unparse(call.func.value))
         fix = mend.Mend.by("leave it where it is", kept)
     return Verdict(source.cause(moved.file, call.lineno, why), fix.text, edits=fix.edits)
@@ -144,26 +143,40 @@ def _copied_to_host(scene: Scene, stray: Suspect) -> Verdict | None:
     """What was made by an expression that goes over the host: `p.detach().cpu().clone()`."""
     if stray.device != "cpu" or stray.is_parameter or stray.held is None or stray.born is None:
         return None
-    span, _ = origin.spans_of(stray.held)
-    node: ast.expr | None = source.node_at(*span) if span is not None else None
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and span is not None:
+    file, node = stray.made_by or ("", None)
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if source.goes_to_host(node):
-            kept = rewrite.in_place_of(span[0], node, rewrite.text_of(span[0], node.func.value))
+            kept = rewrite.in_place_of(file, node, rewrite.text_of(file, node.func.value))
             why = f"this brings it to {stray.device}, and {met(scene, stray)}"
-            return mend.Mend.by("leave it where it is", kept).blames(span[0], node.lineno, why)
+            return mend.Mend.by("leave it where it is", kept).blames(file, node.lineno, why)
         node = node.func.value
     return None
 
 
-def _reads_after(file: str, statement: ast.stmt, name: str) -> int:
-    scope_ = source.function_at(file, statement.lineno) or source.tree(file) or ast.Pass()
-    return sum(
-        isinstance(n, ast.Name)
-        and n.id == name
-        and isinstance(n.ctx, ast.Load)
-        and n.lineno > statement.lineno
-        for n in ast.walk(scope_)
-    )
+def _read_by_host(file: str, statement: ast.stmt, name: str) -> bool:
+    """Whether what a statement binds is read a second time afterwards, by something else than torch's arithmetic."""
+    reads = [
+        n
+        for n in ast.walk(source.scope_at(file, statement.lineno))
+        if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+    ]
+    later = [n for n in reads if n.lineno > statement.lineno]
+    return len(later) > 1 and not all(_is_arithmetic(file, n) for n in later)
+
+
+def _is_arithmetic(file: str, node: ast.Name) -> bool:
+    """Whether a name is only computed with, by torch: `torch.cat([a, x])`, `(x == 2).all()`; a number is no tensor."""
+    for outer in source.above(file, node):
+        if isinstance(outer, ast.stmt):
+            return isinstance(outer, ast.Assign | ast.AugAssign | ast.If)
+        if isinstance(outer, ast.Call):
+            method = isinstance(outer.func, ast.Attribute) and node in ast.walk(outer.func.value)
+            own = method and source.called_name(outer) not in ("numpy", "tolist")
+            if not own and not ast.unparse(outer.func).startswith(("torch.", "F.")):
+                return False
+        if isinstance(outer, ast.Subscript) and node not in ast.walk(outer.value):
+            return False
+    return False
 
 
 def _weight_moved_away(
@@ -252,8 +265,8 @@ def wrong_gpu(scene: Scene, stray: Suspect) -> Verdict | None:
         fix = _setting(scene, stray, file, call) or mend.at_use(scene, stray)
         fix = fix or mend.sentence(scene, stray, call.lineno)
         return fix.blames(file, call.lineno, why)
-    text = f"{ast.unparse(call.func.value)}.to({device})"
-    return mend.Mend.by("move it there", rewrite.in_place_of(file, call, text)).blames(file, call.lineno, why)
+    edit = mend.to_device(file, call, device)
+    return mend.Mend.by("move it there", edit).blames(file, call.lineno, why)
 
 
 def _setting(scene: Scene, stray: Suspect, file: str, call: ast.Call) -> mend.Mend | None:
@@ -261,12 +274,28 @@ def _setting(scene: Scene, stray: Suspect, file: str, call: ast.Call) -> mend.Me
     if not call.args or isinstance(call.args[0], ast.Constant):
         return None
     place, node = trace.decided(file, call.lineno, call.args[0])
-    home = mend.wanted(scene, stray)
-    if not isinstance(node, ast.Constant) or not scope.means(node.value, stray.device):
+    home, inner = mend.wanted(scene, stray), node
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.device" and len(node.args) == 1:
+        inner = node.args[0]
+    if not isinstance(inner, ast.Constant) or not scope.means(inner.value, stray.device):
         return None
-    text = f'"{home}"' if isinstance(node.value, str) else home.removeprefix("cuda:")
-    edits = [rewrite.in_place_of(place.file, node, text)]
-    return mend.Mend(f"name the GPU of its partner in the setting (line {place.line}): {text}", edits)
+    text = f'"{home}"' if isinstance(inner.value, str) else home.removeprefix("cuda:")
+    if isinstance(inner.value, str) and (number := _number(scene, stray, place.file, place.line)):
+        text = f'f"cuda:{{{number}}}"'
+    edit = rewrite.in_place_of(place.file, inner, text)
+    return mend.Mend.by(f"name the GPU of its partner in the setting (line {place.line})", edit)
+
+
+def _number(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
+    """The number of a GPU by which the partner was moved, as the program writes it, if a line knows it too."""
+    partner = scene.partner(stray)
+    theirs = mend.move_call(partner) if partner is not None else None
+    given = theirs[1].args[0] if theirs is not None and theirs[1].args else None
+    if theirs is None or not isinstance(given, ast.Name | ast.Attribute) or theirs[0] != file:
+        return None
+    known = scope.is_bound(file, line, source.root(given)) and source.called_name(theirs[1]) == "cuda"
+    same = source.function_at(file, line) is source.function_at(file, theirs[1].lineno)
+    return ast.unparse(given) if known and same else None
 
 
 def _without_number(call: ast.Call) -> bool:
@@ -279,7 +308,7 @@ def _present_device_changed(
 ) -> Verdict | None:
     """Two moves to "the" GPU went to different ones: torch.cuda.set_device was called in between."""
     file, first = theirs
-    early = next((n for n in source.above(file, first) if isinstance(n, ast.stmt)), None)
+    early = source.statement_of(file, first)
     function = source.function_at(file, first.lineno)
     setters = {"set_device"} | {
         f.name

@@ -40,11 +40,11 @@ def host_only(scene: Scene) -> Verdict | None:
         why = f"the data is put on {suspect.device} here, before it is pinned"
         fix = "Leave the data on the CPU and move each batch in the training loop, or set pin_memory=False."
         return Verdict(source.cause(kept.file, kept.line, why), fix)
-    if line == here.line and (moved := source.moved_into(here.file, here.line)):
+    if line == here.line and (moved := moved_into(here.file, here.line)):
         line = moved
     elif line == here.line:
         # A batch is put together in the loader: what moved its rows stands in the data set or the collator.
-        line = source.move_of_rows(here.file) or line
+        line = _move_of_rows(here.file) or line
     return Verdict(
         source.cause(here.file, line, f"the data is put on {suspect.device} here, before it is pinned")
     )
@@ -80,7 +80,7 @@ def _in_worker(file: str, line: int) -> Verdict:
     function = source.function_at(file, line)
     # A forked worker still has its parent's frames below its own: a loop over the loader is not what it runs.
     loops = isinstance(source.statement(file, line), ast.For) or function is None
-    if method is not None and loops and (moved := source.move_of_rows(method.file)) is not None:
+    if method is not None and loops and (moved := _move_of_rows(method.file)) is not None:
         why = "the rows are put on the GPU here, and a loader's forked worker may not touch it"
         return Verdict(
             source.cause(method.file, moved, why), _ROWS_ON_CPU, edits=_without_move(method.file, moved)
@@ -102,17 +102,9 @@ def _made_before_the_fork(scene: Scene) -> Verdict | None:
 
 def _without_move(file: str, line: int) -> list[Edit]:
     """The moves of the class around a line taken away, where each is a `.to(…)` or `.cuda()` of its own."""
-    owner = source.class_at(file, line)
-    moves = [
-        n
-        for n in ast.walk(owner or ast.Pass())
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("to", "cuda")
-    ]
-    return [
-        rewrite.in_place_of(file, m, ast.unparse(m.func.value))
-        for m in moves
-        if isinstance(m.func, ast.Attribute)
-    ]
+    moves = [n for n in ast.walk(source.class_at(file, line) or ast.Pass()) if source.is_move(n)]
+    stays = [(m, ast.unparse(m.func.value)) for m in moves if isinstance(m.func, ast.Attribute)]
+    return [rewrite.in_place_of(file, move, text) for move, text in stays]
 
 
 def forked(scene: Scene) -> Verdict | None:
@@ -163,3 +155,37 @@ def no_room(scene: Scene) -> Verdict | None:
         return None
     why = f"what this line makes holds {most / 2**30:.1f} of {sum(held.values()) / 2**30:.1f} GiB in use"
     return Verdict(source.cause(line.file, line.line, why))
+
+
+def _move_of_rows(file: str) -> int | None:
+    """The first line of a data set (a class with __getitem__ or __iter__) or a collate function that uses a device."""
+    collators = source.collators_of(file)
+    for node in source.walk(file):
+        rows = isinstance(node, ast.ClassDef) and any(
+            isinstance(m, source.Function) and m.name in ("__getitem__", "__iter__") for m in node.body
+        )
+        if rows or (isinstance(node, source.Function) and (node.name in collators or "collate" in node.name)):
+            using = [n.lineno for n in ast.walk(node) if source.chooses_device(n)]
+            if using:
+                return min(using)
+    return None
+
+
+def moved_into(file: str, line: int) -> int | None:
+    """What a line iterates over or is given, followed back through its makers' arguments to one that uses a device."""
+    node = source.statement(file, line)
+    queue = sorted(source.names_in(getattr(node, "iter", None) or node)) if node is not None else []
+    seen: set[str] = set()
+    while queue and len(seen) < 16:
+        name = queue.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        made = source.last_assignment(file, line, name)
+        value = getattr(made, "value", None)
+        if made is None or value is None:
+            continue
+        if any(source.chooses_device(n) for n in ast.walk(value)):
+            return made.lineno
+        queue += sorted(source.names_in(value) - seen)
+    return None

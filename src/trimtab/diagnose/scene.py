@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from trimtab.diagnose import holders, source, spot
-from trimtab.diagnose.holders import Attribute
+from trimtab.diagnose.holders import Attribute, Kept
 from trimtab.virtual import faults, origin
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Suspect:
             for attribute in self.attributes
         )
 
+    @property
+    def registered(self) -> Attribute | None:
+        """The parameter or buffer of a module that it is."""
+        return next((attribute for attribute in self.attributes if attribute.registered), None)
+
     @cached_property
     def held(self) -> torch.Tensor | None:
         """The tensor itself, or the parameter or buffer of which it is a view."""
@@ -63,6 +68,21 @@ class Suspect:
     def moved(self) -> Origin | None:
         """Where it was last moved."""
         return origin.moved_of(self.held) if self.held is not None else None
+
+    @property
+    def made_by(self) -> tuple[str, ast.expr] | None:
+        """The expression that made it, and its file."""
+        return self._span(0)
+
+    @property
+    def moved_by(self) -> tuple[str, ast.expr] | None:
+        """The expression that last moved it, and its file."""
+        return self._span(1)
+
+    def _span(self, which: int) -> tuple[str, ast.expr] | None:
+        span = origin.spans_of(self.held)[which] if self.held is not None else None
+        node = source.node_at(*span) if span is not None else None
+        return (span[0], node) if span is not None and node is not None else None
 
     @property
     def cast(self) -> Origin | None:
@@ -208,6 +228,13 @@ class Scene:
         for frame in self.frames:
             if name := holders.variable_of(stray.tensor, frame):
                 yield Sight(frame.f_code.co_filename, frame.f_lineno, frame, name)
+
+    def keepers(self, stray: Suspect) -> Iterator[Kept]:
+        """The objects of the program's own classes that hold a suspect, or a view of it."""
+        if (tensor := stray.tensor) is not None:
+            yield from holders.kept_in(
+                lambda value: isinstance(value, torch.Tensor) and holders.same(value, tensor), self.frames
+            )
 
     def expression_of(self, suspect: Suspect | None) -> str | None:
         """How the failing line's own frame names an operand, for the code to write."""

@@ -8,6 +8,7 @@ that scope are trusted, unless it uses several GPUs.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from types import FrameType
@@ -48,8 +49,7 @@ def is_bound(file: str, line: int, name: str) -> bool:
 
 
 def _as_script(file: str, line: int) -> bool:
-    statement = source.statement(file, line)
-    around = source.above(file, statement) if statement is not None else ()
+    around = source.above(file, source.statement(file, line) or ast.Pass())
     return any(isinstance(n, ast.If) and "__name__" in source.names_in(n.test) for n in around)
 
 
@@ -85,6 +85,7 @@ def device_at(
     frame = frame_of(frames, file, line)
     return (
         device_near(frames, file, line, wanted, several, wrong)
+        or _own_weights(frames, file, line, wanted)
         or _first_meaning(_texts(file, line, wrong), frames, file, line, wanted, several)
         or (_beside(frame, file, line, wanted) if frame is not None else None)
         or _spelled(file, line, wanted)
@@ -96,10 +97,8 @@ def device_near(
 ) -> str | None:
     """The same of what the function around a line itself knows: its names, its object, what it was given."""
     frame = frame_of(frames, file, line)
-    return (
-        _first_meaning(_texts(file, line, wrong, _GLOBAL), frames, file, line, wanted, several)
-        or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
-        or _own_weights(frames, file, line, wanted)
+    return _first_meaning(_texts(file, line, wrong, _GLOBAL), frames, file, line, wanted, several) or (
+        _given_tensor(frame, file, line, wanted) if frame is not None else None
     )
 
 
@@ -132,8 +131,21 @@ def _first_meaning(
 def _given_tensor(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
     """The device of a tensor, or else of a model, that the running function was given."""
     given = [(name, frame.f_locals.get(name)) for name in source.parameters(file, line)]
-    texts = [text for name, value in given if (text := device_of(name, value, file, line, wanted))]
-    return min(texts, key=len, default=None)
+    for known in (given, [entry for name, value in given for entry in _entries(name, value)]):
+        texts = [text for name, value in known if (text := device_of(name, value, file, line, wanted))]
+        if texts:
+            return min(texts, key=len)
+    return None
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors in a dict, list or tuple, each with the code that takes it out."""
+    pairs = (
+        value.items() if type(value) is dict else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
+    for key, entry in itertools.islice(pairs, 16):
+        if isinstance(entry, torch.Tensor) and isinstance(key, str | int):
+            yield (f'{name}["{key}"]' if isinstance(key, str) else f"{name}[{key}]"), entry
 
 
 def device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str | None:
@@ -152,7 +164,9 @@ def device_of(name: str, value: Any, file: str, line: int, wanted: str) -> str |
 def _own_weights(frames: list[FrameType], file: str, line: int, wanted: str) -> str | None:
     """The device of the module whose method holds a line, if one of its class runs and has its weights there."""
     function, owner = source.function_at(file, line), source.class_at(file, line)
-    if function is None or owner is None or function.name == "__init__" or not _takes_self(function):
+    if function is None or owner is None or function.name == "__init__":
+        return None
+    if [a.arg for a in function.args.args[:1]] != ["self"]:
         return None
     for frame in frames:
         module = frame.f_locals.get("self")
@@ -181,10 +195,6 @@ def _device_words(call: ast.Call) -> Iterator[str]:
         yield "cuda"
     given = [*(call.args[:1] if move else ()), source.keyword(call, "device")]
     yield from (g.value for g in given if isinstance(g, ast.Constant) and isinstance(g.value, str))
-
-
-def _takes_self(function: source.Function) -> bool:
-    return [a.arg for a in function.args.args[:1]] == ["self"]
 
 
 def _beside(frame: FrameType, file: str, line: int, wanted: str) -> str | None:
@@ -260,7 +270,7 @@ def _said(file: str, line: int) -> Iterator[tuple[str, int]]:
     yield from ((text, 1) for text in _helpers(file, line))
     if function is not None:
         yield from ((name, 0) for name in _arguments(function) if _WORD.search(name))
-    for node in source.own_statements(function or source.tree(file) or ast.Module([], [])):
+    for node in source.own_statements(source.scope_at(file, line)):
         for name in source.bound(node):
             if _WORD.search(name) and node.lineno < line:
                 yield name, 0

@@ -89,6 +89,11 @@ def above(file: str, node: ast.AST) -> Iterator[ast.AST]:
         node = up
 
 
+def statement_of(file: str, node: ast.AST) -> ast.stmt | None:
+    """The statement that an expression is a part of."""
+    return next((n for n in above(file, node) if isinstance(n, ast.stmt)), None)
+
+
 def function_at(file: str, line: int) -> Function | None:
     """The innermost function that holds a line."""
     found = [
@@ -108,10 +113,19 @@ def class_at(file: str, line: int) -> ast.ClassDef | None:
     return max(found, key=lambda n: n.lineno, default=None)
 
 
+def classes(file: str, name: str) -> list[ast.ClassDef]:
+    """The classes of this name in a file."""
+    return [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == name]
+
+
+def scope_at(file: str, line: int) -> ast.AST:
+    """What holds the names of a line: its function, else the module (of a file that cannot be read: nothing)."""
+    return function_at(file, line) or tree(file) or ast.Pass()
+
+
 def assignments(file: str, line: int, name: str) -> list[ast.stmt]:
     """The statements that bind a name in the scope of a line, in order."""
-    scope: ast.AST | None = function_at(file, line) or tree(file)
-    return [node for node in own_statements(scope) if name in bound(node)] if scope else []
+    return [node for node in own_statements(scope_at(file, line)) if name in bound(node)]
 
 
 def last_assignment(file: str, line: int, name: str) -> ast.stmt | None:
@@ -152,112 +166,10 @@ def parameters(file: str, line: int) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-def sibling_move(file: str, line: int, name: str, inline: bool = False, entry: bool = False) -> int | None:
-    """The line before `line` that moved what was bound together with `name`: where its own move is missing.
-
-    Bound together: in one tuple (`x, y = …`, `for x, y in loader`), as parameters of one function, or as entries of one
-    dict (`name` is then the dict, of which some entries were moved one by one). With `inline`, a sibling that is moved
-    in the arguments of the call on `line` itself counts too; with `entry`, where it is known that `name` is a dict or
-    object whose own entry is looked for, a statement that moves what it takes out of `name`, wherever it puts it.
-    """
-    binding = last_assignment(file, line, name)
-    together = bound(binding) if binding is not None else set(parameters(file, line))
-    since = binding.lineno if binding is not None else 0
-    scope: ast.AST | None = function_at(file, line) or tree(file)
-    found: int | None = None
-    for node in own_statements(scope) if scope else ():
-        if not since < node.lineno < line:
-            continue
-        if entry and _moves_out_of(node, name):
-            found = node.lineno
-        if not isinstance(node, ast.Assign) or not has_move(node.value):
-            continue
-        targets = bound(node)
-        one = any(isinstance(t, ast.Subscript) and root(t) == name for t in node.targets)
-        if one or (name not in targets and targets & together and len(together) > 1):
-            found = node.lineno
-    if found is None and inline and len(together) > 1:
-        for call in call_on(file, line):
-            for argument in (*call.args, *(k.value for k in call.keywords)):
-                if root(argument) in together - {name} and has_move(argument):
-                    found = line
-    return found
-
-
-def _moves_out_of(node: ast.stmt, name: str) -> bool:
-    """Whether a statement moves entries of a container: `{k: batch[k].to(d) for k in KEYS}`, `f(batch.ids.to(d))`."""
-    value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
-    if value is None:
-        return False
-    if any(is_move(n) and n is not value and root(n.func) == name for n in ast.walk(value)):
-        return True
-    loops = [g for n in ast.walk(value) for g in getattr(n, "generators", ())]
-    return has_move(value) and any(root(g.iter) == name for g in loops)
-
-
-def move_in(file: str, function: str) -> int | None:
-    """The first line of a function of this file that moves something; the condition, if only some things are moved."""
-    for node in walk(file):
-        if not isinstance(node, Function) or node.name != function or not has_move(node):
-            continue
-        for choice in ast.walk(node):
-            if (
-                isinstance(choice, ast.If)
-                and any(has_move(s) for s in choice.body)
-                and not _is_type_test(choice.test)
-            ):
-                return choice.lineno
-            if isinstance(choice, ast.If) and any(has_move(s) for s in choice.body) and choice.orelse:
-                passed = choice.orelse[-1]
-                if isinstance(passed, ast.Assign | ast.Return) and isinstance(passed.value, ast.Name):
-                    return passed.lineno
-        return min(n.lineno for n in ast.walk(node) if is_move(n))
-    return None
-
-
-def _is_type_test(node: ast.expr) -> bool:
-    names = ("isinstance", "is_tensor", "hasattr")
-    return any(isinstance(n, ast.Call) and called_name(n) in names for n in ast.walk(node))
-
-
-def move_of_rows(file: str) -> int | None:
-    """The first line of a data set (a class with __getitem__ or __iter__) or a collate function that uses a device."""
-    collators = collators_of(file)
-    for node in walk(file):
-        rows = isinstance(node, ast.ClassDef) and any(
-            isinstance(m, Function) and m.name in ("__getitem__", "__iter__") for m in node.body
-        )
-        if rows or (isinstance(node, Function) and (node.name in collators or "collate" in node.name)):
-            using = [n.lineno for n in ast.walk(node) if _chooses_device(n)]
-            if using:
-                return min(using)
-    return None
-
-
 def collators_of(file: str) -> set[str]:
     """The functions of this name that are given to a loader or trainer to make batches with."""
     given = [keyword(call, key) for call in calls(file) for key in ("collate_fn", "data_collator")]
     return {function.id for function in given if isinstance(function, ast.Name)}
-
-
-def moved_into(file: str, line: int) -> int | None:
-    """What a line iterates over or is given, followed back through its makers' arguments to one that uses a device."""
-    node = statement(file, line)
-    queue = sorted(names_in(getattr(node, "iter", None) or node)) if node is not None else []
-    seen: set[str] = set()
-    while queue and len(seen) < 16:
-        name = queue.pop(0)
-        if name in seen:
-            continue
-        seen.add(name)
-        made = last_assignment(file, line, name)
-        value = getattr(made, "value", None)
-        if made is None or value is None:
-            continue
-        if any(_chooses_device(n) for n in ast.walk(value)):
-            return made.lineno
-        queue += sorted(names_in(value) - seen)
-    return None
 
 
 def device_choice(file: str, line: int) -> int | None:
@@ -289,8 +201,8 @@ def attribute_assignment(file: str, class_name: str, attribute: str, preferred: 
 
     What was made at another line, `preferred`, is not what a line sets that makes a tensor itself."""
     lines: list[tuple[bool, bool, bool, int]] = []
-    classes = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
-    for method in (m for owner in classes for m in owner.body if isinstance(m, Function)):
+    inside = [m for owner in classes(file, class_name) for m in owner.body]
+    for method in (m for m in inside if isinstance(m, Function)):
         for inner in ast.walk(method):
             if (
                 isinstance(inner, _SETTING)
@@ -305,8 +217,7 @@ def attribute_assignment(file: str, class_name: str, attribute: str, preferred: 
 def hidden_assignment(file: str, class_name: str, attribute: str) -> int | None:
     """The line of a class that keeps something past its own table: `object.__setattr__(self, "x", …)`,
     `self.__dict__["x"] = …`."""
-    classes = [n for n in walk(file) if isinstance(n, ast.ClassDef) and n.name == class_name]
-    for node in (n for owner in classes for n in ast.walk(owner)):
+    for node in (n for owner in classes(file, class_name) for n in ast.walk(owner)):
         if isinstance(node, ast.Call) and called_name(node) == "__setattr__" and len(node.args) >= 2:
             key: ast.expr = node.args[-2]
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
@@ -333,10 +244,7 @@ def calls(file: str, *names: str) -> list[ast.Call]:
 
 def call_on(file: str, line: int) -> Iterator[ast.Call]:
     """The calls written on a line's statement."""
-    node = statement(file, line)
-    for inner in header(node) if node is not None else ():
-        if isinstance(inner, ast.Call):
-            yield inner
+    return (inner for inner in header(statement(file, line)) if isinstance(inner, ast.Call))
 
 
 def methods_on(file: str, line: int, *names: str) -> Iterator[tuple[ast.Call, ast.expr]]:
@@ -445,6 +353,19 @@ def is_move(node: ast.AST | None) -> TypeGuard[ast.Call]:
     )
 
 
+def moved_in_place(scope: ast.AST) -> list[ast.Assign]:
+    """The statements of a scope that move something and keep it where it was: `self.a = self.a.to(d)`."""
+    return [
+        s
+        for s in own_statements(scope)
+        if isinstance(s, ast.Assign)
+        and len(s.targets) == 1
+        and is_move(s.value)
+        and isinstance(s.value.func, ast.Attribute)
+        and ast.unparse(s.value.func.value) == ast.unparse(s.targets[0])
+    ]
+
+
 def goes_to_host(call: ast.Call) -> bool:
     """Whether a call says by itself that it moves to the host; a variable says nothing."""
     given = [*call.args, *(k.value for k in call.keywords)]
@@ -453,7 +374,8 @@ def goes_to_host(call: ast.Call) -> bool:
     return called == "cpu" or (called == "to" and named)
 
 
-def _chooses_device(node: ast.AST) -> TypeGuard[ast.Call]:
+def chooses_device(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether an expression is a call that says where its result is to be."""
     return is_move(node) or (isinstance(node, ast.Call) and keyword(node, "device") is not None)
 
 
@@ -473,9 +395,9 @@ def _header_end(node: ast.stmt) -> int:
     return node.end_lineno or node.lineno
 
 
-def header(node: ast.stmt) -> Iterator[ast.AST]:
+def header(node: ast.stmt | None) -> Iterator[ast.AST]:
     """The nodes of a statement without those of the statements inside it."""
-    stack: list[ast.AST] = [node]
+    stack: list[ast.AST] = [node] if node is not None else []
     while stack:
         current = stack.pop()
         yield current

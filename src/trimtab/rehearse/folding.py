@@ -46,12 +46,15 @@ def fold(findings: list[Finding]) -> list[Finding]:
 
 
 def _repaired(finding: Finding, stands: list[Finding]) -> Finding | None:
-    """The fault of precision whose repaired result, in the wrong precision still, is what this one meets."""
-    if finding.kind != "dtype-mismatch" or (cause := finding.cause) is None:
+    """The fault whose repaired result is what this one meets: in the wrong precision still, or picked on another device
+    than the program would have picked it on."""
+    if (cause := finding.cause) is None or finding.kind not in ("dtype-mismatch", "device-mismatch"):
         return None
+    before = "dtype-mismatch" if finding.kind == "dtype-mismatch" else "index-device"
+    born = {(t.born.file, t.born.line) for t in finding.tensors if t.born is not None and finding.vague}
+    blamed = {(cause.file, cause.line)} if finding.kind == "dtype-mismatch" else born
     for one in stands:
-        met = one.where if one.kind == "dtype-mismatch" else None
-        if met is not None and (met.file, met.line) == (cause.file, cause.line):
+        if one.kind == before and one.where is not None and (one.where.file, one.where.line) in blamed:
             return one
     return None
 
