@@ -22,6 +22,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.in_place import InPlace
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.left_out import LeftOut
+    from trimtab.rehearse.checks.losses import Losses
     from trimtab.rehearse.checks.made_anew import MadeAnew
     from trimtab.rehearse.checks.modes import Modes
     from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
@@ -50,6 +51,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         Scaler,
         Underflow,
         Rounded,
+        Losses,
         NothingLoaded,
         MadeAnew,
         Unwritten,
