@@ -1,4 +1,4 @@
-"""How a loss is given what it wants: scores without the activation, logarithms, sides of one shape. Reads source only."""
+"""How a loss is given what it wants: scores without activation, logarithms, sides of one shape. Reads source only."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow, holders, rewrite, source
+from trimtab.diagnose import dead_lines, flow, holders, rewrite, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, trained_by
@@ -111,6 +111,8 @@ class Modes(BaseCheck):
         if self._found is None:
             return
         evaluation, stepped, code, edits = self._found
+        if stepped is not None and dead_lines.uncalled(stepped.file, "train"):
+            return  # that line is told of (`no_effect`)
         self.report(
             "eval-mode",
             "After an evaluation the model is trained on in eval mode: its dropout is off, and batch norm uses its "

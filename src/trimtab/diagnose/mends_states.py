@@ -1,0 +1,47 @@
+"""How a kept state becomes a copy, a load comes last and a tie is tied again. Reads source only."""
+
+from __future__ import annotations
+
+import ast
+
+from trimtab.diagnose import mends_graph, mends_layers, rewrite, source
+from trimtab.diagnose.finding import Edit, Place
+
+
+def copied(taken: Place) -> tuple[str, list[Edit]]:
+    """A state_dict() of which the tensors are copied."""
+    for call in source.call_on(taken.file, taken.line):
+        if source.called_name(call) == "state_dict":
+            code = f"{{k: v.detach().clone() for k, v in {rewrite.text_of(taken.file, call)}.items()}}"
+            return f"Keep a copy: {code}.", [rewrite.in_place_of(taken.file, call, code)]
+    return "Keep a copy: copy.deepcopy(model.state_dict()).", []
+
+
+def drawn_before(load: Place, lines: list[Place]) -> tuple[Place, str, list[Edit]]:
+    """The line, in the function that loads, that draws weights: put before the load, or taken out."""
+    function = source.function_at(load.file, load.line)
+    here = [p for p in lines if p.file == load.file and source.function_at(p.file, p.line) is function]
+    draw = here[0] if here else lines[-1]
+    drawing, loading = source.statement(draw.file, draw.line), source.statement(load.file, load.line)
+    said = f"Draw them before the load: put {draw.code} before line {load.line} ({load.code})."
+    if drawing is None or loading is None or not here:
+        behind = mends_layers.late_deed(load, draw)
+        return behind, said, mends_graph.move_behind(load.file, load, behind)
+    edits = mends_graph.move_behind(load.file, load, draw) if isinstance(drawing, ast.Expr) else []
+    return draw, said, edits
+
+
+def tied_again(place: Place, names: list[str]) -> tuple[str, list[Edit]]:
+    """The tie made once more behind the line that broke it, in the words of that line."""
+    node = source.statement(place.file, place.line)
+    calls = [c for c in source.call_on(place.file, place.line) if isinstance(c.func, ast.Attribute)]
+    whole = next((ast.unparse(c.func.value) for c in calls if isinstance(c.func, ast.Attribute)), "model")
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        whole = ast.unparse(node.targets[0])
+    code = f"{whole}.{names[-1]} = {whole}.{names[0]}"
+    plain = (
+        isinstance(node, ast.Expr | ast.Assign) and node is not None and whole.replace(".", "").isidentifier()
+    )
+    return f"Tie them again behind it: {code}.", [
+        rewrite.after(place.file, node, code)
+    ] if plain and node else []
