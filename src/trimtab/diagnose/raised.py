@@ -14,6 +14,7 @@ from trimtab.diagnose import (
     casts,
     raised_adapters,
     raised_calls,
+    raised_counts,
     raised_data,
     raised_devices,
     raised_graph,
@@ -25,6 +26,7 @@ from trimtab.diagnose import (
     raised_layers,
     raised_leaves,
     raised_loader,
+    raised_losses,
     raised_output,
     raised_ranks,
     raised_shape,
@@ -129,6 +131,10 @@ _INDEX = (raised_index.out_of_range,)
 _ROWS = (raised_loader.missing_row, raised_loader.unequal)
 _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "": (
+        raised_losses.sides,
+        raised_counts.too_long,
+        raised_counts.lone_row,
+        raised_counts.too_many_steps,
         raised_loader.missing_row,
         raised_calls.target_type,
         raised_calls.hidden_size,
@@ -173,7 +179,9 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "old-type-of-gpu-tensor": (raised_devices.old_type,),
     "dataparallel-first-device": (raised_devices.first_device,),
     **dict.fromkeys(_TWO_TYPES, (casts.failing,)),
-    "embedding-indices-dtype": (raised_half.cast_ids,),
+    "embedding-indices-dtype": (raised_losses.float_ids, raised_half.cast_ids),
+    "batch-size-of-target": (raised_losses.sides,),
+    "size-mismatch": (raised_counts.other_shapes,),
     "unsafe-autocast": (raised_half.on_probabilities,),
     "unscale-fp16": (raised_half.narrow_weights,),
     "scaler-bf16": (raised_half.narrow_weights,),
