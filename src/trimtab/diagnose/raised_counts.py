@@ -42,7 +42,7 @@ def too_long(error: BaseException) -> Verdict | None:
             return None
         index = function.args.args[1].arg
         for node in ast.walk(source.statement(file, line) or function):
-            rows = holders.value_of(node.value, frame) if isinstance(node, ast.Subscript) else None
+            rows: Any = holders.value_of(node.value, frame) if isinstance(node, ast.Subscript) else None
             if not isinstance(node, ast.Subscript) or not hasattr(rows, "__len__"):
                 continue
             asked, code = _asked(node, index, frame)
@@ -142,7 +142,8 @@ def too_many_steps(error: BaseException) -> Verdict | None:
             else None
         )
         given = source.keyword(made, "steps_per_epoch")
-        why = f"this makes the schedule for {getattr(schedule, 'total_steps', 'fewer')} steps, and the loop steps it more often"
+        steps = getattr(schedule, "total_steps", "fewer")
+        why = f"this makes the schedule for {steps} steps, and the loop steps it more often"
         cause = cause_at(source.place(place.file, (given or made).lineno), why)
         if batches is not None and given is not None and isinstance(given, ast.expr) and place.file == file:
             code = f"len({ast.unparse(batches)})"

@@ -21,8 +21,21 @@ from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, watch_function
 from trimtab.virtual import deeds, origin
 
-_VIEWS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Alias", "Expand")
-_VIEWS += ("T", "Slice", "Select", "ToCopy", "Clone", "Index", "MaskedSelect", "Split", "Flatten")
+_VIEWS = (
+    *(
+        "View",
+        "Reshape",
+        "UnsafeView",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Permute",
+        "Alias",
+        "Expand",
+        "T",
+    ),
+    *("Slice", "Select", "ToCopy", "Clone", "Index", "MaskedSelect", "Split", "Flatten"),
+)
 _LAYERS = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
 _MARK = "trimtab made"
 _SOFT = (torch.softmax, torch.Tensor.softmax, F.softmax)
@@ -63,7 +76,8 @@ class Losses(BaseCheck):
             while inner is not None and inner is not frame and not _activation(inner):
                 inner = inner.f_back
             module = inner.f_locals["self"] if inner is not None and _activation(inner) else None
-            result.grad_fn.metadata[_MARK] = (frame.f_code.co_filename, frame.f_lineno, module)
+            made: Any = result.grad_fn
+            made.metadata[_MARK] = (frame.f_code.co_filename, frame.f_lineno, module)
 
     def _given(self, loss: Any, caller: FrameType, args: tuple[Any, ...], result: Any) -> None:
         wrong, means = _TAKES[loss]
@@ -187,7 +201,7 @@ def _is_view(tensor: torch.Tensor) -> bool:
     return name.startswith(_VIEWS)
 
 
-def _some_positive(tensor: torch.Tensor) -> bool:
+def _some_positive(tensor: Any) -> bool:
     with torch.no_grad():
         return tensor.device.type != "meta" and bool((tensor.detach() > 1e-3).any())
 

@@ -89,18 +89,16 @@ class Modes(BaseCheck):
             layer.evaluation.ran = True
 
     def _dropped(self, caller: FrameType, args: tuple[Any, ...], result: Any) -> None:
-        """`F.dropout(x)` is on unless it is told the mode; in a module in eval mode, run without gradients, by mistake."""
-        owner = caller.f_locals.get("self")
-        if torch.is_grad_enabled() or not isinstance(owner, nn.Module) or owner.training or len(args) > 2:
+        """`F.dropout(x)` is on unless it is told the mode: also in an evaluation of a module in eval mode."""
+        frame = next(places.frames(), None) if not torch.is_grad_enabled() else None
+        owner = frame.f_locals.get("self") if frame is not None else None
+        if frame is None or not isinstance(owner, nn.Module) or owner.training:
             return
-        file, line = caller.f_code.co_filename, caller.f_lineno
+        file, line = frame.f_code.co_filename, frame.f_lineno
         names = {function.__name__ for function in _DROPOUTS}
         calls = [c for c in source.call_on(file, line) if source.called_name(c) in names]
-        if (
-            not source.is_user_file(file)
-            or len(calls) != 1
-            or any(k.arg in ("training", None) for k in calls[0].keywords)
-        ):
+        told = len(calls) != 1 or len(calls[0].args) > 2
+        if told or any(k.arg in ("training", None) for k in calls[0].keywords):
             return
         place = source.place(file, line)
         self.report(

@@ -24,8 +24,10 @@ from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, plain_values, same_values, shown
 
-_DRAWN = ("normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_")
-_DRAWN += ("kaiming_normal_", "orthogonal_")
+_DRAWN = (
+    *("normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"),
+    *("kaiming_normal_", "orthogonal_"),
+)
 
 
 @dataclass(eq=False)
