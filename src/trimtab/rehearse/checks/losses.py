@@ -19,7 +19,7 @@ from trimtab.diagnose import holders, mends_losses, source
 from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, watch_function
-from trimtab.virtual import deeds, origin
+from trimtab.virtual import deeds, origin, state
 
 _VIEWS = (
     *(
@@ -143,6 +143,8 @@ class Losses(BaseCheck):
         predicted, known = (one, other) if one.requires_grad else (other, one)
         if not predicted.requires_grad or known.requires_grad or known.dim() == 0:
             return
+        if any(known is held for module in _modules() for held in module._buffers.values()):
+            return  # a grid of its own, not the targets of these rows
         # Whoever compares all with all makes the column on purpose, by a view of a row.
         if not is_loss and (one is not predicted or _is_view(one)):
             return
@@ -170,6 +172,11 @@ class Losses(BaseCheck):
         key = (frame.f_code.co_filename, frame.f_lineno)
         self._seen[key] = self._seen.get(key, 0) + 1
         return self._seen[key] == 2
+
+
+def _modules() -> list[nn.Module]:
+    here = state.machine()
+    return list(here.modules) if here is not None else []
 
 
 def _activation(frame: FrameType) -> bool:

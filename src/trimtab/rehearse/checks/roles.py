@@ -37,6 +37,8 @@ _PASSES = 3
 class _Optimizer:
     held: ref[Any]
     made: Place | None
+    number: int
+    """Which of all optimizers it is, in the order in which they were made."""
     parameters: set[int] = field(default_factory=set)
     rates: list[float] = field(default_factory=list)
     """The greatest rate of its groups, at each step."""
@@ -69,6 +71,7 @@ class Roles(BaseCheck):
     def install(self) -> None:
         self._known: dict[int, _Optimizer] = {}
         self._gone: list[_Optimizer] = []
+        self._made = 0
         self._failed = self._making = False
         self._lines: set[tuple[str, int]] = set()
         """Lines that stepped an optimizer."""
@@ -90,7 +93,8 @@ class Roles(BaseCheck):
         real(optimizer, *args, **kwargs)
         if (old := self._known.pop(id(optimizer), None)) is not None:
             self._gone.append(old)
-        self._known[id(optimizer)] = _Optimizer(ref(optimizer), places.here())
+        self._made += 1
+        self._known[id(optimizer)] = _Optimizer(ref(optimizer), places.here(), self._made)
 
     def _load(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = real(optimizer, *args, **kwargs)
@@ -157,24 +161,15 @@ class Roles(BaseCheck):
         if not known.rates:
             known.parameters = {id(p) for p in trained_by(optimizer)}
         known.fresh = False
-        rates = [group["lr"] for group in optimizer.param_groups if not isinstance(group["lr"], torch.Tensor)]
-        known.rates.append(max(map(float, rates), default=1.0))
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        known.rates.append(max((float(r) for r in rates if isinstance(r, int | float)), default=1.0))
 
     def finish(self) -> None:
         if self._failed or self.process.cut_off or self.process.settings.shapes_only:
             return
         made = [*self._gone, *self._known.values()]
         for known in made:
-            successor = next(
-                (
-                    o
-                    for o in made
-                    if o.rates
-                    and o is not known
-                    and 2 * len(o.parameters & known.parameters) > len(known.parameters)
-                ),
-                None,
-            )
+            successor = next((o for o in made if o.rates and _takes_over(o, known)), None)
             if not known.rates and successor is not None:
                 self._replaced(known, successor)
             elif not known.rates and known.passes >= _PASSES:
@@ -276,3 +271,16 @@ class Roles(BaseCheck):
             once="schedule",
             edits=edits,
         )
+
+
+def _takes_over(later: _Optimizer, known: _Optimizer) -> bool:
+    """Whether an optimizer made later holds the same parameters, and is no part of what wraps it."""
+    if later.number <= known.number or 2 * len(later.parameters & known.parameters) <= len(known.parameters):
+        return False
+    one, other = later.held(), known.held()
+    if one is None or other is None:
+        return True
+    groups = {id(group) for group in one.param_groups}
+    return not any(id(group) in groups for group in other.param_groups) and not any(
+        value is one for value in vars(other).values()
+    )
