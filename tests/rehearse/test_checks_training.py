@@ -512,7 +512,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         value = nn.Linear(4, 1).cuda()
         for _ in range(2):
             x, y = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
-            ((value(x) - y) ** 2).mean().backward()  # where cause
+            ((value(x) - y) ** 2).mean().backward()  # where, cause
         """,
     ),
     "an average that is only bound to a name": (
@@ -525,7 +525,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             model(torch.ones(1, 2).cuda()).sum().backward()
             opt.step()
             for a, p in zip(average.parameters(), model.parameters()):
-                a = 0.9 * a + 0.1 * p  # where cause
+                a = 0.9 * a + 0.1 * p  # where, cause
         """,
     ),
     "a method that is not called": (
@@ -535,7 +535,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         model = nn.Linear(2, 2).cuda()
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
-            opt.zero_grad  # where cause
+            opt.zero_grad  # where, cause
             model(torch.ones(1, 2).cuda()).sum().backward()
             opt.step()
         """,
@@ -546,7 +546,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         """
         model = nn.Linear(2, 2).cuda()
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(opt, 1)  # where cause
+        schedule = torch.optim.lr_scheduler.StepLR(opt, 1)  # where, cause
         opt = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(2):
             model(torch.ones(1, 2).cuda()).sum().backward()
@@ -610,7 +610,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
             model[1].weight = model[0].weight
-        model.to_empty(device="cuda")  # where cause
+        model.to_empty(device="cuda")  # where, cause
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             model(torch.ones(1, 2).cuda()).sum().backward()
@@ -627,7 +627,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             opt.zero_grad()
             model(torch.ones(1, 2).cuda()).sum().backward()
             opt.step()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # where cause
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # where, cause
         """,
     ),
     "dropout in an evaluation": (
@@ -636,7 +636,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         """
         class Net(nn.Module):
             def forward(self, x):
-                return nn.functional.dropout(x, 0.5)  # where cause
+                return nn.functional.dropout(x, 0.5)  # where, cause
         with torch.no_grad():
             Net().eval()(torch.ones(4).cuda())
         """,

@@ -38,10 +38,15 @@ def tied_again(place: Place, names: list[str]) -> tuple[str, list[Edit]]:
     whole = next((ast.unparse(c.func.value) for c in calls if isinstance(c.func, ast.Attribute)), "model")
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         whole = ast.unparse(node.targets[0])
-    code = f"{whole}.{names[-1]} = {whole}.{names[0]}"
+    code = f"{_inside(whole, names[-1])} = {_inside(whole, names[0])}"
     plain = (
         isinstance(node, ast.Expr | ast.Assign) and node is not None and whole.replace(".", "").isidentifier()
     )
     return f"Tie them again behind it: {code}.", [
         rewrite.after(place.file, node, code)
     ] if plain and node else []
+
+
+def _inside(whole: str, name: str) -> str:
+    """A parameter by its name in a module, as code: the layers of a list or sequence by their number."""
+    return whole + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
