@@ -1,6 +1,6 @@
 """Scores a rehearsal on faults that no rule was written for: what is found, and which line is named.
 
-    python benchmarks/unseen/score.py first|second path/to/trimtab [NAME …]
+    python benchmarks/unseen/score.py first|second|third path/to/trimtab [NAME …]
 
 Each program is a fault from a public report (truth.json says which), in our own words, written down with its true line
 and fix before any rehearsal saw it. Its repaired twin is made by the changes that truth.json holds, and must be clean.

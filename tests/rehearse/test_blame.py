@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trimtab.diagnose import rewrite
-from trimtab.rehearse import blame, errors, lacking, process, tracebacks, unreachable
+from trimtab.rehearse import blame, errors, lacking, old_code, process, tracebacks, unreachable
 from trimtab.rehearse.errors import looked_at
 from trimtab.rehearse.session import Settings
 from trimtab.virtual.context import virtual_gpus
@@ -133,6 +133,9 @@ UNREACHABLE = {
     "import urllib.request as u\nu.urlopen('http://127.0.0.1:9/rows.txt')": "http://127.0.0.1:9/rows.txt",
     "from huggingface_hub import hf_hub_download\nhf_hub_download('no/such', 'x', local_files_only=True)": "no/such",
     "from huggingface_hub import hf_hub_download\nhf_hub_download('/no/such/folder', 'x')": "/no/such/folder",
+    "raise RuntimeError('Tried https://a-datasets.s3.x.com/mnist/, got: Name or service not known')": (
+        "https://a-datasets.s3.x.com/mnist/ beforehand"
+    ),
     "raise RuntimeError('Dataset not found or corrupted. You can use download=True to download it')": "",
 }
 
@@ -142,7 +145,7 @@ def test_data_that_cannot_be_reached(program: str, asked: str, tmp_path: Path) -
     finding, unproven = looked_at(error_of(program, tmp_path))
     assert finding is not None
     assert (finding.kind, finding.severity) == ("data-unreachable", "warning")
-    assert asked in finding.message
+    assert asked.partition(" ")[0] in finding.message
     assert asked in finding.fix
     assert "data could not be reached" in unproven
 
@@ -163,6 +166,13 @@ def test_what_gloo_lacks_is_not_the_program_s_fault() -> None:
     assert lacking.of_the_transport(RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo"), False)
     assert lacking.of_the_transport(RuntimeError("Unsupported data type for this"), True)
     assert lacking.of_the_build(RuntimeError("libmpi.so.12: cannot open shared object file: No such file"))
+    assert lacking.of_the_build(
+        OSError("Could not load this library: /site-packages/torchtext/lib/libtorchtext.so")
+    )
+    assert lacking.of_the_build(
+        ImportError("/site-packages/a/_b.cpython-311.so: undefined symbol: _ZN5torch6detail")
+    )
+    assert not lacking.of_the_build(OSError("cannot read weights.so: a folder"))
     assert not lacking.of_the_transport(RuntimeError("Unsupported data type for this"), False)
 
 
@@ -356,6 +366,25 @@ def test_code_of_another_age_is_told_what_to_write(tmp_path: Path) -> None:
         r"torch 2\S*, which is installed here, has no _softmax_of_old in torch\.nn\.functional", found.fix
     )
     assert "requirements.txt asks for torch==1.4.0" in found.fix
+    for program, line in {
+        "import numpy as np\nbest = -np.Inf": "best = -np.inf",
+        "import numpy as np\nx = np.int(3.5) + 1": "x = int(3.5) + 1",
+        "x = iter(torch.utils.data.DataLoader([1])).next()": "x = next(iter(torch.utils.data.DataLoader([1])))",
+    }.items():
+        gone, _ = looked_at(error_of(program, tmp_path))
+        assert gone is not None
+        assert gone.fix.endswith((f": {line}", "write next(iter(torch.utils.data.DataLoader([1])))")), (
+            gone.fix
+        )
+        assert rewrite.applied(Path(gone.edits[0].file).read_text(), gone.edits).splitlines()[-1] == line
+    late = AttributeError("module transformers has no attribute OldConfig")
+    assert "has no OldConfig in transformers" in old_code.fix_for(late, str(script))[0]
+    lost, _ = looked_at(error_of("torch.optim.Adam.add_argparse_args()", tmp_path))
+    assert lost is not None
+    assert (
+        "has no add_argparse_args in torch.optim.adam.Adam; requirements.txt asks for torch==1.4.0"
+        in lost.fix
+    )
     typo, _ = looked_at(error_of("torch.nn.functional.cross_entropie", tmp_path))
     assert typo is not None
     assert (

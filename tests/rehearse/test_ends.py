@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from trimtab.rehearse import system, waiting
@@ -151,3 +152,35 @@ def test_a_gather_of_shards_that_one_rank_makes_alone_is_told_by_its_guard(
     (finding,) = report["findings"]
     assert finding["kind"] == "ranks-disagree", report["text"]
     assert finding["cause"]["line"] == 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_rehearsal_leaves_no_process_and_no_folder(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "sleeps.py"
+    # A process below the script's own, in a session of its own, as a launcher starts them.
+    script.write_text(
+        "import os, subprocess, sys, time\n"
+        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'told')!r}, 'w').write(f'{{os.getpid()}} {{below.pid}}')\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "trimtab", "rehearse", "--in-place", str(script)]
+    rehearsal = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)})
+    told = tmp_path / "told"
+    _until(lambda: told.exists() and len(told.read_text().split()) == 2)
+    assert list(tmp_path.glob("trimtab-rehearsal-*"))
+    rehearsal.send_signal(number)
+    rehearsal.wait()
+    for process in map(int, told.read_text().split()):
+        _until(
+            lambda process=process: (
+                not psutil.pid_exists(process) or psutil.Process(process).status() == "zombie"
+            )
+        )
+    _until(lambda: not list(tmp_path.glob("trimtab-rehearsal-*")))
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    """Wait for it; the suite's own time limit ends a wait in vain."""
+    while not holds():
+        time.sleep(0.05)

@@ -94,6 +94,12 @@ def test_what_deepspeed_says_on_the_command_line(read: Read) -> None:
     assert read("deepspeed --module pkg.train").for_rank(0) == ("-m", "pkg.train", "--local_rank=0")
 
 
+def test_what_the_older_form_of_torchrun_says_on_the_command_line(read: Read) -> None:
+    line = "python -m torch.distributed.launch --nproc_per_node=2"
+    assert read(f"{line} train.py --lr 1").for_rank(1) == ("train.py", "--local-rank=1", "--lr", "1")
+    assert read(f"{line} --use_env train.py --lr 1").for_rank(1) == ("train.py", "--lr", "1")
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

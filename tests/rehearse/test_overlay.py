@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import files_aside, left_behind
+from trimtab.rehearse import files_aside, left_behind, namespaces
 from trimtab.rehearse.overlay import NotPermittedHere, Overlay, lay
 from trimtab.rehearse.session import VARIABLE, Settings
 from trimtab.rehearse.written import Files, Written, sentence
@@ -157,6 +157,50 @@ def test_what_is_only_opened_is_not_changed_and_the_session_is_shared(
     )
     assert overlay.changes() == []
     assert shared.exists(), "what goes to the session's folder is there for the parent"
+
+
+BENEATH_A_MOUNT = """
+import os, subprocess, sys
+from pathlib import Path
+from trimtab.rehearse import overlay
+overlay.is_admin = lambda: False  # as a user who may only make a namespace of his own
+laid = overlay.lay([], Path(sys.argv[1]))
+writes = "for name in ('old.txt', '../data/new.txt', '../other/new.txt'): open(name, 'w').write('x')"
+subprocess.run([sys.executable, "-c", writes], check=True, preexec_fn=laid.enter)
+home = Path.cwd().parent
+print(sorted(str(Path(one.path).relative_to(home)) for one in laid.changes() if str(home) in one.path))
+print(sorted(path.name for path in home.rglob("new.txt")), Path("old.txt").read_text())
+laid.close()
+"""
+
+
+@pytest.mark.usefixtures("permitted")
+def test_a_folder_beneath_which_something_is_mounted_is_covered_in_parts(tmp_path: Path) -> None:
+    """Its user is no administrator: the kernel refuses one overlay over all of it."""
+    session, home = tmp_path / "session", tmp_path / "home"
+    for folder in (session, home / "project", home / "other", home / "data"):
+        folder.mkdir(parents=True)
+    (home / "project" / "old.txt").write_text("old")
+
+    def mount() -> None:
+        namespaces.call("mount", b"tmpfs", os.fsencode(home / "data"), b"tmpfs", 0, None)
+
+    try:
+        handles, held, _ = namespaces.make(mount, users=True)
+    except NotPermittedHere as error:
+        pytest.skip(str(error))
+    said = subprocess.run(
+        [sys.executable, "-c", BENEATH_A_MOUNT, str(session)],
+        cwd=home / "project",
+        preexec_fn=lambda: namespaces.enter(handles),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for handle in (*handles, held):
+        os.close(handle)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines() == ["['data/new.txt', 'other/new.txt', 'project/old.txt']", "[] old"]
 
 
 def test_what_a_killed_rehearsal_left_is_swept_once_none_of_its_processes_lives(tmp_path: Path) -> None:

@@ -99,6 +99,11 @@ def test_two_ranks(rehearse_warm: Rehearse, name: str, kind: str) -> None:
     check_pair(rehearse_warm, name, kind, 2)
 
 
+def test_ranks_that_see_one_gpu_each_do_not_share_it(rehearse_warm: Rehearse) -> None:
+    report = rehearse_warm(str(PROGRAMS / "one_gpu_for_all.py"), "visible", ranks=2)
+    assert (report["verdict"], report["findings"]) == ("clean", []), report["text"]
+
+
 def test_a_static_graph(rehearse: Rehearse) -> None:
     """From a process of its own: forked from one that has torch loaded, DDP with a static graph may hang at its end."""
     check_pair(rehearse, "static_output", "batch-type", 2)

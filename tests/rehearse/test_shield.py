@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import textwrap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,22 @@ def test_the_real_function_is_called_once(when: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="negative") as caught:
         owner.real(-1)
     assert (owner.calls, caught.value.__context__) == (2, None)
+
+
+def test_what_a_failed_call_held_is_let_go_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that goes on after an error has its memory back at once."""
+    monkeypatch.setattr(_Owner, "real", _Owner.real)
+    shield.around(_Owner, "real", lambda real, owner, value: real(owner, value))
+    gc.disable()
+    try:
+        owner = _Owner()
+        gone = weakref.ref(owner)
+        with contextlib.suppress(ValueError):
+            owner.real(-1)
+        del owner
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_has_no_values_and_what_has_eight_bits_is_judged() -> None:

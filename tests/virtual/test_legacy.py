@@ -36,9 +36,15 @@ def test_default_tensor_type() -> None:
     torch.set_default_tensor_type("torch.cuda.FloatTensor")
     try:
         assert torch.ones(1).device.type == "cuda"
+        assert (torch.Tensor([[1.0, 2.0]]).cuda() + torch.Tensor(1, 2).zero_()).tolist() == [[1.0, 2.0]]
+        assert torch.Tensor([1e10]).expand(3, 1).device.type == "cuda"
+        host = torch.ones(2, device="cpu", dtype=torch.int64)
+        assert (torch.Tensor(host).device.type, torch.Tensor(host).dtype) == ("cpu", torch.int64)
     finally:
         torch.set_default_tensor_type(torch.FloatTensor)
     assert torch.ones(1).device.type == "cpu"
+    with torch.device("cuda"):
+        assert torch.Tensor([1.0]).device.type == "cpu"
 
 
 def test_packed_sequences_keep_their_lengths_on_the_cpu() -> None:

@@ -58,6 +58,10 @@ def test_a_sharded_tensor_is_where_its_shard_is() -> None:
     assert whole.device == torch.device("cuda", 1)
     assert (whole.is_cuda, whole.is_cpu, whole.is_meta, whole.get_device()) == (True, False, False, 1)
     assert whole.full_tensor().tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    # It has no memory of its own: who writes files by addresses (safetensors) is told so, as on hardware.
+    assert whole.untyped_storage().device == torch.device("cuda", 1)
+    with pytest.raises(RuntimeError, match="data pointer on an invalid python storage"):
+        whole.untyped_storage().data_ptr()
     moved = whole.cpu()
     assert moved.to_local().device.type == "cpu"
     again = torch.empty_like(moved, device="cuda")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -251,3 +251,28 @@ def test_a_traced_function_with_a_constant_runs(device: str) -> None:
     with virtual_gpus(1):
         traced = torch.jit.trace(lambda x: (x * 2).sqrt() + 1, torch.ones(3, device=device))
         assert torch.equal(traced(torch.full((2,), 2.0, device=device)).cpu(), torch.full((2,), 3.0))
+
+
+class _Remade(nn.Module):
+    """Keeps its weights in a list, and says so in a `parameters` of its own (as code for meta-learning does)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vars = nn.ParameterList([nn.Parameter(torch.ones(2, 2))])
+        self.layer = nn.Linear(2, 2)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return iter(self.vars)
+
+    def __eq__(self, other: object) -> bool:  # with this a class has no hash
+        return isinstance(other, _Remade)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) @ self.vars[0]
+
+
+def test_a_module_with_parameters_of_its_own_is_made_as_without() -> None:
+    with virtual_gpus(1, observer=Observer()):
+        model = _Remade().cuda()
+        model.inner = model.layer  # registered twice
+        assert model(torch.ones(1, 2, device="cuda")).device.type == "cuda"

@@ -122,9 +122,8 @@ def test_visible_devices_set_by_the_program_count(monkeypatch: pytest.MonkeyPatc
         assert torch.cuda.device_count() == 2
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
         assert torch.cuda.device_count() == 1
-        torch.cuda.init()
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
-            torch.ones(1, device="cuda:1")
+            torch.ones(1, device="cuda:1")  # the first use of a GPU
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         assert torch.cuda.device_count() == 1  # too late, as on hardware
 

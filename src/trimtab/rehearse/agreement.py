@@ -116,6 +116,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         **{name: record.get(name) for name in ("numel", "dtype", "root", "gpu", "shape")},
         "born": list(record["born"][:2]) if record.get("born") else None,
         "node": os.environ.get("GROUP_RANK", "0"),
+        "card": _card(record.get("gpu")),
         "place": asdict(place) if place else None,
         "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
     }
@@ -167,12 +168,20 @@ def _signature(record: dict[str, Any]) -> tuple[object, ...]:
     return record["op"], record["numel"], record["dtype"], record["root"]
 
 
+def _card(gpu: str | None) -> int | None:
+    """Which of the machine's GPUs it is: each rank may see others (CUDA_VISIBLE_DEVICES), and count them from 0."""
+    from trimtab.virtual import state
+
+    kind, _, index = (gpu or "").partition(":")
+    machine = state.machine()
+    if kind != "cuda" or machine is None or int(index or 0) >= len(machine.devices):
+        return None
+    return machine.devices[int(index or 0)].card
+
+
 def _same_gpu(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
     return bool(
-        mine["gpu"]
-        and mine["gpu"].startswith("cuda")
-        and mine["gpu"] == theirs["gpu"]
-        and mine["node"] == theirs["node"]
+        mine["card"] is not None and mine["card"] == theirs["card"] and mine["node"] == theirs["node"]
     )
 
 

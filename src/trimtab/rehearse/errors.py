@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -218,12 +219,29 @@ def _exit_status(error: SystemExit) -> Finding:
     if isinstance(error.__context__, TrimtabError):
         return _refused(error.__context__)
     said = f"exit status {error.code}" if isinstance(error.code, int) else str(error.code)
+    refused = _by_argparse(error)
+    fix = "See what the script says above; give it the arguments or files that it asks for."
+    if re.search(r"unrecognized arguments:.*--local-rank=\d", refused):
+        fix = (
+            "torch.distributed.launch hands each rank --local-rank=N, since torch 2.0 with a dash: take it as "
+            'parser.add_argument("--local-rank", "--local_rank", type=int), or start by torchrun and read '
+            'os.environ["LOCAL_RANK"]'
+        )
     return Finding(
         kind="other-error",
-        message=f"The script ended itself: {said}",
+        message=f"The script ended itself: {said}" + (f" ({refused})" if refused else ""),
         where=places.first_own(places.traceback_places(error.__traceback__)),
-        fix="See what the script says above; give it the arguments or files that it asks for.",
+        fix=fix,
     )
+
+
+def _by_argparse(error: SystemExit) -> str:
+    """What argparse, or a parser made of it, had against the arguments."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        parser = frame.f_locals.get("self")
+        if frame.f_code.co_name == "error" and isinstance(parser, argparse.ArgumentParser):
+            return str(frame.f_locals.get("message", ""))
+    return ""
 
 
 def _refused(error: TrimtabError) -> Finding:

@@ -49,6 +49,9 @@ _BUILD = re.compile(
     re.I,
 )
 _LIBRARY = re.compile(r"([\w.+-]+\.so[\d.]*): cannot open shared object file")
+_OTHER_BUILD = re.compile(
+    r"(?:Could not load this library: \S*?|^\S*?)([\w.+-]+\.so[\d.]*)(?:$|: undefined symbol)"
+)
 _GLOO = re.compile(
     r"ProcessGroupGloo|\[gloo|\bgloo/|backend gloo|with Gloo|Invalid scalar type|Cannot use ReduceOp", re.I
 )
@@ -70,6 +73,8 @@ def of_the_build(error: BaseException) -> str:
             return "it asks for a package that is made for CUDA and is not installed here"
     if found := _LIBRARY.search(text):
         return f"the library {found[1]} is not on this machine"
+    if isinstance(error, OSError | ImportError) and (found := _OTHER_BUILD.search(text)):
+        return f"the library {found[1]} cannot be loaded here: it was built for another version of torch"
     missing = str(getattr(error, "filename", None) or "")
     if isinstance(error, FileNotFoundError) and missing.rpartition("/")[2] in ("nvcc", "nvidia-smi", "ptxas"):
         return f"{missing} comes with CUDA, and is not here"

@@ -117,7 +117,7 @@ def _module(words: list[str], reading: _Reading) -> Target:
     if len(words) < 2:
         raise RequestError.of("-m without a module", "python needs a name to run", "write -m package.module")
     if words[1] in {"torch.distributed.run", "torch.distributed.launch"}:
-        return _torchrun(words[2:], reading)
+        return _torchrun(words[2:], reading, tells=words[1].endswith("launch"))
     if words[1] in {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}:
         return _accelerate(["launch", *words[2:]] if words[1].endswith(".launch") else words[2:], reading)
     return Target(tuple(words), words[1])
@@ -201,11 +201,14 @@ def _gpus_of(script: Path) -> int:
     return max([1, *counts])
 
 
-def _torchrun(words: list[str], reading: _Reading) -> Target:
-    """Take torchrun's own options as torchrun itself would read them."""
+def _torchrun(words: list[str], reading: _Reading, *, tells: bool = False) -> Target:
+    """Take torchrun's own options as torchrun itself would read them. `tells`: its older form, which hands each rank
+    its number on the command line too, unless it is asked not to."""
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
+    if tells:
+        parser.add_argument("--use-env", "--use_env", action="store_true")
     parser.exit_on_error = False
     try:
         options = parser.parse_args(words)
@@ -220,7 +223,8 @@ def _torchrun(words: list[str], reading: _Reading) -> Target:
     ranks = int(per_node) if per_node.isdecimal() else 0
     if options.no_python:
         refuse("torchrun --no-python", "only Python programs can be rehearsed", "give a script or --module")
-    return _launched(options.training_script, options.training_script_args, options.module, ranks, nodes)
+    target = _launched(options.training_script, options.training_script_args, options.module, ranks, nodes)
+    return replace(target, local_rank_option="--local-rank") if tells and not options.use_env else target
 
 
 def _launched(script: str, words: list[str], module: bool, ranks: int, nodes: int = 1) -> Target:
@@ -260,7 +264,7 @@ def _deepspeed(words: list[str], reading: _Reading) -> Target:
     tasks = launch_tasks.deepspeed(words)
     script, *rest = tasks.command
     target = _launched(script, rest, "module" in tasks.switches, tasks.ranks, tasks.nodes)
-    return replace(target, local_rank_option="no-local-rank" not in tasks.switches)
+    return replace(target, local_rank_option="" if "no-local-rank" in tasks.switches else "--local_rank")
 
 
 def _srun(words: list[str], reading: _Reading) -> Target:

@@ -1,5 +1,6 @@
-"""The temporary folders of a rehearsal, and those of earlier ones that were killed: the next rehearsal deletes them.
+"""The folders of a rehearsal, and what is left of one that was killed: its processes are ended, its folders deleted.
 
+A guard, a process of its own, waits for the end of it and does so; what even the guard leaves, the next one deletes.
 A rehearsal holds a lock in each of its folders; the kernel lets go of it when the process ends, however it ends. Never
 touches a folder that has no such lock, that belongs to another user, or of whose rehearsal any process still lives.
 """
@@ -10,11 +11,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab.rehearse.namespaces import close_all_but, leave
 from trimtab.rehearse.system import belongs, processes
 
 SESSION, FILES = "trimtab-rehearsal-", "trimtab-files-"
@@ -47,6 +51,33 @@ def make(prefix: str, place: Path, session: Path | None = None) -> Held:
     os.write(lock, os.fsencode(session or folder))
     unnamed.rename(folder / _OWNER)
     return Held(folder, lock)
+
+
+def guard(held: Held) -> Callable[[], None]:
+    """Have a process wait for the end of ours; answers with what sends it away. Without /proc it finds nobody."""
+    heard, hold = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.setsid()  # what a terminal tells this rehearsal is not for the guard
+            close_all_but(heard, held.lock)
+            os.read(heard, 1)  # nothing is ever written: it returns when the other end is closed
+            while left := [one for one, _ in processes() if belongs(held.path, one)]:
+                for one in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(one, signal.SIGKILL)
+                time.sleep(0.05)
+            _delete(held.path)
+        finally:
+            leave()
+    os.close(heard)
+
+    def dismiss() -> None:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(hold)
+
+    return dismiss
 
 
 def sweep(places: Iterable[Path]) -> None:

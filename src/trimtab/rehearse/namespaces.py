@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,7 @@ def make(prepare: Callable[[], None], *, users: bool) -> tuple[list[int], int, i
         message = b"the process that prepares the overlay failed"
         try:
             if os.fork() != 0:
-                _leave()
+                leave()
             call("unshare", _NEW_MOUNTS | (_NEW_USERS if users else 0))
             if users:
                 Path("/proc/self/setgroups").write_text("deny")
@@ -57,9 +58,9 @@ def make(prepare: Callable[[], None], *, users: bool) -> tuple[list[int], int, i
         finally:
             # Whatever happened: this copy of the parent must not go on as the parent.
             os.write(say, message)
-            _close_all_but(held)
+            close_all_but(held)
             os.read(held, 1)
-            _leave()
+            leave()
     os.close(say)
     os.close(held)
     os.waitpid(child, 0)
@@ -78,13 +79,14 @@ def make(prepare: Callable[[], None], *, users: bool) -> tuple[list[int], int, i
         os.close(said)
 
 
-def _close_all_but(handle: int) -> None:
+def close_all_but(*handles: int) -> None:
     """Who waits for the end of the parent's output must not wait for this process."""
-    os.closerange(0, handle)
-    os.closerange(handle + 1, os.sysconf("SC_OPEN_MAX"))
+    edges = [-1, *sorted(handles), os.sysconf("SC_OPEN_MAX")]
+    for before, after in itertools.pairwise(edges):
+        os.closerange(before + 1, after)
 
 
-def _leave() -> None:
+def leave() -> None:
     """End this process at once; `os._exit` may be a rehearsal's own in a test that runs inside one."""
     os.kill(os.getpid(), 9)
 

@@ -6,20 +6,26 @@ nothing: that the program fails here is known by its error.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import linecache
 import os
 import re
 import sys
+import traceback
 from importlib import metadata
 from pathlib import Path
 
-from trimtab.diagnose import source
+from trimtab.diagnose import rewrite, source
 from trimtab.diagnose.finding import Edit
 
 _ASYNC = re.compile(r"(?<=[(,\s])async(?==(?!=))")
 _NO_NAME = re.compile(
-    r"^cannot import name '(\w+)' from '([\w.]+)'|^module '([\w.]+)' has no attribute '(\w+)'"
+    r"^cannot import name '(\w+)' from '([\w.]+)'|^module '?([\w.]+)'? has no attribute '?(\w+)'?"
 )
+"""As Python says it, and as modules say it that load their parts late (without quotes)."""
+_INSTEAD = re.compile(r"`([\w.]+)` was (?:removed|a deprecated alias)\b.*?\b[Uu]se `([\w.]+)`", re.S)
+"""As numpy says what to write in the place of a name that is gone."""
 _LISTS = ("requirements*.txt", "environment*.y*ml", "setup.py", "pyproject.toml")
 
 
@@ -27,7 +33,33 @@ def fix_for(error: BaseException, file: str) -> tuple[str, list[Edit]]:
     """What to change, as a sentence and as code; nothing for other errors. `file`: the one that failed."""
     if isinstance(error, SyntaxError):
         return _word_of_python(error)
-    return _other_version(error, file), []
+    way = traceback.walk_tb(error.__traceback__)
+    lines = [at for frame, at in way if os.path.abspath(frame.f_code.co_filename) == os.path.abspath(file)]
+    known = _as_it_says(error, file, lines[-1]) or _next_of(error, file, lines[-1]) if lines else None
+    return known or (_other_version(error, file), [])
+
+
+def _as_it_says(error: BaseException, file: str, line: int) -> tuple[str, list[Edit]] | None:
+    """A library that says itself which name to write, for the line of the program that has the old one."""
+    found = _INSTEAD.search(str(error)) if isinstance(error, AttributeError) else None
+    text = linecache.getline(file, line)
+    old = re.search(rf"(?<![\w.]){re.escape(found[1])}(?!\w)", text) if found else None
+    if found is None or old is None:
+        return None
+    whole = (text[: old.start()] + found[2] + text[old.end() :]).strip()
+    edit = Edit(file, (line, old.start()), (line, old.end()), found[2])
+    return f"write {found[2]} for {found[1]}: {whole}", [edit]
+
+
+def _next_of(error: BaseException, file: str, line: int) -> tuple[str, list[Edit]] | None:
+    """`iterator.next()`: a method of Python 2, which some libraries had for a while longer."""
+    if not isinstance(error, AttributeError) or error.name != "next" or not hasattr(error.obj, "__next__"):
+        return None
+    for call in source.call_on(file, line):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "next" and not call.args:
+            said = f"next({ast.unparse(call.func.value)})"
+            return f"iterators have no method next(): write {said}", [rewrite.in_place_of(file, call, said)]
+    return None
 
 
 def _word_of_python(error: SyntaxError) -> tuple[str, list[Edit]]:
@@ -49,9 +81,13 @@ def _word_of_python(error: SyntaxError) -> tuple[str, list[Edit]]:
 def _other_version(error: BaseException, file: str) -> str:
     """A name that the installed version of a library does not have (any more, or yet)."""
     found = _NO_NAME.search(str(error)) if isinstance(error, ImportError | AttributeError) else None
-    if found is None:
+    if found is not None:
+        name, module = found[1] or found[4], found[2] or found[3]
+    elif isinstance(error, AttributeError) and isinstance(error.obj, type) and error.name:
+        # A class may have lost a method as a module loses a name.
+        name, module = error.name, f"{error.obj.__module__}.{error.obj.__qualname__}"
+    else:
         return ""
-    name, module = found[1] or found[4], found[2] or found[3]
     package = module.partition(".")[0]
     names = metadata.packages_distributions().get(package, [])
     if not names or source.is_user_file(_file_of(package)):

@@ -30,6 +30,8 @@ _LEAST_MEMORY = 2**30
 """Bytes that a file system in memory must have; else the namespace gets one of its own."""
 _MOST_LOOKED_AT = 2000
 """Entries that are looked at in search of places that nobody named."""
+_MOST_PARTS = 100
+"""Folders of one folder that get an overlay each."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def _writable_below(mount: Mount, there: list[Mount]) -> Iterator[Path]:
 
 
 def _root_of(path: Path, *, privileged: bool, there: list[Mount]) -> set[Path]:
-    """The topmost folder above a path from which the kernel can copy down to it; nothing where nothing is written."""
+    """The topmost folder above a path from which the kernel can copy down to it, or its parts; nothing where nothing is
+    written."""
     path = path.resolve()
     mount = mount_of(path, there)
     if (
@@ -118,11 +121,39 @@ def _root_of(path: Path, *, privileged: bool, there: list[Mount]) -> set[Path]:
         return set()
     if not privileged and _is_of_a_group(path):
         return set()
-    while path != mount.path and (privileged or path.stat().st_uid == os.getuid()):
+    found: set[Path] = set()
+    while True:
+        whole = privileged or not _holds_mounts(path, there)
+        found = {path} if whole else found | set(_parts_without_mounts(path, there))
+        if path == mount.path or not (privileged or path.stat().st_uid == os.getuid()):
+            break
         if path.parent == Path("/") or not os.access(path.parent, os.W_OK):
             break
         path = path.parent
-    return {path} - {Path("/")}
+    return found - {Path("/")}
+
+
+def _holds_mounts(folder: Path, there: list[Mount]) -> bool:
+    return any(mount.path != folder and mount.path.is_relative_to(folder) for mount in there)
+
+
+def _parts_without_mounts(folder: Path, there: list[Mount]) -> Iterator[Path]:
+    """The folders of a folder beneath which something is mounted. A user who is no administrator cannot lay an overlay
+    over that one (the kernel would have to show him what the mount hides), but over those of its folders that hold no
+    mount; what is mounted is looked at as a mount. Files that lie in the folder itself stay real, and are listed."""
+    if folder.stat().st_mode & stat.S_ISVTX:
+        return  # shared by all, as /tmp is: folders come and go there while this looks
+    mounted = {mount.path for mount in there}
+    with os.scandir(folder) as entries:
+        found = islice(entries, _MOST_LOOKED_AT)
+        inside = sorted(Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False))
+    for path in inside[:_MOST_PARTS]:
+        if path in mounted or not os.access(path, os.W_OK) or _is_of_a_group(path):
+            continue
+        if _holds_mounts(path, there):
+            yield from _parts_without_mounts(path, there)
+        else:
+            yield path
 
 
 def _is_of_a_group(path: Path) -> bool:

@@ -211,7 +211,8 @@ def _attach(process: Process, machine: Machine) -> None:
 
 def _called(process: Process, machine: Machine, module: Any, _: Any) -> None:
     process.ran_a_module = True
-    machine.modules.add(module)
+    if type(module).__hash__ is not None:
+        machine.modules.add(module)
 
 
 def _catch_ends(process: Process) -> None:

@@ -69,7 +69,7 @@ def rehearse(
     place = Path(tempfile.gettempdir())
     left_behind.sweep([place])
     held = left_behind.make(left_behind.SESSION, place)
-    folder = held.path
+    folder, dismiss = held.path, left_behind.guard(held)
     try:
         target = parse_target(words, scratch=folder, gpus=settings.gpus if settings.gpus_given else None)
         visible = target.visible_gpus()
@@ -119,6 +119,7 @@ def rehearse(
             result.instead = sorted(instead.used(folder))
         return result
     finally:
+        dismiss()
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held.lock)
 

@@ -87,7 +87,10 @@ def shielded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Passed:
-    """A real function on its way through a check: what came of it, so that it need not be called again."""
+    """A real function on its way through a check: what came of it, so that it need not be called again.
+
+    Whatever it raises goes on unchanged, an interrupt and the end of a rehearsal too: it is only noted which it was.
+    """
 
     def __init__(self, real: Callable[..., Any]) -> None:
         functools.update_wrapper(self, real)
@@ -117,14 +120,19 @@ def around(owner: Any, name: str, call: Callable[..., Any], *, whose: str = "") 
             return real(*args, **kwargs)
         passed = _Passed(real)
         try:
-            return call(passed, *args, **kwargs)
-        except Exception as error:
-            if error is passed.error or getattr(error, "_trimtab_recorded", False):
-                raise
-            failed(whose, error)
-        if passed.error is not None:
-            raise passed.error
-        return passed.result if passed.called else real(*args, **kwargs)
+            try:
+                return call(passed, *args, **kwargs)
+            except Exception as error:
+                if error is passed.error or getattr(error, "_trimtab_recorded", False):
+                    raise
+                failed(whose, error)
+            if passed.error is not None:
+                raise passed.error
+            return passed.result if passed.called else real(*args, **kwargs)
+        finally:
+            # An error holds its frames, and they this one: a program that lives through it (out of memory, a smaller
+            # batch next) would keep the tensors of the failed call until Python looks for circles.
+            passed.error = None
 
     setattr(owner, name, instead)
 

@@ -30,8 +30,8 @@ class Target:
     """Variables that the line sets for the script."""
     interpreter: tuple[str, ...] = ()
     """Options of python itself."""
-    local_rank_option: bool = False
-    """Whether the launcher tells each rank its number by `--local_rank=N` after the script's path."""
+    local_rank_option: str = ""
+    """The option by which the launcher tells each rank its number (`--local_rank=N` after the script's path)."""
     gpus: int = 1
     """How many GPUs the line itself counts on, where --gpus does not say."""
     notes: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Target:
         if not self.local_rank_option:
             return self.arguments
         script = 2 if self.arguments[0] == "-m" else 1
-        return (*self.arguments[:script], f"--local_rank={local_rank}", *self.arguments[script:])
+        return (*self.arguments[:script], f"{self.local_rank_option}={local_rank}", *self.arguments[script:])
 
     @property
     def own_words(self) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ _SAID = re.compile(
 _WRITES = words(
     "mkdir makedirs save savefig to_csv to_json to_parquet save_pretrained write_text write_bytes dump"
 )
-_HUB = re.compile(r"hugging ?face|huggingface_hub|on the Hub|HF_HUB|transformers|datasets", re.I)
+_HUB = re.compile(r"hugging ?face|on the Hub|HF_HUB|\btransformers\b|(?<![\w./-])datasets(?![\w-])", re.I)
+"""Not what only lies in a folder of that name, or is loaded by torchvision.datasets."""
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -101,7 +102,7 @@ def _asked_and_fix(errors: Sequence[BaseException]) -> tuple[str, str]:
             f"give the path of the folder instead of the name, or let the rehearsal reach the network{offline}"
         )
     found = re.search(r"(?:https?|s3|gs|ftp)://[^\s'\"<>)]+", said)
-    url = found[0] if found else _held(errors, ("url", "fullurl", "full_url"), r"\w+://.+")
+    url = found[0].rstrip(",.;:") if found else _held(errors, ("url", "fullurl", "full_url"), r"\w+://.+")
     if url:
         return url, f"download {url} beforehand and give its path, or let the rehearsal reach it"
     return "", (

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.virtual import origin, state
+from trimtab.virtual.face import ABOVE
 from trimtab.virtual.tensor import (
-    ABOVE,
     INTERNAL,
     VIRTUAL,
     HostTensor,

@@ -28,6 +28,7 @@ from trimtab.virtual import (
     dispatch,
     extents,
     flex,
+    from_data,
     functions,
     generators,
     legacy,
@@ -160,7 +161,8 @@ def install_from_environment() -> None:
 
 def _remember(module: nn.Module, inputs: Any = None) -> None:
     machine = state.machine()
-    if machine is not None:
+    # A class with an __eq__ of its own and no __hash__ cannot be kept in a set; it can be called all the same.
+    if machine is not None and type(module).__hash__ is not None:
         machine.modules.add(module)
 
 
@@ -170,7 +172,10 @@ def _own_patches(machine: Machine) -> list[Patch]:
         (
             functions,
             "HANDLERS",
-            functions.HANDLERS | flex.HANDLERS | (unknown.handlers() if machine.shapes else {}),
+            functions.HANDLERS
+            | from_data.HANDLERS
+            | flex.HANDLERS
+            | (unknown.handlers() if machine.shapes else {}),
         ),
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
         (nn.Module, "to", _module_to(nn.Module.to)),

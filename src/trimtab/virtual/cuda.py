@@ -8,16 +8,14 @@ are torch's. Never computes anything: no kernels, no graphs, no NVML.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from trimtab.virtual import build_names, memory_stats, sdp_backends, streams
-from trimtab.virtual.processes import in_bad_fork, initialise
+from trimtab.virtual.processes import in_bad_fork, initialise, visible
 from trimtab.virtual.properties import properties_of
 from trimtab.virtual.state import Machine, NotSimulated, Patch
 from trimtab.virtual.wording import words
@@ -44,16 +42,6 @@ _EXCHANGING = words(
 _NVTX = words("rangePushA rangePop rangeStartA rangeEnd markA deviceRangeStart deviceRangeEnd")
 
 
-def visible_count(machine: Machine) -> int:
-    """How many GPUs the program sees. CUDA_VISIBLE_DEVICES counts if the program set it, not if we found it so."""
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if machine.initialised or setting is None or setting == machine.visible_at_install:
-        return len(machine.devices)
-    entries = (entry.strip() for entry in setting.split(","))
-    # As the driver does: the first bad entry ends the list.
-    return len(list(takewhile(lambda entry: entry.isdigit() and int(entry) < len(machine.devices), entries)))
-
-
 class Layer:
     """The functions of `torch._C` that torch.cuda and torch.accelerator stand on, for one machine."""
 
@@ -62,10 +50,6 @@ class Layer:
         self.memory = memory_stats.Statistics(machine)
 
     def init(self) -> None:
-        count = visible_count(self.machine)
-        if count == 0:
-            raise RuntimeError("No CUDA GPUs are available")
-        del self.machine.devices[count:]
         initialise(self.machine)
 
     def set_device(self, index: int) -> None:
@@ -98,7 +82,7 @@ class Layer:
             **dict.fromkeys(_NOTHING, lambda *_, **__: None),
             **dict.fromkeys(_EXCHANGING, self.exchange_device),
             "_cuda_init": self.init,
-            "_cuda_getDeviceCount": lambda: visible_count(self.machine),
+            "_cuda_getDeviceCount": lambda: len(visible(self.machine)),
             "_cuda_getDevice": lambda: self.machine.current_device,
             "_cuda_setDevice": self.set_device,
             "_cuda_isInBadFork": lambda: in_bad_fork(self.machine),

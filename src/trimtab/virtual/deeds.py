@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -52,13 +52,25 @@ def _note(module: nn.Module, name: str, value: Any) -> None:
         return
     kept = (module.__dict__.get(table, {}).get(name) for table in ("_parameters", "_buffers"))
     before = next((tensor for tensor in kept if tensor is not None), None)
-    known = [
-        p for p in (before, *itertools.islice(module.parameters(), 32)) if p is not None and not is_lazy(p)
-    ]
+    known = [p for p in (before, *itertools.islice(_held(module), 32)) if p is not None and not is_lazy(p)]
     first = next((p for p in known if p.device.type != "cpu"), known[0] if known else None)
     home = first.device if first is not None else None
     made = Placement(origin.here(1), origin.now(), name, home, before is not None)
     _placed.setdefault(module, {})[name] = made
+
+
+def _held(module: nn.Module) -> Iterator[nn.Parameter | None]:
+    """A module's parameters as torch keeps them: the user's class may have a `parameters` of its own, which does not
+    count on being asked while the module is being made."""
+    seen: set[int] = set()
+    left = [module]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield from one.__dict__.get("_parameters", {}).values()
+        left += [child for child in reversed(one.__dict__.get("_modules", {}).values()) if child is not None]
 
 
 def listen() -> Callable[[], None]:

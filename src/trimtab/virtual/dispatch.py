@@ -30,11 +30,12 @@ from trimtab.virtual import (
     state,
     traces,
 )
+from trimtab.virtual.face import ABOVE
 from trimtab.virtual.operands import FOREIGN, SHAPE, STRAY, mark_shapes, unwritten, walked
 from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.results import several
 from trimtab.virtual.state import Machine, VirtualDevice
-from trimtab.virtual.tensor import ABOVE, VIRTUAL, wrap
+from trimtab.virtual.tensor import VIRTUAL, wrap
 
 _META = torch.device("meta")
 

@@ -7,6 +7,7 @@ of a program's own stays on the CPU: a virtual tensor has a class already.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,12 +45,22 @@ def _name(kind: Any) -> str:
     return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
 
 
-def _of_own_class(native: Any) -> Any:
-    """torch.Tensor.__new__ for a class of the program's: C++ wants memory for it that Python has not seen yet."""
+@dataclass
+class _Default:
+    """What `torch.Tensor(...)` makes: `set_default_device` does not concern it, `set_default_tensor_type` does."""
+
+    on_gpu: bool = False
+
+
+def _constructor(native: Any, default: _Default) -> Any:
+    """torch.Tensor.__new__, also for a class of the program's: C++ wants memory for it that Python has not seen yet."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls is torch.Tensor:
-            return native(cls, *args, **kwargs)
+            # A tensor that is given stays what it is, wherever it is.
+            if not default.on_gpu or kwargs or (args and isinstance(args[0], torch.Tensor)):
+                return native(cls, *args, **kwargs)
+            return _made(args, torch.get_default_dtype(), torch.device("cuda", torch.cuda.current_device()))
         refuse_own_class(cls, *args[:1])
         with _disable_current_modes():
             return native(cls, *args, **kwargs)
@@ -68,10 +79,12 @@ def _as_own_class(native: Any) -> Any:
 
 def patches(machine: Machine) -> list[Patch]:
     native = torch.set_default_tensor_type
+    default = _Default()
 
     def set_default_tensor_type(t: Any) -> None:
         name = _name(t)
-        if name.startswith("torch.cuda."):
+        default.on_gpu = name.startswith("torch.cuda.")
+        if default.on_gpu:
             torch.set_default_dtype(_DTYPES[name])
             torch.set_default_device("cuda")
         else:
@@ -99,7 +112,7 @@ def patches(machine: Machine) -> list[Patch]:
         ),
         (torch, "set_default_tensor_type", set_default_tensor_type),
         (torch.Tensor, "type", type_),
-        (torch.Tensor, "__new__", _of_own_class(torch.Tensor.__new__)),
+        (torch.Tensor, "__new__", _constructor(torch.Tensor.__new__, default)),
         (torch.Tensor, "_make_subclass", _as_own_class(torch.Tensor._make_subclass)),
         (VirtualTensor, "new", new),
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -35,10 +36,27 @@ def touch(in_force: Machine) -> None:
     initialise(in_force, CHILD_TENSOR, AcceleratorError)
 
 
+def visible(machine: Machine) -> list[int]:
+    """Which GPUs the program sees. CUDA_VISIBLE_DEVICES counts if the program set it, not if we found it so."""
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if machine.initialised or setting is None or setting == machine.visible_at_install:
+        return [device.card for device in machine.devices]
+    entries = (entry.strip() for entry in setting.split(","))
+    # As the driver does: the first bad entry ends the list.
+    good = takewhile(lambda entry: entry.isdigit() and int(entry) < len(machine.devices), entries)
+    return [int(entry) for entry in good]
+
+
 def initialise(in_force: Machine, message: str = BAD_FORK, raises: type[RuntimeError] = RuntimeError) -> None:
     """The first use of a GPU in this process. Tells of a fork that cannot use it."""
     if in_bad_fork(in_force):
         faults.report("worker-uses-gpu", message, "cuda.init", raises=raises)
+    seen = visible(in_force)
+    if not seen:
+        raise RuntimeError("No CUDA GPUs are available")
+    del in_force.devices[len(seen) :]
+    for device, card in zip(in_force.devices, seen, strict=True):
+        device.card = card
     # After a repaired fault too: as if the process had been spawned.
     in_force.pid = os.getpid()
     in_force.initialised = in_force.ready = True
@@ -47,10 +65,9 @@ def initialise(in_force: Machine, message: str = BAD_FORK, raises: type[RuntimeE
 
 def used(in_force: Machine, index: int | None) -> VirtualDevice:
     """The device of an index (None: the current one) that the program is about to use."""
-    device = in_force.at(index)
-    if not in_force.ready and device is not in_force.host:
+    if not in_force.ready and in_force.at(index) is not in_force.host:
         initialise(in_force)
-    return device
+    return in_force.at(index)
 
 
 def virtual_device(device: Any) -> torch.device | None:

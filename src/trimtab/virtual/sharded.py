@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual import state
+from trimtab.virtual.storage import ShellStorage, label_storage
 from trimtab.virtual.tensor import VIRTUAL
 
 SHARDED: set[type] = set()
@@ -72,10 +73,13 @@ def answer_for_shards() -> None:
     undo = state._stack[0].undo
     for name in ("device", "is_cuda", "is_cpu", "is_meta"):
         state.replace(undo, DTensor, name, property(_of_shard(name)))
+    state.replace(undo, DTensor, "untyped_storage", _shell)
     state.replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
     # Nothing runs asynchronously here, so a result is waited for at once.
     state.replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
-    state.replace(undo, functional, "_resolve_group", _announced(functional._resolve_group))
+    for name in ("_resolve_group", "_resolve_group_name"):  # torch before 2.13 has the second alone
+        if resolve := getattr(functional, name, None):
+            state.replace(undo, functional, name, _announced(resolve))
     for module in (_random, _dispatch):
         state.replace(undo, module, "is_rng_supported_mesh", lambda mesh: False)
     state.replace(undo, _op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)
@@ -127,6 +131,13 @@ def _of_shard(name: str) -> Callable[[Any], Any]:
         return getattr(shard, name) if type(shard) in VIRTUAL else own.__get__(tensor)
 
     return answer
+
+
+def _shell(tensor: Any) -> torch.UntypedStorage:
+    storage = torch._C.TensorBase.untyped_storage(tensor)
+    if type(tensor._local_tensor) in VIRTUAL:
+        label_storage(storage, tensor.device).__class__ = ShellStorage
+    return storage
 
 
 def _shape_only(spec: Any) -> torch.Tensor:

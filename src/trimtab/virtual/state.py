@@ -30,6 +30,8 @@ class VirtualDevice:
 
     def __init__(self, index: int, name: str, total_bytes: int, capability: tuple[int, int]) -> None:
         self.index = index
+        self.card = index
+        """Its number among all GPUs: another than the index where CUDA_VISIBLE_DEVICES hides some."""
         self.name = name
         self.total_bytes = total_bytes
         self.limit_bytes = total_bytes  # less after torch.cuda.set_per_process_memory_fraction

@@ -73,6 +73,13 @@ class VirtualStorage(torch.UntypedStorage):
         return f"[torch.storage.UntypedStorage(device={self.device}) of size {len(self)}]"
 
 
+class ShellStorage(VirtualStorage):
+    """The storage of a tensor that wraps another and has no memory itself, as a sharded one."""
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("Attempted to access the data pointer on an invalid python storage.")
+
+
 def label_storage(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
     """Mark a payload's storage as being on a virtual device."""
     if storage.__class__ is torch.UntypedStorage:

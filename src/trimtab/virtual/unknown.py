@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.amp import grad_scaler
 
 from trimtab.virtual import functions, origin, state
+from trimtab.virtual.face import ABOVE
 from trimtab.virtual.memory import human
 from trimtab.virtual.observer import Asked, How
 from trimtab.virtual.stand_in import StandIn, nested, unknown_array
 from trimtab.virtual.storage import set_bytes_for
-from trimtab.virtual.tensor import ABOVE, VIRTUAL
+from trimtab.virtual.tensor import VIRTUAL
 
 _MOST_BYTES = 1 << 28
 """Stand-ins for memory that a program reads as bytes are made up to this size."""

@@ -6,6 +6,8 @@ import sys
 import torch
 import torch.distributed as dist
 
+if "visible" in sys.argv:  # each rank sees a GPU of its own, and calls it the first
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
 dist.init_process_group("nccl")
 if "fixed" in sys.argv:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
