@@ -134,9 +134,10 @@ class Roles(BaseCheck):
                 values = plain_values(known.probe)
                 known.start = values.clone() if values is not None else None
             gradient = known.probe.grad if known.probe is not None else None
-            gradient = payload_of(gradient) if gradient is not None else None
+            values = plain_values(gradient)
             # A pass that does not reach it leaves its gradient as it was.
-            now = (id(gradient), gradient._version) if gradient is not None else None
+            kept: Any = payload_of(gradient) if gradient is not None else None
+            now = (id(kept), kept._version, float(values.sum())) if values is not None else None
             reached, known.seen = now is not None and now != known.seen, now
             known.fresh |= reached
             if reached and not known.rates and known.passes < _PASSES:
