@@ -200,9 +200,8 @@ def _is_tensor(node: ast.expr, frame: FrameType | None, loops: tuple[ast.For, ..
 def _over_tensors(loop: ast.For) -> bool:
     """Whether a loop goes over the tensors of a model or an optimizer."""
     named = {source.called_name(n) for n in ast.walk(loop.iter) if isinstance(n, ast.Call)} & set(_TENSORS)
-    return bool(named) or any(
-        source.is_constant(n, "params") for n in ast.walk(loop.iter) if isinstance(n, ast.expr)
-    )
+    groups = (n for n in ast.walk(loop.iter) if isinstance(n, ast.Constant))
+    return bool(named) or any(n.value == "params" for n in groups)
 
 
 def _held_by(loop: ast.For) -> set[str]:

@@ -17,6 +17,26 @@ def copied(taken: Place) -> tuple[str, list[Edit]]:
     return "Keep a copy: copy.deepcopy(model.state_dict()).", []
 
 
+def one_module(place: Place) -> tuple[Place, str, str] | None:
+    """Of a line that loads one name's state into another: the line that made the two names one module."""
+    for call in (
+        c for c in source.call_on(place.file, place.line) if source.called_name(c) == "load_state_dict"
+    ):
+        state = call.args[0] if call.args else None
+        plain = isinstance(state, ast.Call) and source.called_name(state) == "state_dict"
+        if not plain or not isinstance(state, ast.Call) or not isinstance(state.func, ast.Attribute):
+            continue
+        one = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        other = ast.unparse(state.func.value)
+        made = [n for n in source.walk(place.file) if isinstance(n, ast.Assign) and one != other]
+        named = [n for n in made if isinstance(n.value, ast.Name | ast.Attribute)]
+        for name in (one, other):
+            for node in (n for n in named if ast.unparse(n.targets[0]) == name):
+                fix = f"Make a copy: {name} = copy.deepcopy({ast.unparse(node.value)}) (import copy)."
+                return source.place(place.file, node.lineno), f"{one} and {other}", fix
+    return None
+
+
 def drawn_before(load: Place, lines: list[Place]) -> tuple[Place, str, list[Edit]]:
     """The line, in the function that loads, that draws weights: put before the load, or taken out."""
     function = source.function_at(load.file, load.line)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -54,7 +55,7 @@ class NoEffect(BaseCheck):
             return
         for frame in places.frames():
             self._look(frame, 1)
-        code = getattr(getattr(type(optimizer).step, "__wrapped__", type(optimizer).step), "__code__", None)
+        code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
         if self._steps == 2 and code is not None and source.is_user_file(code.co_filename):
             self._note(dead_lines.inside(code.co_filename, code.co_firstlineno))
         if self._steps == 2:

@@ -116,6 +116,9 @@ class States(BaseCheck):
         # Taken and loaded in one breath it does no harm, unless the same line keeps the states of several moments.
         if taken is None or here is None or (taken[1] == self._steps and len(self._moments[taken[0]]) < 2):
             return
+        if taken[0] == here:
+            self._one_module(here)
+            return
         fix, edits = mends_states.copied(taken[0])
         self.report(
             "no-effect",
@@ -129,6 +132,21 @@ class States(BaseCheck):
             op="load_state_dict",
             once=f"{taken[0].file}:{taken[0].line}",
             edits=edits,
+        )
+
+    def _one_module(self, here: Place) -> None:
+        """`target.load_state_dict(policy.state_dict())` of two names for one module."""
+        if (found := mends_states.one_module(here)) is None:
+            return
+        place, names, fix = found
+        self.report(
+            "no-effect",
+            f"{names} are one module: what this line loads is what is there already.",
+            here,
+            cause_at(place, "this gives the same module a second name, and makes no copy"),
+            fix=fix,
+            op="load_state_dict",
+            once=f"{place.file}:{place.line}",
         )
 
     def _draw(self, real: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
