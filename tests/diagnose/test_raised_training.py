@@ -16,6 +16,43 @@ from trimtab.diagnose import rewrite
 from trimtab.virtual.context import virtual_gpus
 
 FAULTS = {
+    "scores with the classes last": """
+        scores = nn.Linear(4, 3).cuda()(torch.ones(2, 5, 4).cuda())
+        labels = torch.zeros(2, 5, dtype=torch.long).cuda()
+        loss = nn.functional.cross_entropy(scores, labels)  # CAUSE
+        """,
+    "a mask with a channel": """
+        scores = torch.randn(2, 3, 4, 4).cuda()
+        mask = torch.zeros(2, 1, 4, 4, dtype=torch.long).cuda()
+        loss = nn.functional.cross_entropy(scores, mask)  # CAUSE
+        """,
+    "a column of scores for a row of targets": """
+        scores, target = nn.Linear(4, 1).cuda()(torch.ones(6, 4).cuda()), torch.ones(6).cuda()
+        loss = nn.functional.binary_cross_entropy_with_logits(scores, target)  # CAUSE
+        """,
+    "a data set that promises windows that it has not": """
+        class Windows(torch.utils.data.Dataset):
+            def __init__(self):
+                self.series, self.width = torch.arange(10.0), 3
+            def __len__(self):
+                return len(self.series)  # CAUSE
+            def __getitem__(self, i):
+                return self.series[i + self.width]
+        for batch in torch.utils.data.DataLoader(Windows(), batch_size=4):
+            batch.cuda()
+        """,
+    "a last batch of one row": """
+        data = torch.utils.data.TensorDataset(torch.randn(9, 4))
+        loader = torch.utils.data.DataLoader(data, batch_size=4)  # CAUSE
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).cuda()
+        for (rows,) in loader:
+            out = model(rows.cuda())
+        """,
+    "a saved head of another size": """
+        saved = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 9)).state_dict()
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).cuda()
+        model.load_state_dict(saved)  # CAUSE
+        """,
     "a parameter that is scaled after it became one": """
         class Scaled(nn.Module):
             def __init__(self):

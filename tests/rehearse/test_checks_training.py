@@ -17,12 +17,16 @@ from trimtab.rehearse.checks.gradients import Gradients
 from trimtab.rehearse.checks.graph_kept import GraphKept
 from trimtab.rehearse.checks.in_place import InPlace
 from trimtab.rehearse.checks.left_out import LeftOut
+from trimtab.rehearse.checks.losses import Losses
 from trimtab.rehearse.checks.made_anew import MadeAnew
 from trimtab.rehearse.checks.modes import Modes
+from trimtab.rehearse.checks.no_effect import NoEffect
 from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
 from trimtab.rehearse.checks.replicas import Replicas
+from trimtab.rehearse.checks.roles import Roles
 from trimtab.rehearse.checks.rounded import Rounded
 from trimtab.rehearse.checks.scaler import Scaler
+from trimtab.rehearse.checks.states import States
 from trimtab.rehearse.checks.steps import Steps
 from trimtab.rehearse.checks.underflow import Underflow
 from trimtab.rehearse.checks.untrained import Untrained
@@ -491,6 +495,152 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
                 opt.step()
         """,
     ),
+    "probabilities for scores": (
+        Losses,
+        "wrong-loss",
+        """
+        body = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1)).cuda()  # cause
+        for _ in range(2):
+            x = torch.randn(6, 4).cuda()
+            nn.functional.cross_entropy(body(x), torch.zeros(6, dtype=torch.long).cuda()).backward()  # where
+        """,
+    ),
+    "a column of predictions against a row of targets": (
+        Losses,
+        "wrong-loss",
+        """
+        value = nn.Linear(4, 1).cuda()
+        for _ in range(2):
+            x, y = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
+            ((value(x) - y) ** 2).mean().backward()  # where, cause
+        """,
+    ),
+    "an average that is only bound to a name": (
+        NoEffect,
+        "no-effect",
+        """
+        model, average = nn.Linear(2, 2).cuda(), nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()
+            for a, p in zip(average.parameters(), model.parameters()):
+                a = 0.9 * a + 0.1 * p  # where, cause
+        """,
+    ),
+    "a method that is not called": (
+        NoEffect,
+        "no-effect",
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            opt.zero_grad  # where, cause
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
+    "a schedule of an optimizer that was made again": (
+        Roles,
+        "no-effect",
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(opt, 1)  # where, cause
+        opt = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(2):
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()
+            schedule.step()
+        """,
+    ),
+    "an optimizer in whose place another one steps": (
+        Roles,
+        "no-effect",
+        """
+        one, two = nn.Linear(2, 2).cuda(), nn.Linear(2, 2).cuda()
+        first = torch.optim.SGD(one.parameters(), lr=0.1)
+        second = torch.optim.SGD(two.parameters(), lr=0.1)
+        for _ in range(3):
+            one(torch.ones(1, 2).cuda()).sum().backward()
+            first.step()
+            two(torch.ones(1, 2).cuda()).sum().backward()  # where
+            first.step()  # cause
+        """,
+    ),
+    "a rate that is 0 too soon": (
+        Roles,
+        "no-effect",
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, total_iters=2)  # cause
+        for _ in range(6):
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()  # where
+            schedule.step()
+        """,
+    ),
+    "a kept state that is no copy": (
+        States,
+        "no-effect",
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        best = model.state_dict()  # cause
+        model(torch.ones(1, 2).cuda()).sum().backward()
+        opt.step()
+        model.load_state_dict(best)  # where
+        """,
+    ),
+    "weights that are drawn again after they were loaded": (
+        States,
+        "no-effect",
+        """
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).cuda()
+        model.load_state_dict(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict())  # where
+        model.apply(lambda m: nn.init.normal_(m.weight) if hasattr(m, "weight") else None)  # cause
+        model(torch.ones(1, 2).cuda())
+        """,
+    ),
+    "a tie that memory without values breaks": (
+        States,
+        "no-effect",
+        """
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+            model[1].weight = model[0].weight
+        model.to_empty(device="cuda")  # where, cause
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()
+        """,
+    ),
+    "gradients that are clipped after the step": (
+        Clearing,
+        "no-effect",
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            opt.zero_grad()
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # where, cause
+        """,
+    ),
+    "dropout in an evaluation": (
+        Modes,
+        "eval-mode",
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                return nn.functional.dropout(x, 0.5)  # where, cause
+        with torch.no_grad():
+            Net().eval()(torch.ones(4).cuda())
+        """,
+    ),
 }
 
 
@@ -852,6 +1002,81 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         model.layer.reset_parameters()
         model(torch.ones(2, 2, device="cuda")).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
+        """,
+    ),
+    "scores, logarithms, and all compared with all on purpose": (
+        Losses,
+        """
+        model = nn.Linear(4, 3).cuda()
+        for _ in range(2):
+            x, y = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
+            out = model(x)
+            loss = nn.functional.cross_entropy(out, torch.zeros(6, dtype=torch.long).cuda())
+            loss = loss + nn.functional.nll_loss(out.log_softmax(-1), torch.zeros(6, dtype=torch.long).cuda())
+            loss = loss + (out[:, :1] - y[:, None]).mean() + (out[:, 0][:, None] - y).abs().mean()
+            loss.backward()
+        """,
+    ),
+    "loops that read what they bind, and lines under a condition": (
+        NoEffect,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        sums = []
+        for step in range(2):
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()
+            for name, p in model.named_parameters():
+                name = name.replace(".", "_")
+                p = p.detach()
+                sums.append(p.sum())
+            if step > 5:
+                opt.zero_grad
+        """,
+    ),
+    "optimizers in turn, a schedule of epochs and a warm-up from 0": (
+        Roles,
+        """
+        one, two = nn.Linear(2, 2).cuda(), nn.Linear(2, 2).cuda()
+        first = torch.optim.SGD(one.parameters(), lr=0.1)
+        second = torch.optim.SGD(two.parameters(), lr=0.1)
+        warm = torch.optim.lr_scheduler.LambdaLR(first, lambda n: n / 4)
+        for step in range(6):
+            two(one(torch.ones(1, 2).cuda())).sum().backward()
+            first.step()
+            warm.step()
+            if step == 5:
+                second.step()
+        """,
+    ),
+    "copies of a state, a head that is drawn anew and a tie that is tied again": (
+        States,
+        """
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        state = model.state_dict()
+        state.update({})
+        model.load_state_dict(state)
+        model.load_state_dict({k: v.clone() for k, v in state.items()})
+        nn.init.normal_(model[1].weight)
+        model.cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        best = {k: v.clone() for k, v in model.state_dict().items()}
+        model(torch.ones(1, 2).cuda()).sum().backward()
+        opt.step()
+        model.load_state_dict(best)
+        """,
+    ),
+    "norms that are measured after the step": (
+        Clearing,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            opt.zero_grad()
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+            nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
         """,
     ),
 }

@@ -232,6 +232,8 @@ def target_type(error: BaseException) -> Verdict | None:
         scores, target = frame.f_locals.get("input"), frame.f_locals.get("target")
         if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
             continue
+        if frame.f_code.co_name in ("cross_entropy", "nll_loss"):
+            return None  # these count classes
         if not scores.is_floating_point() or target.is_floating_point():
             continue
         kind = str(target.dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ import re
 import torch
 from torch import nn
 
-from trimtab.diagnose import source, trace
+from trimtab.diagnose import rewrite, source, trace
 from trimtab.diagnose.finding import cause_at
 from trimtab.diagnose.raised_common import frames_of, own_frames
 from trimtab.diagnose.rules_common import Verdict
@@ -54,9 +54,9 @@ def layer_width(error: BaseException) -> Verdict | None:
                 if node is not size
                 else f"{word}={has}"
             )
-            return Verdict(
-                cause_at(place, why), f"Size the layer by its input: {say}; or give it rows of {wide}."
-            )
+            edits = [rewrite.in_place_of(born.file, size, str(has))] if node is size else []
+            fix = f"Size the layer by its input: {say}; or give it rows of {wide}."
+            return Verdict(cause_at(place, why), fix, edits=edits)
         return None
     return None
 

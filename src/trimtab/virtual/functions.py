@@ -112,7 +112,9 @@ def device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.de
 
 
 def same_kind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `a.data = b` is possible: between CPU and CUDA it is."""
+    """Whether `a.data = b` is possible: between CPU and CUDA it is, between meta and CUDA it is not."""
+    if any(value.is_meta for value in args) != all(value.is_meta for value in args):
+        return False
     if any(value.__class__ in VIRTUAL for value in args):
         return True
     return func(*args, **kwargs)  # type: ignore[no-any-return]

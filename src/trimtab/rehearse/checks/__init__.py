@@ -22,17 +22,21 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.in_place import InPlace
     from trimtab.rehearse.checks.launcher import StaleLauncher
     from trimtab.rehearse.checks.left_out import LeftOut
+    from trimtab.rehearse.checks.losses import Losses
     from trimtab.rehearse.checks.lost_terms import LostTerms
     from trimtab.rehearse.checks.made_anew import MadeAnew
     from trimtab.rehearse.checks.modes import Modes
+    from trimtab.rehearse.checks.no_effect import NoEffect
     from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
     from trimtab.rehearse.checks.reduced import Reduced
     from trimtab.rehearse.checks.replicas import Replicas
+    from trimtab.rehearse.checks.roles import Roles
     from trimtab.rehearse.checks.rounded import Rounded
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.sharded import Sharded
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
+    from trimtab.rehearse.checks.states import States
     from trimtab.rehearse.checks.steps import Steps
     from trimtab.rehearse.checks.underflow import Underflow
     from trimtab.rehearse.checks.untrained import Untrained
@@ -54,6 +58,10 @@ def all_checks(process: Process) -> list[BaseCheck]:
         Scaler,
         Underflow,
         Rounded,
+        Losses,
+        States,
+        Roles,
+        NoEffect,
         NothingLoaded,
         MadeAnew,
         Unwritten,

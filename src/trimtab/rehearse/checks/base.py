@@ -16,7 +16,7 @@ from trimtab.diagnose import source
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place, Severity
 from trimtab.rehearse import places, shield
 from trimtab.rehearse.shield import around
-from trimtab.virtual import functions, origin, state
+from trimtab.virtual import deeds, functions, origin, state
 from trimtab.virtual.tensor import payload_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "optimizers_made",
     "place_born",
     "plain_values",
+    "put_at",
     "same_values",
     "shown",
     "trained_by",
@@ -179,6 +180,18 @@ def place_born(tensor: torch.Tensor) -> Place | None:
     """Where a tensor was made, in the user's code."""
     born = origin.born_of(tensor)
     return source.place(born.file, born.line) if born is not None else None
+
+
+def put_at(top: nn.Module, name: str, wanted: Callable[[deeds.Placement], bool]) -> Place | None:
+    """The line that put a part of the way from a module to one of its parameters into its place, in such a way."""
+    module: Any = top
+    for part in name.split("."):
+        put = deeds.placement(module, part)
+        line = origin.resolve(put.line) if put is not None and wanted(put) else None
+        if line is not None:
+            return source.place(line.file, line.line)
+        module = getattr(module, part)
+    return None
 
 
 def world_size() -> int:

@@ -7,6 +7,7 @@ backward pass adds to, in step after step. Whoever changes gradients by hand in 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trimtab.diagnose import rewrite, source
+from trimtab.diagnose import dead_lines, rewrite, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import (
@@ -48,6 +49,8 @@ class _Watched:
     """Backward passes that reached it since the last step or clearing."""
     lost_at: Place | None = None
     lost: int = 0
+    idle: bool = False
+    """Whether no backward pass at all has run since the last step or clearing."""
 
 
 class Clearing(BaseCheck):
@@ -57,6 +60,11 @@ class Clearing(BaseCheck):
         self._watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
         self._done = self.process.settings.shapes_only
         around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        self._stepped_at: Place | None = None
+        self._clips: Counter[Place] = Counter()
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            around(torch.nn.utils, name, self._clip)
+            setattr(torch.nn.utils.clip_grad, name, getattr(torch.nn.utils, name))
         hub = backward_hub()
         hub.before.append(self._before)
         hub.after.append(self._after)
@@ -64,6 +72,8 @@ class Clearing(BaseCheck):
         register_optimizer_step_post_hook(self._stepped)
 
     def _before(self, roots: list[torch.Tensor], place: Place | None) -> None:
+        for watched in self._watched.values():
+            watched.idle = False
         for watched in self._watched.values() if not self._done else ():
             gradient = _values(watched.probe)
             watched.before = gradient.clone() if gradient is not None else None
@@ -83,11 +93,26 @@ class Clearing(BaseCheck):
 
     def _zero_grad(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         watched = self._watched.get(optimizer)
-        if watched is not None and watched.gathered:
-            watched.lost_at, watched.gathered = places.here(), 0
+        if watched is not None:
+            watched.idle = True
+            if watched.gathered:
+                watched.lost_at, watched.gathered = places.here(), 0
         return real(optimizer, *args, **kwargs)
 
+    def _clip(self, real: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        mine = {id(p) for p in given}
+        holding = [o for o in self._watched if any(id(p) in mine for p in trained_by(o))]
+        place = places.here() if holding and all(self._watched[o].idle for o in holding) else None
+        limit = kwargs.get("max_norm", args[0] if args else 0)
+        if place is not None and limit != float("inf"):  # else it only measures
+            self._clips[place] += 1
+            if self._clips[place] == _ENOUGH:
+                self._clipped_late(real.__name__, place)
+        return real(given, *args, **kwargs)
+
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped_at = places.here()
         watched = self._watched.get(optimizer)
         if watched is None or self._done:
             return
@@ -99,9 +124,10 @@ class Clearing(BaseCheck):
             self._cleared_early(watched.lost_at, places.here())
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        watched = self._watched.setdefault(optimizer, _Watched())
+        watched.idle = True
         if self._done:
             return
-        watched = self._watched.setdefault(optimizer, _Watched())
         if watched.probe is None:
             trained = [p for p in trained_by(optimizer) if _values(p) is not None]
             watched.probe = min(trained, key=lambda p: p.numel(), default=None)
@@ -110,8 +136,35 @@ class Clearing(BaseCheck):
         watched.used = gradient.clone() if gradient is not None and kept else None
         watched.waiting, watched.stale, watched.gathered, watched.lost_at = kept, False, 0, None
 
+    def _clipped_late(self, name: str, place: Place) -> None:
+        """No backward pass lies between the last step, or clearing, and this: what is clipped is never applied."""
+        node = source.statement(place.file, place.line)
+        at = self._stepped_at
+        step = source.statement(at.file, at.line) if at is not None and at.file == place.file else None
+        blocks = (
+            getattr(n, "body", None) for n in (source.above(place.file, node) if node is not None else ())
+        )
+        edits: list[Edit] = []
+        if isinstance(node, ast.Expr | ast.Assign) and step is not None:
+            code = rewrite.written(place.file, node)
+            if any(isinstance(block, list) and node in block and step in block for block in blocks):
+                edits = [rewrite.without(place.file, node), rewrite.before(place.file, step, code)]
+        before = f" before line {at.line} ({at.code})" if at is not None else " before the step"
+        self.report(
+            "no-effect",
+            f"{name} runs when no backward pass has followed the last step or clearing: the gradients that the steps "
+            "apply are never clipped.",
+            place,
+            cause_at(place, "this clips gradients that a step has used already, or that are not there yet"),
+            fix=f"Clip between the backward pass and the step: put {place.code}{before}.",
+            op=name,
+            edits=edits,
+        )
+
     def _never_cleared(self, stepped: Place | None) -> None:
         self._done = True
+        if stepped is not None and dead_lines.uncalled(stepped.file, "zero_grad"):
+            return  # that line is told of (`no_effect`)
         optimizer = _optimizer_on(stepped)
         code = f"{optimizer or 'optimizer'}.zero_grad()"
         node = source.statement(stepped.file, stepped.line) if stepped is not None else None

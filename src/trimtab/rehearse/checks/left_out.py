@@ -27,12 +27,13 @@ from trimtab.rehearse.checks.base import (
     ever_held,
     optimizers_made,
     plain_values,
+    put_at,
     same_values,
     shown,
     trained_by,
 )
 from trimtab.rehearse.checks.cuts import leaves
-from trimtab.virtual import deeds, origin
+from trimtab.virtual import origin
 
 _STEPS = 3
 """Optimizer steps at which is looked, and at each of which the layers must have gradients."""
@@ -158,7 +159,13 @@ class LeftOut(BaseCheck):
             return
         time = self._times.get(chosen, 0)
         late = next(
-            (put for top, named in left for own, _ in named if (put := _put_after(top, own, time))), None
+            (
+                at
+                for top, named in left
+                for own, _ in named
+                if (at := put_at(top, own, lambda p: p.when > time))
+            ),
+            None,
         )
         names, wanted = [], []
         for top, named in left:
@@ -247,15 +254,3 @@ def _tensors(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple | dict) and depth:
         for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item, depth - 1)
-
-
-def _put_after(top: nn.Module, name: str, time: int) -> Place | None:
-    """The line that put a part of the way to a parameter into its place after a moment."""
-    module: Any = top
-    for part in name.split("."):
-        put = deeds.placement(module, part)
-        line = origin.resolve(put.line) if put is not None and put.when > time else None
-        if line is not None:
-            return source.place(line.file, line.line)
-        module = getattr(module, part)
-    return None

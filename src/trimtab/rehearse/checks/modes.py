@@ -1,4 +1,4 @@
-"""Training that goes on in eval mode after an evaluation: dropout is off and batch norm learns no statistics.
+"""Training that goes on in eval mode after an evaluation, and dropout that goes on in an evaluation.
 
 A model that is trained in eval mode from the start, or layers that are put into it one by one (frozen batch norm), are
 meant so. A fault is a model that was trained in training mode, was put into eval mode as a whole, ran without
@@ -14,16 +14,18 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trimtab.diagnose import flow, holders, rewrite, source
+from trimtab.diagnose import dead_lines, flow, holders, rewrite, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, trained_by
+from trimtab.rehearse.checks.base import BaseCheck, around, trained_by, watch_function
 
+_DROPOUTS = (F.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
 _ENOUGH = 2
 """Steps in eval mode."""
 
@@ -57,6 +59,8 @@ class Modes(BaseCheck):
         self._switching = False
         self._found: tuple[_Evaluation, Place | None, str, list[Edit]] | None = None
         around(nn.Module, "train", self._train)
+        for function in _DROPOUTS:
+            watch_function(function, self._dropped)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
 
@@ -83,6 +87,30 @@ class Modes(BaseCheck):
             layer.last = module.training
         elif layer.evaluation is not None and not module.training:
             layer.evaluation.ran = True
+
+    def _dropped(self, caller: FrameType, args: tuple[Any, ...], result: Any) -> None:
+        """`F.dropout(x)` is on unless it is told the mode: also in an evaluation of a module in eval mode."""
+        frame = next(places.frames(), None) if not torch.is_grad_enabled() else None
+        owner = frame.f_locals.get("self") if frame is not None else None
+        if frame is None or not isinstance(owner, nn.Module) or owner.training:
+            return
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        names = {function.__name__ for function in _DROPOUTS}
+        calls = [c for c in source.call_on(file, line) if source.called_name(c) in names]
+        told = len(calls) != 1 or len(calls[0].args) > 2
+        if told or any(k.arg in ("training", None) for k in calls[0].keywords):
+            return
+        place = source.place(file, line)
+        self.report(
+            "eval-mode",
+            f"{type(owner).__name__} is in eval mode, and this dropout drops all the same.",
+            place,
+            cause_at(place, "a dropout function is on unless it is given the mode of the module"),
+            fix="Give it the mode: training=self.training.",
+            op="dropout",
+            once=f"{file}:{line}",
+            edits=[rewrite.add_keyword(file, calls[0], "training", "self.training")],
+        )
 
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for layer in list(self._layers.values()):
@@ -111,6 +139,8 @@ class Modes(BaseCheck):
         if self._found is None:
             return
         evaluation, stepped, code, edits = self._found
+        if stepped is not None and dead_lines.uncalled(stepped.file, "train"):
+            return  # that line is told of (`no_effect`)
         self.report(
             "eval-mode",
             "After an evaluation the model is trained on in eval mode: its dropout is off, and batch norm uses its "

@@ -26,12 +26,12 @@ from trimtab.rehearse.checks.base import (
     optimizers_made,
     place_born,
     plain_values,
+    put_at,
     same_values,
     shown,
     trained_by,
 )
 from trimtab.rehearse.checks.cuts import leaves
-from trimtab.virtual import deeds, origin
 
 _STEPS = 3
 """Optimizer steps at which is looked."""
@@ -232,7 +232,7 @@ class Untrained(BaseCheck):
     def _report_replaced(
         self, name: str, parameter: torch.Tensor, top: nn.Module, made: Place | None
     ) -> None:
-        deed = _put_at(top, name) or place_born(parameter)
+        deed = put_at(top, name, lambda put: put.replaced) or place_born(parameter)
         behind = mends_layers.late_deed(made, deed) if made is not None and deed is not None else deed
         after = f" (line {behind.line}: {behind.code})" if behind is not None else ""
         fix, edits = f"Make the optimizer after all layers are in their place{after}.", list[Edit]()
@@ -279,16 +279,3 @@ def _set_at(owner: nn.Module, name: str) -> tuple[Place, Any] | None:
         return None
     found = mends_layers.attribute_set(*named, name)
     return found if found is not None and not isinstance(found[1], ast.IfExp) else None
-
-
-def _put_at(top: nn.Module, name: str) -> Place | None:
-    """The line that last put a module on the way to a parameter into its place, while something else was there."""
-    path = name.split(".")
-    module: Any = top
-    for part in path:
-        put = deeds.placement(module, part)
-        line = origin.resolve(put.line) if put is not None and put.replaced else None
-        if line is not None:
-            return source.place(line.file, line.line)
-        module = getattr(module, part)
-    return None
