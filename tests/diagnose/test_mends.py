@@ -19,6 +19,7 @@ from trimtab.diagnose import (
     source,
     trace,
 )
+from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.finding import Edit, Place
 
 
@@ -141,6 +142,9 @@ def test_a_keyword_is_added_to_any_call(tmp_path: Path, call: str, mended: str) 
     assert after(file, [edit], "opt") == f"opt = {mended}"
 
 
+UNTOLD = Sides((0, 1), ({}, {}))
+"""Two ranks of whose values nothing is known."""
+
 GUARDED = """
     def main():
         for step in range(10):
@@ -158,19 +162,19 @@ GUARDED = """
 def test_the_condition_on_the_rank_is_found_where_the_ways_part(tmp_path: Path) -> None:
     file = written(tmp_path, GUARDED)
     under, beside = line_of(file, "evaluate()"), line_of(file, "train()")
-    said = branches.guard([(file, under)], [(file, beside)], 0, 1)
+    said = branches.guard([(file, under)], [(file, beside)], UNTOLD)
     assert said is not None
     assert said.cause.line == line_of(file, "rank == 0")
     assert after(file, said.edits, "% 5") == "if step % 5 == 0:"
-    assert branches.guard([(file, under)], [(file, under)], 0, 1) is None
+    assert branches.guard([(file, under)], [(file, under)], UNTOLD) is None
 
 
 def test_a_count_that_all_ranks_share_is_no_way_out(tmp_path: Path) -> None:
     file = written(tmp_path, GUARDED)
-    said = loops_left.way_out([(file, line_of(file, "backward"))], 1)
+    said = loops_left.way_out([(file, line_of(file, "backward"))], 1, UNTOLD)
     assert said is not None
     assert said.cause.line == line_of(file, "isnan")
-    assert loops_left.way_out([(file, line_of(file, "train()"))], 1) is None
+    assert loops_left.way_out([(file, line_of(file, "train()"))], 1, UNTOLD) is None
 
 
 def test_a_statement_moves_only_where_nothing_needs_it_before(tmp_path: Path) -> None:

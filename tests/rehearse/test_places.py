@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimtab.diagnose import flow, rewrite, source
-from trimtab.diagnose.raised_graph import freezing_line
 from trimtab.diagnose.rules_values import moved_into
 from trimtab.rehearse.standstill import finding, last_stack, standing
 
@@ -56,11 +55,6 @@ def test_data_is_followed_back_to_the_line_that_moved_it(tmp_path: Path) -> None
 def test_the_choice_of_a_device_is_no_model_that_was_moved(tmp_path: Path) -> None:
     text = 'device = torch.device("cuda")\nmodel = Net().to(device)\nddp = DDP(model.to(device))\n'
     assert source.device_choice(program(tmp_path, text), 3) == 1
-
-
-def test_the_line_that_freezes(tmp_path: Path) -> None:
-    text = "for p in model.parameters():\n    p.requires_grad = False\n"
-    assert freezing_line(program(tmp_path, text)) == 2
 
 
 def test_of_several_stacks_the_last_counts(tmp_path: Path) -> None:
