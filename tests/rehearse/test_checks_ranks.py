@@ -208,6 +208,23 @@ def test_ranks_that_share_no_gradients_or_read_the_same_rows(
 
 
 PARTED: dict[str, tuple[str, str, str]] = {
+    "features that are gathered without their graph": (
+        "no-gradient",
+        """
+model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    opt.zero_grad()
+    ours, theirs = model(torch.randn(4, 8).cuda()), model(torch.randn(4, 8).cuda())
+    parts = [torch.empty_like(theirs) for _ in range(2)]
+    dist.all_gather(parts, theirs)  # cause
+    loss = (ours @ torch.cat(parts).T).logsumexp(1).mean()
+    loss.backward()
+    opt.step()
+    dist.all_gather([torch.zeros(1).cuda() for _ in range(2)], loss.view(1))
+""",
+        "parts[dist.get_rank()] = theirs",
+    ),
     "a sampler with a seed of its own on each rank": (
         "same-rows",
         """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from marks import named_lines
 
+from trimtab.rehearse.checks.angles import Angles
 from trimtab.rehearse.checks.base import BaseCheck
 from trimtab.rehearse.checks.checkpoints import Checkpoints
 from trimtab.rehearse.checks.clearing import Clearing
@@ -454,6 +455,41 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
                 model(torch.ones(2, 4).cuda())
         """,
     ),
+    "a recurrent layer in eval mode": (
+        Modes,
+        "eval-mode",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.rnn = nn.GRU(4, 4)
+            def forward(self, x):
+                return self.rnn(x)[0]
+        model = Net().cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(3):
+            opt.zero_grad()
+            model(torch.ones(2, 1, 4).cuda()).sum().backward()  # where
+            opt.step()
+            model.eval()  # cause
+            with torch.no_grad():
+                model(torch.ones(2, 1, 4).cuda())
+        """,
+    ),
+    "angles in bfloat16": (
+        Angles,
+        "rounded-away",
+        """
+        model = nn.Linear(8, 1).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        rates = torch.logspace(0, -4, 8, device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            angles = torch.arange(400.0, device="cuda")[:, None] @ rates[None]  # cause
+            loss = model(angles.sin()).mean()  # where
+        loss.backward()
+        opt.step()
+        """,
+    ),
     "parameters that were gone through before they are clipped": (
         Consumed,
         "used-up",
@@ -655,6 +691,14 @@ def test_a_fault_is_found_with_its_lines(checked: Checked, name: str) -> None:
 
 
 CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
+    "angles in float32, and small ones in bfloat16": (
+        Angles,
+        """
+        rates = torch.logspace(0, -4, 8, device="cuda")
+        (torch.arange(400.0, device="cuda")[:, None] * rates).sin()
+        (torch.arange(60.0, device="cuda")[:, None] * rates).bfloat16().cos()
+        """,
+    ),
     "buffers that replicas write in place, or make anew each time": (
         Replicas,
         """

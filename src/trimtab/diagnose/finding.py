@@ -31,6 +31,7 @@ KINDS: dict[str, str] = {
     "map-location": "a checkpoint is loaded onto a device that is not there",
     "garbage-buffer": "a buffer or parameter was never given values",
     "non-finite": "weights, loss or gradients became NaN or infinite",
+    "rounded-away": "16 bits round away what the values are there to tell apart",
     "graph-kept": "a tensor that is kept across steps holds its whole graph, so memory grows",
     "data-order": "every epoch sees the data in the same order",
     "stale-gradient": "gradients are not cleared between the steps, or before the step that they were gathered for",

@@ -175,6 +175,11 @@ dtype-mismatch: rnn-dtype
   text RNN input dtype \(torch\.\w+\) does not match weight dtype
   why  the input and the layer have different precisions
   fix  cast the input where it is made (x.float()), or run the model under torch.autocast
+eval-mode: rnn-in-eval-mode
+  text cudnn RNN backward can only be called in training mode
+  why  the layer ran in eval mode, in which cuDNN keeps nothing for a backward pass
+  fix  model.train() before training goes on (after every evaluation), or torch.backends.cudnn.flags(enabled=False)
+       around the layer where it is meant
 other-error: numpy-of-grad
   text Can't call numpy\(\) on Tensor that requires grad
   why  the tensor is part of a graph

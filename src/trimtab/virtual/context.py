@@ -34,6 +34,7 @@ from trimtab.virtual import (
     legacy,
     processes,
     ranks,
+    recurrent,
     scripted,
     serialization,
     sharing,
@@ -175,6 +176,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
             functions.HANDLERS
             | from_data.HANDLERS
             | flex.HANDLERS
+            | recurrent.HANDLERS
             | (unknown.handlers() if machine.shapes else {}),
         ),
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),

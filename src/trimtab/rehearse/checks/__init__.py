@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 def all_checks(process: Process) -> list[BaseCheck]:
     """All checks, in the order in which they are put in."""
+    from trimtab.rehearse.checks.angles import Angles
     from trimtab.rehearse.checks.apart import Apart
     from trimtab.rehearse.checks.checkpoints import Checkpoints
     from trimtab.rehearse.checks.clearing import Clearing
@@ -60,6 +61,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         Scaler,
         Underflow,
         Rounded,
+        Angles,
         Losses,
         States,
         Roles,

@@ -8,7 +8,7 @@ gradients, and is trained on as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trimtab.diagnose import dead_lines, flow, holders, rewrite, source
-from trimtab.diagnose.finding import Edit, Place, cause_at
+from trimtab.diagnose.finding import Edit, Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, trained_by, watch_function
 
@@ -58,6 +58,8 @@ class Modes(BaseCheck):
         self._layers: WeakKeyDictionary[nn.Module, _Layer] = WeakKeyDictionary()
         self._switching = False
         self._found: tuple[_Evaluation, Place | None, str, list[Edit]] | None = None
+        self._recurrent: tuple[_Evaluation, str, list[Edit]] | None = None
+        """The evaluation from which a recurrent layer came back to training, and what is missing."""
         around(nn.Module, "train", self._train)
         for function in _DROPOUTS:
             watch_function(function, self._dropped)
@@ -73,16 +75,20 @@ class Modes(BaseCheck):
         finally:
             self._switching = False
         switched = _Evaluation(ref(module), places.here())
-        for layer in (child for child in module.modules() if child is not module and _differs(child)):
+        for layer in (child for child in module.modules() if child is not module and _is_followed(child)):
             self._layers.setdefault(layer, _Layer()).evaluation = None if mode else switched
         if mode and self._found is not None and self._found[0].model() is module:
             self._found = None
         return result
 
     def _forward(self, module: nn.Module, args: Any) -> None:
-        if not _differs(module):
+        if not _is_followed(module):
             return
         layer = self._layers.setdefault(module, _Layer())
+        if not _differs(module):
+            if torch.is_grad_enabled() and not module.training and layer.evaluation is not None:
+                self._recurrent = layer.evaluation, *self._mend(layer.evaluation)
+            return
         if torch.is_grad_enabled():
             layer.last = module.training
         elif layer.evaluation is not None and not module.training:
@@ -135,6 +141,15 @@ class Modes(BaseCheck):
                 return code, [rewrite.before(frame.f_code.co_filename, at, code)]
         return "model.train()", []
 
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """cuDNN's refusal to go back through a recurrent layer in eval mode."""
+        if self._recurrent is None or "cudnn RNN backward" not in str(error):
+            return finding
+        evaluation, code, edits = self._recurrent
+        cause = cause_at(evaluation.place, "this puts the model into eval mode, and training goes on in it")
+        fix = f"Switch back before training goes on: {code}."
+        return replace(finding, kind="eval-mode", cause=cause or finding.cause, fix=fix, edits=edits)
+
     def finish(self) -> None:
         if self._found is None:
             return
@@ -157,6 +172,10 @@ def _trains(optimizer: Any, model: nn.Module | None) -> bool:
     """Whether an optimizer steps something of a model; another one may train what goes through it (an input)."""
     own = {id(p) for p in model.parameters()} if model is not None else set()
     return any(id(p) in own for p in trained_by(optimizer))
+
+
+def _is_followed(module: nn.Module) -> bool:
+    return _differs(module) or isinstance(module, nn.RNNBase)
 
 
 def _differs(module: nn.Module) -> bool:
