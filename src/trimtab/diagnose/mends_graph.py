@@ -15,6 +15,7 @@ _TAKES_OUT = frozenset(("detach", "item", "tolist", "numpy", "cpu"))
 MAKERS = frozenset(("tensor", "as_tensor", "Tensor", "Variable", "FloatTensor"))
 _REPLACE = ("FSDP", "FullyShardedDataParallel", "fully_shard", "deepcopy", "prepare", "parallelize_module")
 """Calls that give back a model with other parameters than it was given, or put others in their place."""
+_REPLACE_IN_PLACE = ("fully_shard", "parallelize_module")
 _ARGS = frozenset(("argmax", "argmin"))
 
 Mend = tuple[str, list[Edit]]
@@ -250,13 +251,22 @@ def bound_again(made: Place | None) -> Place | None:
         end = node.end_lineno or 0
         later = [n.lineno for n in source.assignments(made.file, made.line, name) if n.lineno > end]
         scope = source.function_at(made.file, made.line)
-        for call in source.calls(made.file, *_REPLACE):
+        for call in source.calls(made.file, *_REPLACE, *_replacing(made.file)):
             given = any(isinstance(a, ast.Name) and a.id == name for a in call.args)
             if given and call.lineno > end and source.function_at(made.file, call.lineno) is scope:
                 later.append(call.lineno)
         if name and later:
             return source.place(made.file, max(later))
     return None
+
+
+def _replacing(file: str) -> list[str]:
+    """The program's own functions that put other parameters into the model that they are given."""
+    functions = [n for n in source.walk(file) if isinstance(n, source.Function)]
+    calls = {
+        f.name: {source.called_name(n) for n in ast.walk(f) if isinstance(n, ast.Call)} for f in functions
+    }
+    return [name for name, called in calls.items() if called.intersection(_REPLACE_IN_PLACE)]
 
 
 def of_evaluation(frames: Iterable[FrameType]) -> Mend:

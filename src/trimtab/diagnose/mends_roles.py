@@ -10,6 +10,7 @@ from trimtab.diagnose import flow, mends_graph, mends_layers, rewrite, scope, so
 from trimtab.diagnose.finding import Edit, Place
 
 Mend = tuple[Place, str, list[Edit]]
+_LENGTHS = frozenset(("num_training_steps", "total_steps", "T_max", "total_iters"))
 
 
 def after_successor(place: Place, successor: Place) -> Mend:
@@ -74,8 +75,11 @@ def steps_elsewhere(made: Place, name: str) -> bool:
     return not last
 
 
-def longer(lines: list[Place], used: int, steps: int, stepped_at: Place | None) -> Mend:
-    """A schedule made for all steps: on the line that gives its length, which may be a caller's."""
+def longer(lines: list[Place], used: int, steps: int, stepped_at: Place | None, often: int = 1) -> Mend:
+    """A schedule made for all steps: on the line that gives its length, which may be a caller's.
+
+    `often`: how many times the schedule goes on in each optimizer step.
+    """
     at = lines[0]
     for inner, outer in pairwise(lines):
         named = {
@@ -89,6 +93,8 @@ def longer(lines: list[Place], used: int, steps: int, stepped_at: Place | None) 
         if used
         else "Give it a rate above 0"
     )
+    if used and often > 1:
+        return _multiplied(at, often)
     rounds = _rounds(stepped_at)
     for call in source.call_on(at.file, at.line) if used and rounds else ():
         for node in _given(call):
@@ -97,6 +103,25 @@ def longer(lines: list[Place], used: int, steps: int, stepped_at: Place | None) 
                 code = f"{rounds} * {ast.unparse(node)}"
                 return at, f"{fix}: {code}.", [rewrite.in_place_of(at.file, node, code)]
     return at, f"{fix}.", []
+
+
+def _multiplied(at: Place, often: int) -> Mend:
+    """The length of a schedule that accelerate steps once for each process, times their number."""
+    made = [
+        target
+        for call in source.calls(at.file, "Accelerator")
+        if isinstance(node := source.statement(at.file, call.lineno), ast.Assign)
+        for target in node.targets
+    ]
+    times = f"{ast.unparse(made[0])}.num_processes" if len(made) == 1 else str(often)
+    who = " (accelerate steps a prepared one once for each process)" if made else ""
+    said = f"It goes on {often} times in each optimizer step{who}: make it {times} times as long"
+    for call in source.call_on(at.file, at.line):
+        given = next((k.value for k in call.keywords if k.arg in _LENGTHS), None)
+        if given is not None:
+            code = f"{rewrite.operand(given)} * {times}"
+            return at, f"{said}: {code}.", [rewrite.in_place_of(at.file, given, code)]
+    return at, f"{said}.", []
 
 
 def _given(call: ast.Call) -> list[ast.expr]:

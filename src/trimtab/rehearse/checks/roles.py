@@ -112,7 +112,8 @@ class Roles(BaseCheck):
             real(schedule, optimizer, *args, **kwargs)
         finally:
             self._making = outer
-        known = self._known.get(id(optimizer))
+        # Accelerate hands out a wrapper of an optimizer.
+        known = self._known.get(id(optimizer)) or self._known.get(id(getattr(optimizer, "optimizer", None)))
         if known is not None and not outer:
             lines = [source.place(f.f_code.co_filename, f.f_lineno) for f in places.frames()]
             self._schedules[id(schedule)] = _Schedule(lines)
@@ -231,7 +232,8 @@ class Roles(BaseCheck):
         lines = known.schedules[-1].made if known.schedules else [known.made] if known.made else []
         if not lines:
             return
-        place, fix, edits = mends_roles.longer(lines, used, len(known.rates), self._stepped)
+        often = known.schedules[-1].steps // len(known.rates) if known.schedules else 1
+        place, fix, edits = mends_roles.longer(lines, used, len(known.rates), self._stepped, often)
         when = f"The last {idle} of {len(known.rates)}" if used else f"All {idle}"
         self.report(
             "no-effect",
