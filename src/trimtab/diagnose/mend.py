@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
+from trimtab.diagnose import devices, handed, holders, rewrite, source, spot
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
@@ -72,9 +72,9 @@ def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """The program's own expression for that device, valid on a line."""
     frames, place = scene.frames, wanted(scene, stray)
     wrong = _explicit(scene, stray, file, line)
-    found = scope.device_near(frames, file, line, place, scene.several, wrong)
+    found = devices.device_near(frames, file, line, place, scene.several, wrong)
     found = found or _given_inside(scene, stray, file, line)
-    found = found or scope.device_at(frames, file, line, place, scene.several, wrong)
+    found = found or devices.device_at(frames, file, line, place, scene.several, wrong)
     # NCCL takes what is on the present GPU.
     return found or ('"cuda"' if alone(scene) else None)
 
@@ -96,9 +96,9 @@ def _explicit(scene: Scene, stray: Suspect, file: str, line: int) -> frozenset[s
     """What the line that made a stray tensor says for a device itself: that has led it astray."""
     born, given = stray.born, device_arguments(file, line)
     if born is not None and (born.file, born.line) != (file, line):
-        frame = scope.frame_of(scene.frames, file, line)
+        frame = devices.frame_of(scene.frames, file, line)
         given = [
-            g for g in given if frame is not None and scope.means(holders.value_of(g, frame), stray.device)
+            g for g in given if frame is not None and devices.means(holders.value_of(g, frame), stray.device)
         ]
     return frozenset(ast.unparse(node) for node in given)
 
@@ -204,8 +204,8 @@ def _at_the_edge(scene: Scene, stray: Suspect) -> Mend | None:
     hands = handed.way(stray.tensor, stray.device, scene.frames) if stray.tensor is not None else []
     for frame, outer in itertools.pairwise(scene.frames):
         module = frame.f_locals.get("self")
-        devices = {str(p.device) for p in module.parameters()} if isinstance(module, nn.Module) else set()
-        if devices != {home} or stray.device == "cpu":
+        lies_on = {str(p.device) for p in module.parameters()} if isinstance(module, nn.Module) else set()
+        if lies_on != {home} or stray.device == "cpu":
             break
         edge = outer
     hand = next((h for h in hands if h.frame is edge and h.whole), None)

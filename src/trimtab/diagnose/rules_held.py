@@ -7,7 +7,7 @@ import ast
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, source
+from trimtab.diagnose import holders, mend, owners, rewrite, source
 from trimtab.diagnose.rules_common import Verdict, met
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -17,7 +17,7 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
     plain = [a for a in stray.attributes if not a.registered]
     for attribute in [a for a in stray.attributes if a.registered]:
         # What holds the outermost module holds it unregistered.
-        plain += holders.holders_of(holders.outermost(attribute.module, scene.modules), scene.modules)
+        plain += owners.holders_of(owners.outermost(attribute.module, scene.modules), scene.modules)
     for attribute in plain:
         named = holders.source_of(attribute.module)
         if named is None or not source.is_user_file(named[0]):
@@ -38,7 +38,7 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
 def _registration(
     scene: Scene,
     stray: Suspect,
-    attribute: holders.Attribute,
+    attribute: owners.Attribute,
     class_name: str,
     layers: bool,
     file: str,

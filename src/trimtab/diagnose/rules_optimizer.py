@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source
+from trimtab.diagnose import devices, holders, mend, rewrite, rules_modules, scope, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import deeds, origin
@@ -126,7 +126,7 @@ def _before_loading(scene: Scene, slot: _Slot, line: Origin, why: str) -> Verdic
 
 def _load_again(scene: Scene, slot: _Slot, moved: Origin) -> mend.Mend | None:
     """`optimizer.load_state_dict(optimizer.state_dict())` after a move: loading takes the state to its parameters."""
-    frame = scope.frame_of(scene.frames, moved.file, moved.line)
+    frame = devices.frame_of(scene.frames, moved.file, moved.line)
     name = holders.expression_for(slot.optimizer, frame) if frame is not None else None
     statement = source.statement(moved.file, moved.line)
     if not name or statement is None or hasattr(statement, "body"):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, source, spot
-from trimtab.diagnose.holders import Attribute, Kept
+from trimtab.diagnose import holders, owners, source, spot
+from trimtab.diagnose.holders import Kept
+from trimtab.diagnose.owners import Attribute
 from trimtab.virtual import faults, origin
 
 if TYPE_CHECKING:
@@ -135,13 +136,13 @@ class Scene:
         for at in fault.stack:
             if (frame := holders.frame_at(at.file, at.line)) is not None and frame not in self.frames:
                 self.frames.append(frame)
-        self.modules = holders.modules_seen(self.frames[0] if self.frames else None)
+        self.modules = owners.modules_seen(self.frames[0] if self.frames else None)
         self.operands = [self._suspect(operand) for operand in fault.operands]
 
     def _suspect(self, operand: Operand) -> Suspect:
         tensor = operand.tensor() if operand.tensor is not None else None
         return Suspect(
-            operand, tensor, holders.attributes_of(tensor, self.modules) if tensor is not None else []
+            operand, tensor, owners.attributes_of(tensor, self.modules) if tensor is not None else []
         )
 
     @cached_property
