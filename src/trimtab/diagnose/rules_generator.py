@@ -35,7 +35,7 @@ def generator(scene: Scene) -> Verdict | None:
             device = found if found.isidentifier() or found.startswith("self.") else None
         text = f"{ast.unparse(call.func)}(device={device or repr(wants)})"
         fix = mend.Mend.by("make it there", rewrite.in_place_of(file, call, text))
-        return fix.blames(file, made.lineno, why)
+        return fix.blames(file, call.lineno, why)
     return _given(frame.file, frame.line, has, wants) or _default_device(frame.file, frame.line)
 
 

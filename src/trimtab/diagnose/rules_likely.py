@@ -173,9 +173,10 @@ def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: st
         and isinstance(made.iter, ast.Call)
         and source.called_name(made.iter) == "zip"
     )
-    if zipped and (fix := mend.at_use(scene, stray)):
+    written = mend.is_written(scene, stray)
+    if (zipped or written) and (fix := mend.at_use(scene, stray)):
         return fix  # one of several that a loop takes side by side: brought to the others where it meets them
-    if fix := _after_binding(scene, stray, sight, made, name):
+    if not written and (fix := _after_binding(scene, stray, sight, made, name)):
         return fix
     return mend.best(scene, stray, sight.file, made.lineno, bound=False)
 

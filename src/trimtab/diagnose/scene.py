@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, owners, source, spot
+from trimtab.diagnose import holders, owners, rewrite, source, spot
 from trimtab.diagnose.holders import Kept
 from trimtab.diagnose.owners import Attribute
 from trimtab.virtual import faults, origin
@@ -164,7 +164,8 @@ class Scene:
         ordered = (
             sorted(on_cpu, key=lambda s: not s.is_parameter) if on_cpu else sorted(real, key=self._innocence)
         )
-        return [ancestor for stray in ordered for ancestor in self._ancestors(stray)]
+        found = [ancestor for stray in ordered for ancestor in self._ancestors(stray)]
+        return [one for suspect in found for one in (*self._kept_before(suspect), suspect)]
 
     def _innocence(self, suspect: Suspect) -> tuple[int, bool]:
         """Among GPUs: plain data is moved to weights and to what has a gradient, not the other way round."""
@@ -208,6 +209,20 @@ class Scene:
             if str(tensor.device) == stray.device and tensor.dim() and (name in inside or not inside):
                 found.append(self._suspect(faults.operand(name, tensor)))
         return [*found, stray]
+
+    def _kept_before(self, stray: Suspect) -> list[Suspect]:
+        """Of what a function computed from tensors that its object keeps, and from nothing else: those tensors."""
+        sight = next(self.sights(stray), None)
+        value = (
+            source.value_for(sight.made, sight.name) if sight is not None and sight.made is not None else None
+        )
+        if sight is None or value is None or sight.name != sight.root or rewrite.has_factory(value):
+            return []
+        chains = [n for n in ast.walk(value) if isinstance(n, ast.Name | ast.Attribute)]
+        named = {ast.unparse(n): v for n in chains if torch.is_tensor(v := holders.value_of(n, sight.frame))}
+        if not all(n.startswith("self.") and str(t.device) == stray.device for n, t in named.items()):
+            return []
+        return [self._suspect(faults.operand(name, tensor)) for name, tensor in named.items()]
 
     def _made_by_line(self, stray: Suspect, frame: FrameType) -> bool:
         """Whether the failing statement itself computed it: what another line made has nothing of this one's names."""
