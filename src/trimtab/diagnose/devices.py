@@ -47,9 +47,9 @@ def device_near(
 ) -> str | None:
     """The same of what the function around a line itself knows: its names, its object, what it was given."""
     frame = frame_of(frames, file, line)
-    return _first_meaning(
-        scope.texts(file, line, wrong, scope.GLOBAL), frames, file, line, wanted, several
-    ) or (_given_tensor(frame, file, line, wanted) if frame is not None else None)
+    near = scope.texts(file, line, wrong, scope.GLOBAL)
+    given = _given_tensor(frame, file, line, wanted) if frame is not None else None
+    return _first_meaning(near, frames, file, line, wanted, several) or given
 
 
 def _first_meaning(

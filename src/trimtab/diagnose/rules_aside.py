@@ -103,8 +103,8 @@ def passed_over(scene: Scene, stray: Suspect) -> Verdict | None:
 def tied(scene: Scene, stray: Suspect) -> Verdict | None:
     """A weight that two modules share follows the last move of either."""
     for suspect in (stray, *scene.operands):
-        owners = {id(a.module) for a in suspect.attributes if a.registered}
-        if len(owners) < 2 or suspect.moved is None:
+        held_by = {id(a.module) for a in suspect.attributes if a.registered}
+        if len(held_by) < 2 or suspect.moved is None:
             continue
         names = [
             f"{owners.path_of(a.module, scene.modules)}.{a.name}" for a in suspect.attributes if a.registered

@@ -74,11 +74,8 @@ def _registration(
         why = f"{name} is a plain attribute, no registered buffer: {class_name}.to(device) does not move it"
         code = ast.unparse(value) if value is not None else "..."
         text = f'self.register_buffer("{attribute.name}", {code}, persistent=False)'
-        edits = (
-            [rewrite.in_place_of(file, statement, text)]
-            if statement is not None and value is not None
-            else []
-        )
+        known = statement is not None and value is not None
+        edits = [rewrite.in_place_of(file, statement, text)] if known and statement is not None else []
         return Verdict(source.cause(file, line, why), text, "unmoved-state", edits)
     code = ast.unparse(value) if value is not None else "..."
     text = f"{name} = nn.{kind}({code})"
@@ -198,9 +195,7 @@ def _each_moved(scene: Scene, stray: Suspect, file: str, line: int, kind: str) -
 def _guard(file: str, line: int, name: str) -> ast.If | None:
     """The condition under which a cached attribute is built."""
     statement = source.statement(file, line)
-    if statement is None:
-        return None
-    for node in source.above(file, statement):
+    for node in source.above(file, statement) if statement is not None else ():
         if isinstance(node, source.Function):
             return None
         if isinstance(node, ast.If) and name in ast.unparse(node.test):
@@ -221,10 +216,7 @@ def _rebuilt(scene: Scene, stray: Suspect, file: str, guard: ast.If, name: str) 
     if not asked:
         return None
     test = ast.unparse(guard.test)
-    grouped = (
-        f"({test})" if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.And) else test
-    )
-    text = f"{grouped} or {name}.device != {asked[0]}"
-    return mend.Mend(
-        f"build it again for another device: if {text}:", [rewrite.in_place_of(file, guard.test, text)]
-    )
+    both = isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.And)
+    text = f"{f'({test})' if both else test} or {name}.device != {asked[0]}"
+    edits = [rewrite.in_place_of(file, guard.test, text)]
+    return mend.Mend(f"build it again for another device: if {text}:", edits)

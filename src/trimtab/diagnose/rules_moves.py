@@ -115,10 +115,8 @@ def _brought_back(scene: Scene, stray: Suspect, attribute: owners.Attribute) -> 
         device = devices.device_at(scene.frames, file, line, mend.wanted(scene, stray), scene.several)
         if name and device and statement is not None:
             text = f"{name}.to({device})"
-            return mend.Mend(
-                f"bring it back before it is used (line {line}): {text}",
-                [rewrite.before(file, statement, text)],
-            )
+            said = f"bring it back before it is used (line {line}): {text}"
+            return mend.Mend(said, [rewrite.before(file, statement, text)])
     return mend.Mend(f'bring it back before it is used: .to("{mend.wanted(scene, stray)}")', [])
 
 

@@ -213,14 +213,15 @@ class Scene:
     def _kept_before(self, stray: Suspect) -> list[Suspect]:
         """Of what a function computed from tensors that its object keeps, and from nothing else: those tensors."""
         sight = next(self.sights(stray), None)
-        value = (
-            source.value_for(sight.made, sight.name) if sight is not None and sight.made is not None else None
-        )
-        if sight is None or value is None or sight.name != sight.root or rewrite.has_factory(value):
+        made = sight.made if sight is not None else None
+        value = source.value_for(made, sight.name) if sight is not None and made is not None else None
+        if sight is None or value is None or sight.name != sight.root or stray.device != "cpu":
             return []
         chains = [n for n in ast.walk(value) if isinstance(n, ast.Name | ast.Attribute)]
         named = {ast.unparse(n): v for n in chains if torch.is_tensor(v := holders.value_of(n, sight.frame))}
-        if not all(n.startswith("self.") and str(t.device) == stray.device for n, t in named.items()):
+        if rewrite.has_factory(value) or not all(
+            n.startswith("self.") and str(t.device) == stray.device for n, t in named.items()
+        ):
             return []
         return [self._suspect(faults.operand(name, tensor)) for name, tensor in named.items()]
 
