@@ -53,6 +53,46 @@ CASES = {
         train("cuda")
         """,
     ),
+    "an average that is written in place, and kept on the host": (
+        "kept.lerp_(value.to(kept.device), 0.1)",
+        """
+        import copy
+        class Average:
+            def __init__(self, model):
+                self.module = copy.deepcopy(model).to(device="cpu")
+            @torch.no_grad()
+            def update(self, model):
+                for kept, value in zip(self.module.state_dict().values(), model.state_dict().values()):
+                    kept.lerp_(value, 0.1)  # CAUSE
+        model = nn.Linear(2, 2).to("cuda")
+        Average(model).update(model)
+        """,
+    ),
+    "the choice that is a tensor": (
+        "torch.from_numpy(self.mean).to(data.device) if torch.is_tensor(data) else self.mean",
+        """
+        class Scaler:
+            def __init__(self):
+                self.mean = torch.ones(3).numpy()
+            def back(self, data):
+                mean = torch.from_numpy(self.mean) if torch.is_tensor(data) else self.mean  # CAUSE
+                return data + mean
+        Scaler().back(torch.ones(2, 3, device="cuda"))
+        """,
+    ),
+    "what is computed from a table that the object keeps": (
+        'self.register_buffer("rows", torch.ones(4), persistent=False)',
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.rows = torch.ones(4)  # CAUSE
+            def forward(self, x):
+                scale = torch.outer(self.rows, self.rows).sqrt()
+                return x / scale.sqrt()
+        Net().to("cuda")(torch.ones(4, 4, device="cuda"))
+        """,
+    ),
     "a list that is put together afterwards": (
         "layers.append(torch.ones(len(p), device=parts[0].device) * i)",
         """

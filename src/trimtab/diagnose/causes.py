@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from trimtab.diagnose import (
-    holders,
+    owners,
     rules_aside,
     rules_batch,
+    rules_dropped,
     rules_given,
     rules_held,
     rules_host,
@@ -49,7 +50,7 @@ _Rule = Callable[[Scene, Suspect], Verdict | None]
 _CERTAIN: tuple[_Rule, ...] = (
     rules_optimizer.optimizer_state,
     rules_aside.tied,
-    rules_moves.dropped_move,
+    rules_dropped.dropped_move,
     rules_moves.loaded,
     rules_host.picked_on_host,
     rules_moves.moved_away,
@@ -153,7 +154,7 @@ def _others(scene: Scene, verdict: Verdict) -> str:
 
 def _module(scene: Scene) -> str:
     held = (s.attributes[0].module for s in scene.operands if s.attributes)
-    return next((path for module in held if (path := holders.path_of(module, scene.modules))), "")
+    return next((path for module in held if (path := owners.path_of(module, scene.modules))), "")
 
 
 def _notes(scene: Scene) -> list[TensorNote]:

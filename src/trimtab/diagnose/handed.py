@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from trimtab.diagnose import holders, scope, source, spot, trace
+from trimtab.diagnose import devices, holders, source, spot, trace
 from trimtab.virtual.origin import TORCH
 
 
@@ -66,7 +66,7 @@ def device_inside(hand: Hand, file: str, function: source.Function, wanted: str)
         for name in source.parameters(file, function.body[0].lineno):
             given = trace.argument(call, function, name)
             value = holders.value_of(given, hand.frame) if given is not None else None
-            if text := scope.device_of(name, value, hand.file, call.lineno, wanted):
+            if text := devices.device_of(name, value, hand.file, call.lineno, wanted):
                 return text
             first = value[0] if isinstance(value, list | tuple) and value else None
             if isinstance(first, torch.Tensor) and str(first.device) == wanted:

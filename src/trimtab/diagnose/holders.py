@@ -16,23 +16,10 @@ import torch
 from torch import nn
 
 from trimtab.diagnose import source
-from trimtab.virtual.state import machine
 
 _NESTED = (dict, list, tuple)
-_TABLES = ("_parameters", "_buffers", "_modules")
+TABLES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps what it has registered."""
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """An attribute of a module that holds a tensor (or a module that owns it)."""
-
-    module: nn.Module
-    name: str
-    registered: bool
-    """Whether `module.to()` reaches it: a parameter, a buffer or a submodule."""
-    container: str = ""
-    """The plain Python container in between ("list", "dict"), if any."""
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -137,7 +124,7 @@ def value_of(node: ast.AST, frame: FrameType) -> Any:
 def _stored(owner: Any, name: str) -> Any:
     """An attribute that is simply stored: no property and no method runs for it."""
     if isinstance(owner, nn.Module):
-        for table in (getattr(owner, table) for table in _TABLES):
+        for table in (getattr(owner, table) for table in TABLES):
             if name in table:
                 return table[name]
     if owner is None or isinstance(owner, torch.Tensor):
@@ -147,43 +134,6 @@ def _stored(owner: Any, name: str) -> Any:
             found = values[name]
             return None if hasattr(type(found), "__get__") else found
     return None
-
-
-def modules_seen(frame: FrameType | None) -> list[nn.Module]:
-    """The modules that the machine in force knows, and those in the variables of the user's frames."""
-    found: dict[int, nn.Module] = {}
-    current = machine()
-    for module in list(current.modules) if current is not None else ():
-        found[id(module)] = module
-    while frame is not None:
-        for value in list(frame.f_locals.values()):
-            kept = vars(value).values() if _is_own(value) else ()
-            found |= {id(one): one for one in (value, *kept) if isinstance(one, nn.Module)}
-        frame = frame.f_back
-    for module in list(found.values()):
-        for child in module.modules():
-            found.setdefault(id(child), child)
-    return list(found.values())
-
-
-def attributes_of(tensor: torch.Tensor, modules: Iterable[nn.Module]) -> list[Attribute]:
-    """Every module attribute that holds a tensor, registered ones first."""
-    return _holding(lambda value: isinstance(value, torch.Tensor) and same(value, tensor), modules)
-
-
-def holders_of(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
-    """The module attributes that hold a module, registered ones first."""
-    return _holding(lambda value: value is module, modules)
-
-
-def _holding(wanted: Callable[[Any], bool], modules: Iterable[nn.Module]) -> list[Attribute]:
-    found = []
-    for owner in modules:
-        for name in _TABLES:
-            held = getattr(owner, name).items()
-            found += [Attribute(owner, key, registered=True) for key, value in held if wanted(value)]
-        found += [Attribute(owner, name, False, kind) for name, kind, _ in _plainly(owner, wanted)]
-    return sorted(found, key=lambda attribute: not attribute.registered)
 
 
 @dataclass(frozen=True)
@@ -205,22 +155,22 @@ def kept_in(wanted: Callable[[Any], bool], frames: Iterable[FrameType]) -> Itera
     for depth in range(3):
         following: list[Any] = []
         for owner in queue:
-            if id(owner) in seen or not _is_own(owner):
+            if id(owner) in seen or not is_own(owner):
                 continue
             seen.add(id(owner))
-            yield from (Kept(owner, *found) for found in _plainly(owner, wanted))
+            yield from (Kept(owner, *found) for found in plainly(owner, wanted))
             if depth < 2:
-                following += [v for n, v in list(vars(owner).items())[:128] if n not in _TABLES]
+                following += [v for n, v in list(vars(owner).items())[:128] if n not in TABLES]
             if isinstance(owner, nn.Module):
                 following += owner._modules.values()
         queue = following
 
 
-def _plainly(owner: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, str, str]]:
+def plainly(owner: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, str, str]]:
     """The attributes past a module's tables that hold something: name, container, and how it is taken out of that."""
     for name, value in list(vars(owner).items())[:256]:
-        kind = _container(value) if name not in _TABLES else ""
-        if name not in _TABLES and (any(map(wanted, _entries(value))) if kind else wanted(value)):
+        kind = _container(value) if name not in TABLES else ""
+        if name not in TABLES and (any(map(wanted, _entries(value))) if kind else wanted(value)):
             yield name, kind, _key(value, wanted) if kind else ""
 
 
@@ -237,7 +187,7 @@ def _key(container: Any, wanted: Callable[[Any], bool]) -> str:
     return next((f"[{key!r}]" for key, value in entries if wanted(value)), "")
 
 
-def _is_own(value: Any) -> bool:
+def is_own(value: Any) -> bool:
     """Whether an object is of a class that the program itself defines."""
     if isinstance(value, type | torch.Tensor) or not hasattr(value, "__dict__"):
         return False
@@ -257,8 +207,8 @@ def expression_for(value: Any, frame: FrameType) -> str | None:
 
 def _path_inside(owner: Any, value: Any, depth: int) -> str | None:
     inside = dict(owner._modules) if isinstance(owner, nn.Module) else {}
-    if isinstance(owner, nn.Module) or _is_own(owner):
-        inside |= {k: v for k, v in vars(owner).items() if k not in _TABLES}
+    if isinstance(owner, nn.Module) or is_own(owner):
+        inside |= {k: v for k, v in vars(owner).items() if k not in TABLES}
     for name, found in inside.items():
         if found is value:
             return f"get_submodule('{name}')" if name.isdigit() else name
@@ -271,28 +221,6 @@ def _path_inside(owner: Any, value: Any, depth: int) -> str | None:
 def outside(frames: Iterable[FrameType]) -> FrameType | None:
     """The innermost frame that is no method of a module: the one that calls the model."""
     return next((f for f in frames if not isinstance(f.f_locals.get("self"), nn.Module)), None)
-
-
-def path_of(module: nn.Module, modules: Iterable[nn.Module]) -> str:
-    """The module's name from the outermost module that registers it: `layers.3.self_attn`."""
-    return ".".join(reversed([holder.name for holder in climb(module, modules)]))
-
-
-def outermost(module: nn.Module, modules: Iterable[nn.Module]) -> nn.Module:
-    """The outermost module of which a module is a registered part."""
-    holders = climb(module, modules)
-    return holders[-1].module if holders else module
-
-
-def climb(module: nn.Module, modules: Iterable[nn.Module]) -> list[Attribute]:
-    known, found = list(modules), []
-    for _ in range(32):
-        holder = next((h for h in holders_of(module, known) if h.registered), None)
-        if holder is None:
-            break
-        found.append(holder)
-        module = holder.module
-    return found
 
 
 def source_of(module: object) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trimtab.diagnose import handed, holders, rewrite, scope, source, spot
+from trimtab.diagnose import devices, handed, holders, rewrite, source, spot
 from trimtab.diagnose.finding import Cause, Edit
 from trimtab.diagnose.rules_common import Verdict, alone, birthplace
 from trimtab.diagnose.scene import Scene, Suspect
@@ -72,9 +72,9 @@ def device_at(scene: Scene, stray: Suspect, file: str, line: int) -> str | None:
     """The program's own expression for that device, valid on a line."""
     frames, place = scene.frames, wanted(scene, stray)
     wrong = _explicit(scene, stray, file, line)
-    found = scope.device_near(frames, file, line, place, scene.several, wrong)
+    found = devices.device_near(frames, file, line, place, scene.several, wrong)
     found = found or _given_inside(scene, stray, file, line)
-    found = found or scope.device_at(frames, file, line, place, scene.several, wrong)
+    found = found or devices.device_at(frames, file, line, place, scene.several, wrong)
     # NCCL takes what is on the present GPU.
     return found or ('"cuda"' if alone(scene) else None)
 
@@ -96,9 +96,9 @@ def _explicit(scene: Scene, stray: Suspect, file: str, line: int) -> frozenset[s
     """What the line that made a stray tensor says for a device itself: that has led it astray."""
     born, given = stray.born, device_arguments(file, line)
     if born is not None and (born.file, born.line) != (file, line):
-        frame = scope.frame_of(scene.frames, file, line)
+        frame = devices.frame_of(scene.frames, file, line)
         given = [
-            g for g in given if frame is not None and scope.means(holders.value_of(g, frame), stray.device)
+            g for g in given if frame is not None and devices.means(holders.value_of(g, frame), stray.device)
         ]
     return frozenset(ast.unparse(node) for node in given)
 
@@ -162,6 +162,8 @@ def bound_there(scene: Scene, stray: Suspect, file: str, line: int) -> Mend | No
     value = statement.value
     if value is None or isinstance(target, ast.Tuple) or isinstance(value, _MANY):
         return None
+    if isinstance(value, ast.IfExp) and stray.made_by is not None and stray.made_by[1] in ast.walk(value):
+        value = stray.made_by[1]  # the other choice may be no tensor
     return brought("bring it to its device", file, value, device)
 
 
@@ -170,7 +172,7 @@ _MANY = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp 
 
 def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     """The stray tensor brought to its partner in the very expression that fails."""
-    if not scene.frames or stray.tensor is None or stray.is_parameter:
+    if not scene.frames or stray.tensor is None or (stray.is_parameter and not is_written(scene, stray)):
         return None
     frame = scene.frames[0]
     file, line = frame.f_code.co_filename, frame.f_lineno
@@ -178,12 +180,13 @@ def at_use(scene: Scene, stray: Suspect) -> Mend | None:
     if statement is None:
         return None
     if isinstance(statement, ast.AugAssign) and spot.running(frame) is None:
-        return _to_target(scene, stray, statement)
+        return _to_target(scene, stray, statement.target, statement.value)
     node = spot.expression(stray.tensor, stray.device, frame)
-    if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load) or _is_written(frame, node):
+    if node is None or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
         return None
-    if isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node):
-        return _to_target(scene, stray, statement)
+    added_to = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) == ast.unparse(node)
+    if added_to or is_written(scene, stray):
+        return _to_target(scene, stray, node)
     if edge := _at_the_edge(scene, stray):
         return edge
     home = wanted(scene, stray)
@@ -204,8 +207,8 @@ def _at_the_edge(scene: Scene, stray: Suspect) -> Mend | None:
     hands = handed.way(stray.tensor, stray.device, scene.frames) if stray.tensor is not None else []
     for frame, outer in itertools.pairwise(scene.frames):
         module = frame.f_locals.get("self")
-        devices = {str(p.device) for p in module.parameters()} if isinstance(module, nn.Module) else set()
-        if devices != {home} or stray.device == "cpu":
+        lies_on = {str(p.device) for p in module.parameters()} if isinstance(module, nn.Module) else set()
+        if lies_on != {home} or stray.device == "cpu":
             break
         edge = outer
     hand = next((h for h in hands if h.frame is edge and h.whole), None)
@@ -238,25 +241,27 @@ def received(scene: Scene, stray: Suspect) -> Mend | None:
     return brought(said, hand.file, hand.node, device) if device is not None else None
 
 
-def _is_written(frame: FrameType, node: ast.expr) -> bool:
-    """Whether the running call changes what an expression names (`x.index_put_(…)`): a copy would take the change."""
-    call = spot.running(frame)
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+def is_written(scene: Scene, stray: Suspect) -> bool:
+    """Whether the running call changes a tensor (`x.index_put_(…)`): a moved copy would take the change."""
+    frame = scene.frames[0] if scene.frames else None
+    call = spot.running(frame) if frame is not None else None
+    if frame is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return False
     in_place = call.func.attr.endswith("_") and not call.func.attr.endswith("__")
-    return in_place and any(inner is node for inner in ast.walk(call.func.value))
+    node = (
+        spot.expression(stray.tensor, stray.device, frame) if in_place and stray.tensor is not None else None
+    )
+    return node is not None and node in ast.walk(call.func.value)
 
 
-def _to_target(scene: Scene, stray: Suspect, statement: ast.AugAssign) -> Mend | None:
-    """`total += x`, `total += (x - total) / n`: what the sum is computed from goes to where the sum is kept."""
+def _to_target(scene: Scene, stray: Suspect, target: ast.expr, value: ast.expr | None = None) -> Mend | None:
+    """`total += x`, `mean.lerp_(x, 0.1)`: what is written into a tensor goes to where that is kept."""
     frame, partner = scene.frames[0], scene.partner(stray)
-    node: ast.expr | None = statement.value
-    if spot.running(frame) is not None:
-        tensor = partner.tensor if partner is not None else None
-        node = spot.expression(tensor, partner.device, frame) if partner and tensor is not None else None
-    said = f"bring what is added to where the sum is kept, in line {statement.lineno}"
-    device = f"{ast.unparse(statement.target)}.device"
-    return brought(said, frame.f_code.co_filename, node, device) if node is not None else None
+    if value is None and partner is not None and partner.tensor is not None:
+        value = spot.expression(partner.tensor, partner.device, frame)
+    said = f"bring what is written there to where it is kept, in line {frame.f_lineno}"
+    device = f"{ast.unparse(target)}.device"
+    return brought(said, frame.f_code.co_filename, value, device) if value is not None else None
 
 
 def sentence(scene: Scene, stray: Suspect, line: int) -> Mend:

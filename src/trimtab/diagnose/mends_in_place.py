@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from trimtab.diagnose import flow, graphs, holders, mends_layers, rewrite, shared_graph, source
+from trimtab.diagnose import flow, graphs, holders, mends_layers, owners, rewrite, shared_graph, source
 from trimtab.diagnose.finding import Place
 from trimtab.diagnose.mends_graph import Mend
 from trimtab.diagnose.raised_common import own_frames
@@ -76,7 +76,7 @@ def of_layer(layer: nn.Module) -> tuple[Place, Mend] | None:
     """Where a layer that works in place is made: under the attribute that holds it, else the only one of its kind."""
     kind, here = type(layer).__name__, machine()
     files: dict[str, None] = {}
-    for held in holders.climb(layer, here.modules if here is not None else ()):
+    for held in owners.climb(layer, here.modules if here is not None else ()):
         named = holders.source_of(held.module)
         if named is None or not source.is_user_file(named[0]):
             continue

@@ -147,13 +147,17 @@ def more(place: Place, node: ast.expr, number: int) -> Edit:
 
 def counted_from_one(made: Place, chosen: bool) -> tuple[Place, Edit] | None:
     """The only expression of a file that numbers things from 1: a table over `enumerate(names, 1)` that the line which
-    makes the numbers reads, or, where they are chosen and no row's own, `random.randint(1, n)`."""
+    makes the numbers reads, or, where they are chosen and no row's own, `random.randint(1, n)` and torch's."""
     file, found = made.file, list[tuple[ast.Call, str]]()
     read = {source.last_name(n) for n in source.header(source.statement(file, made.line))}
     for call in source.calls(file, "randint", "enumerate"):
         first, second = (*call.args, None, None)[:2]
         if ast.unparse(call.func) == "random.randint" and _is_one(first) and second is not None and chosen:
             found.append((call, f"random.randint(0, {rewrite.operand(second)} - 1)"))
+        elif ast.unparse(call.func) == "torch.randint" and _is_one(first) and call.lineno == made.line:
+            if isinstance(second, ast.BinOp) and isinstance(second.op, ast.Add) and _is_one(second.right):
+                rest = [ast.unparse(given) for given in (*call.args[2:], *call.keywords)]
+                found.append((call, f"torch.randint({', '.join(['0', ast.unparse(second.left), *rest])})"))
         elif source.called_name(call) == "enumerate" and first is not None:
             kept = source.statement_of(file, call)
             names = source.bound(kept) | (

@@ -8,7 +8,7 @@ import ast
 import torch
 from torch import nn
 
-from trimtab.diagnose import mend, rewrite, scope, source
+from trimtab.diagnose import devices, mend, rewrite, scope, source
 from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Suspect
@@ -36,7 +36,7 @@ def first_device(error: BaseException) -> Verdict | None:
         edit = mend.to_device(where, move, _first(where, move.lineno, file, ids, first))
         why = f"this puts the model on {found}, and DataParallel in line {wrap.lineno} wants its first GPU, {first}"
         return mend.Mend.by("move it there", edit).blames(where, move.lineno, why)
-    device = scope.device_at(running, file, wrap.lineno, str(first)) or _first(
+    device = devices.device_at(running, file, wrap.lineno, str(first)) or _first(
         file, wrap.lineno, file, ids, first
     )
     model = source.keyword(wrap, "module") or (wrap.args[0] if wrap.args else None)

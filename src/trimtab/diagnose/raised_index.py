@@ -175,10 +175,15 @@ def _ids(frame: FrameType, error: BaseException) -> Verdict | None:
     counts = values.flatten()[:last].tolist() == list(
         range(int(values.flatten()[0]), int(values.flatten()[0]) + last)
     )
-    given = rows_given(table) if counts and last > 1 else None
+    span, given = origin.spans_of(ids)[0], rows_given(table)
+    made_by = source.last_name(getattr(source.node_at(*span), "func", ast.Pass())) if span is not None else ""
     place: Place | None
-    if given is not None and is_shared(*given):
-        # The rows are as long as the setting says, and what is put to them besides.
+    if (
+        given is not None
+        and (made_by in ("bucketize", "searchsorted") or (counts and last > 1))
+        and is_shared(*given)
+    ):
+        # The rows are as long as the setting says, and what is put to them besides: n bounds part n + 1 buckets.
         place, edits = given[0], [more(*given, high + 1 - size)]
     else:
         place, edits = wider(rows_decided(table), size, high + 1, error)

@@ -10,7 +10,7 @@ import ast
 import torch
 from torch import nn
 
-from trimtab.diagnose import graphs, holders, mends_data, mends_layers, rewrite, source
+from trimtab.diagnose import graphs, holders, mends_data, mends_layers, owners, rewrite, source
 from trimtab.diagnose.finding import Edit, cause_at
 from trimtab.diagnose.raised_common import known_here, own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
@@ -48,7 +48,7 @@ def no_leaf(error: BaseException) -> Verdict | None:
 def lost_parameter(error: BaseException) -> Verdict | None:
     """A parameter that was computed with after it became one: a module keeps the result, whose graph is made once."""
     frames = [frame for frame, _ in own_frames(error)]
-    modules = holders.modules_seen(frames[0]) if frames else []
+    modules = owners.modules_seen(frames[0]) if frames else []
     registered = {id(p) for module in modules for p in module._parameters.values() if p is not None}
     for module in modules:
         for name, value in vars(module).items():
@@ -184,7 +184,7 @@ def kept_state(error: BaseException) -> Verdict | None:
     )
     buffers = (
         holders.Kept(module, name)
-        for module in holders.modules_seen(frames[0] if frames else None)
+        for module in owners.modules_seen(frames[0] if frames else None)
         for name, value in module._buffers.items()
         if value is not None and value.grad_fn is not None
     )

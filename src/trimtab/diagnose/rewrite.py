@@ -16,23 +16,9 @@ if TYPE_CHECKING:
     from trimtab.diagnose.scene import Scene, Suspect
 
 _FACTORIES = (
-    frozenset(
-        (
-            "ones",
-            "zeros",
-            "full",
-            "empty",
-            "arange",
-            "linspace",
-            "logspace",
-            "eye",
-            "rand",
-            "randn",
-            "randint",
-        )
-    )
-    | {"randperm", "tensor", "as_tensor", "tril_indices", "triu_indices", "hann_window", "hamming_window"}
-    | {"blackman_window", "kaiser_window", "bartlett_window", "Generator"}
+    frozenset({"ones", "zeros", "full", "empty", "arange", "linspace", "logspace", "eye", "rand", "randn"})
+    | {"randint", "randperm", "tensor", "as_tensor", "tril_indices", "triu_indices", "hann_window"}
+    | {"hamming_window", "blackman_window", "kaiser_window", "bartlett_window", "Generator"}
 )
 
 

@@ -9,7 +9,7 @@ import ast
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, scope, source
+from trimtab.diagnose import devices, holders, mend, owners, rewrite, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_modules import bindings
 from trimtab.diagnose.scene import Scene, Suspect
@@ -22,8 +22,8 @@ def kept_aside(scene: Scene, stray: Suspect) -> Verdict | None:
     part = stray.registered
     if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    root = holders.outermost(part.module, scene.modules)
-    for keeper in holders.holders_of(root, scene.modules):
+    root = owners.outermost(part.module, scene.modules)
+    for keeper in owners.holders_of(root, scene.modules):
         named = holders.source_of(keeper.module)
         if keeper.registered or named is None or not _on_purpose(root, keeper):
             continue
@@ -38,7 +38,7 @@ def kept_aside(scene: Scene, stray: Suspect) -> Verdict | None:
     return None
 
 
-def _on_purpose(root: nn.Module, keeper: holders.Attribute) -> bool:
+def _on_purpose(root: nn.Module, keeper: owners.Attribute) -> bool:
     """Whether a module is kept out of the table: past it, or alone in a container and not trained there."""
     if not keeper.container:
         return True
@@ -53,7 +53,7 @@ def _beside_the_model(scene: Scene, stray: Suspect, keeper: nn.Module, path: str
     weight = next((p for p in keeper.parameters() if str(p.device) == home), None)
     moved = origin.moved_of(weight) if weight is not None else None
     statement = source.statement(moved.file, moved.line) if moved is not None else None
-    frame = scope.frame_of(scene.frames, moved.file, moved.line) if moved is not None else None
+    frame = devices.frame_of(scene.frames, moved.file, moved.line) if moved is not None else None
     name = holders.expression_for(keeper, frame) if frame is not None else None
     moves = [n for n in ast.walk(statement or ast.Pass()) if source.is_move(n)]
     if moved is None or statement is None or not isinstance(statement, ast.Assign | ast.Expr):
@@ -76,7 +76,7 @@ def passed_over(scene: Scene, stray: Suspect) -> Verdict | None:
     part = stray.registered
     if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    for holder in holders.climb(part.module, scene.modules):
+    for holder in owners.climb(part.module, scene.modules):
         named = holders.source_of(holder.module)
         weights = [p for p in holder.module.parameters() if str(p.device) == mend.wanted(scene, stray)]
         moved = origin.moved_of(weights[-1]) if weights else None
@@ -103,11 +103,11 @@ def passed_over(scene: Scene, stray: Suspect) -> Verdict | None:
 def tied(scene: Scene, stray: Suspect) -> Verdict | None:
     """A weight that two modules share follows the last move of either."""
     for suspect in (stray, *scene.operands):
-        owners = {id(a.module) for a in suspect.attributes if a.registered}
-        if len(owners) < 2 or suspect.moved is None:
+        held_by = {id(a.module) for a in suspect.attributes if a.registered}
+        if len(held_by) < 2 or suspect.moved is None:
             continue
         names = [
-            f"{holders.path_of(a.module, scene.modules)}.{a.name}" for a in suspect.attributes if a.registered
+            f"{owners.path_of(a.module, scene.modules)}.{a.name}" for a in suspect.attributes if a.registered
         ]
         if not _moves_one_of(suspect.moved, names):
             continue

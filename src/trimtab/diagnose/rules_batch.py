@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import handed, holders, mend, rewrite, scope, source
+from trimtab.diagnose import devices, handed, holders, mend, rewrite, scope, source
 from trimtab.diagnose.finding import Cause
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
@@ -104,7 +104,7 @@ def _passed_through(
     """Tensors that were given to the helper with the model: it hands them back where they were."""
     statement, frame = source.statement(moved.file, moved.line), None
     if isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1:
-        frame = scope.frame_of(scene.frames, moved.file, moved.line)
+        frame = devices.frame_of(scene.frames, moved.file, moved.line)
     target = statement.targets[0] if frame is not None and isinstance(statement, ast.Assign) else None
     targets = target.elts if isinstance(target, ast.Tuple) else [target] if target is not None else []
     given = {ast.unparse(arg) for arg in call.args}

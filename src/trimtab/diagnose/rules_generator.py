@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, scope, source
+from trimtab.diagnose import devices, holders, mend, rewrite, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene
 
@@ -31,11 +31,11 @@ def generator(scene: Scene) -> Verdict | None:
             device: str | None = '"cpu"'
         else:
             drawn = f"cuda:{torch.cuda.current_device()}"
-            found = scope.device_at(scene.frames, file, made.lineno, drawn) or ""
+            found = devices.device_at(scene.frames, file, made.lineno, drawn) or ""
             device = found if found.isidentifier() or found.startswith("self.") else None
         text = f"{ast.unparse(call.func)}(device={device or repr(wants)})"
         fix = mend.Mend.by("make it there", rewrite.in_place_of(file, call, text))
-        return fix.blames(file, made.lineno, why)
+        return fix.blames(file, call.lineno, why)
     return _given(frame.file, frame.line, has, wants) or _default_device(frame.file, frame.line)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, scope, source, trace
+from trimtab.diagnose import devices, holders, mend, owners, rewrite, scope, source, trace
 from trimtab.diagnose.finding import Edit
 from trimtab.diagnose.rewrite import last_move_argument
 from trimtab.diagnose.rules_common import Verdict, met
@@ -171,7 +171,7 @@ def _makers(scene: Scene, stray: Suspect) -> Iterator[tuple[str, ast.Call]]:
         made = [(file, call) for file in files for call in source.calls(file, name)] if name else []
         yield from made if len(made) == 1 else ()
     if (part := stray.registered) is not None:
-        for file, made_by, _ in bindings(scene, holders.outermost(part.module, scene.modules)):
+        for file, made_by, _ in bindings(scene, owners.outermost(part.module, scene.modules)):
             value = getattr(made_by, "value", None)
             if isinstance(value, ast.Call):
                 yield file, value
@@ -180,7 +180,7 @@ def _makers(scene: Scene, stray: Suspect) -> Iterator[tuple[str, ast.Call]]:
 def _seen_from(scene: Scene, file: str, line: int) -> FrameType | None:
     """The running function that holds a line; of one that has ended, another that knows the same module's names."""
     others = (frame for frame in scene.frames if frame.f_code.co_filename == file)
-    return scope.frame_of(scene.frames, file, line) or next(others, None)
+    return devices.frame_of(scene.frames, file, line) or next(others, None)
 
 
 def _slots(called: Any, call: ast.Call) -> tuple[inspect.Parameter, str] | None:
@@ -211,10 +211,10 @@ def _is_device(
     if scope.sounds_like_device(slot.name) or isinstance(slot.default, str | torch.device):
         return False
     home, text = mend.wanted(scene, stray), ast.unparse(node)
-    if frame is not scope.frame_of(scene.frames, file, node.lineno):
+    if frame is not devices.frame_of(scene.frames, file, node.lineno):
         local = source.root(node) in source.parameters(file, node.lineno)
         if local or source.assignments(file, node.lineno, source.root(node)):
             # The function has ended, and only the name is left to tell.
             return isinstance(node, ast.Name | ast.Attribute) and scope.sounds_like_device(text)
     value = holders.value_of(node, frame)
-    return isinstance(value, str | torch.device) and scope.means(value, home)
+    return isinstance(value, str | torch.device) and devices.means(value, home)

@@ -7,7 +7,7 @@ import ast
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, source
+from trimtab.diagnose import holders, mend, owners, rewrite, source
 from trimtab.diagnose.rules_common import Verdict, met
 from trimtab.diagnose.scene import Scene, Suspect
 
@@ -17,7 +17,7 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
     plain = [a for a in stray.attributes if not a.registered]
     for attribute in [a for a in stray.attributes if a.registered]:
         # What holds the outermost module holds it unregistered.
-        plain += holders.holders_of(holders.outermost(attribute.module, scene.modules), scene.modules)
+        plain += owners.holders_of(owners.outermost(attribute.module, scene.modules), scene.modules)
     for attribute in plain:
         named = holders.source_of(attribute.module)
         if named is None or not source.is_user_file(named[0]):
@@ -38,7 +38,7 @@ def unregistered(scene: Scene, stray: Suspect) -> Verdict | None:
 def _registration(
     scene: Scene,
     stray: Suspect,
-    attribute: holders.Attribute,
+    attribute: owners.Attribute,
     class_name: str,
     layers: bool,
     file: str,
@@ -74,11 +74,8 @@ def _registration(
         why = f"{name} is a plain attribute, no registered buffer: {class_name}.to(device) does not move it"
         code = ast.unparse(value) if value is not None else "..."
         text = f'self.register_buffer("{attribute.name}", {code}, persistent=False)'
-        edits = (
-            [rewrite.in_place_of(file, statement, text)]
-            if statement is not None and value is not None
-            else []
-        )
+        known = statement is not None and value is not None
+        edits = [rewrite.in_place_of(file, statement, text)] if known and statement is not None else []
         return Verdict(source.cause(file, line, why), text, "unmoved-state", edits)
     code = ast.unparse(value) if value is not None else "..."
     text = f"{name} = nn.{kind}({code})"
@@ -198,9 +195,7 @@ def _each_moved(scene: Scene, stray: Suspect, file: str, line: int, kind: str) -
 def _guard(file: str, line: int, name: str) -> ast.If | None:
     """The condition under which a cached attribute is built."""
     statement = source.statement(file, line)
-    if statement is None:
-        return None
-    for node in source.above(file, statement):
+    for node in source.above(file, statement) if statement is not None else ():
         if isinstance(node, source.Function):
             return None
         if isinstance(node, ast.If) and name in ast.unparse(node.test):
@@ -221,10 +216,7 @@ def _rebuilt(scene: Scene, stray: Suspect, file: str, guard: ast.If, name: str) 
     if not asked:
         return None
     test = ast.unparse(guard.test)
-    grouped = (
-        f"({test})" if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.And) else test
-    )
-    text = f"{grouped} or {name}.device != {asked[0]}"
-    return mend.Mend(
-        f"build it again for another device: if {text}:", [rewrite.in_place_of(file, guard.test, text)]
-    )
+    both = isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.And)
+    text = f"{f'({test})' if both else test} or {name}.device != {asked[0]}"
+    edits = [rewrite.in_place_of(file, guard.test, text)]
+    return mend.Mend(f"build it again for another device: if {text}:", edits)

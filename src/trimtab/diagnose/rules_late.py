@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, scope, source
+from trimtab.diagnose import devices, holders, mend, owners, rewrite, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_modules import bindings
 from trimtab.diagnose.scene import Scene, Suspect
@@ -30,18 +30,18 @@ def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     if line is None:
         return None
     why = "this is put into the model after the model was moved, so it stays on the CPU"
-    root = holders.outermost(owner.module, scene.modules)
+    root = owners.outermost(owner.module, scene.modules)
     fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, root, line)
     fix = fix or _move_again(scene, stray, root, line)
     return fix.blames(line.file, line.line, why)
 
 
-def _placements(attribute: holders.Attribute, scene: Scene) -> Iterator[Placement]:
+def _placements(attribute: owners.Attribute, scene: Scene) -> Iterator[Placement]:
     """Who put a tensor into its module, that module into the one above, and so on."""
     if found := deeds.placement(attribute.module, attribute.name):
         yield found
     module = attribute.module
-    for holder in holders.climb(module, scene.modules):
+    for holder in owners.climb(module, scene.modules):
         if found := deeds.placement(holder.module, holder.name):
             yield found
 
@@ -124,7 +124,7 @@ def _move_again(scene: Scene, stray: Suspect, root: nn.Module, line: Origin) -> 
 
 def _name_at(scene: Scene, module: nn.Module, file: str, line: int) -> str | None:
     """How the function that holds a line names a module, if it still runs."""
-    if (frame := scope.frame_of(scene.frames, file, line)) is not None:
+    if (frame := devices.frame_of(scene.frames, file, line)) is not None:
         return holders.expression_for(module, frame)
     # The model that a line itself works on: `model.load_state_dict(…)`.
     for call in source.call_on(file, line):

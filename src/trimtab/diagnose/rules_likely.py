@@ -17,13 +17,9 @@ from trimtab.virtual.origin import Origin
 def misplaced_layer(scene: Scene, stray: Suspect) -> Verdict | None:
     """The activation was brought to its device on purpose, just before: then the layer is the one that is elsewhere."""
     partner, here = scene.partner(stray), scene.fault.frame
-    if (
-        partner is None
-        or here is None
-        or stray.moved is None
-        or not partner.is_parameter
-        or partner.moved is None
-    ):
+    if partner is None or here is None or not partner.is_parameter:
+        return None
+    if stray.moved is None or partner.moved is None:
         return None
     if stray.moved.function != here.function or stray.moved.file != here.file or stray.device == "cpu":
         return None
@@ -88,11 +84,8 @@ def assignment(scene: Scene, stray: Suspect) -> Verdict | None:
         if around and stray.device != "cpu" and (fix := mend.at_use(scene, stray)) is not None:
             why = f"{sight.name} comes from another GPU than this line wants it on"
             return fix.blames(sight.file, sight.line, why)
-        if (
-            born is not None
-            and (born.file, born.line) != (sight.file, made.lineno)
-            and _made_elsewhere(made, born)
-        ):
+        elsewhere = born is not None and (born.file, born.line) != (sight.file, made.lineno)
+        if elsewhere and born is not None and _made_elsewhere(made, born):
             return birth(scene, stray)
         why = f"{sight.name} is made here on {stray.device}, and {met(scene, stray)}"
         fix = _fix_at(scene, stray, sight, made, name)
@@ -168,14 +161,12 @@ def _fix_at(scene: Scene, stray: Suspect, sight: Sight, made: ast.stmt, name: st
     whole = isinstance(made, ast.Assign) and isinstance(held, torch.Tensor) and name in source.bound(made)
     if whole and (fix := mend.bound_there(scene, stray, sight.file, made.lineno)):
         return fix
-    zipped = (
-        isinstance(made, ast.For)
-        and isinstance(made.iter, ast.Call)
-        and source.called_name(made.iter) == "zip"
-    )
-    if zipped and (fix := mend.at_use(scene, stray)):
+    over = made.iter if isinstance(made, ast.For) else None
+    zipped = isinstance(over, ast.Call) and source.called_name(over) == "zip"
+    written = mend.is_written(scene, stray)
+    if (zipped or written) and (fix := mend.at_use(scene, stray)):
         return fix  # one of several that a loop takes side by side: brought to the others where it meets them
-    if fix := _after_binding(scene, stray, sight, made, name):
+    if not written and (fix := _after_binding(scene, stray, sight, made, name)):
         return fix
     return mend.best(scene, stray, sight.file, made.lineno, bound=False)
 

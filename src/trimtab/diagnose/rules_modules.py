@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mend, rewrite, source
+from trimtab.diagnose import holders, mend, owners, rewrite, source
 from trimtab.diagnose.rules_common import Verdict, construction
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import origin
@@ -20,7 +20,7 @@ def never_moved(scene: Scene, stray: Suspect) -> Verdict | None:
     part = stray.registered
     if part is None or stray.moved is not None or stray.device != "cpu":
         return None
-    root = holders.outermost(part.module, scene.modules)
+    root = owners.outermost(part.module, scene.modules)
     if any(str(p.device) == mend.wanted(scene, stray) for p in root.parameters()):
         return None  # the model did move
     for place in bindings(scene, root):
@@ -44,10 +44,8 @@ def elsewhere(scene: Scene, stray: Suspect) -> Verdict | None:
     part = partner.registered if partner is not None else None
     if partner is None or part is None or stray.is_parameter or "cpu" in (stray.device, partner.device):
         return None
-    odd = holders.outermost(part.module, scene.modules)
-    roots = {
-        id(root): root for m in scene.modules if (root := holders.outermost(m, scene.modules)) is not odd
-    }
+    odd = owners.outermost(part.module, scene.modules)
+    roots = {id(root): root for m in scene.modules if (root := owners.outermost(m, scene.modules)) is not odd}
     others = [p for root in roots.values() for p in root.parameters()]
     if not others or {str(p.device) for p in odd.parameters()} != {partner.device}:
         return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import sys
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-from trimtab.diagnose import holders, mend, rewrite, rules_modules, scope, source
+from trimtab.diagnose import devices, holders, mend, rewrite, rules_modules, scope, source
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual import deeds, origin
@@ -24,6 +25,8 @@ class _Slot(NamedTuple):
     optimizer: torch.optim.Optimizer
     parameter: torch.Tensor
     key: Any
+    inside: bool = False
+    """Whether it lies in an object there: loading moves tensors, dicts and lists of them, and no objects."""
 
 
 def optimizer_state(scene: Scene, stray: Suspect) -> Verdict | None:
@@ -31,7 +34,8 @@ def optimizer_state(scene: Scene, stray: Suspect) -> Verdict | None:
     tensor = stray.tensor
     if tensor is None or stray.is_parameter:
         return None
-    in_step = any("/torch/optim/" in f.file.replace("\\", "/") for f in scene.fault.frames)
+    within = itertools.takewhile(lambda f: f != scene.fault.frame, scene.fault.frames)
+    in_step = any("/torch/optim/" in f.file.replace("\\", "/") for f in within)
     slot = _slot(tensor)
     place = stray.moved or stray.born
     if place is None or (slot is None and not in_step):
@@ -39,6 +43,8 @@ def optimizer_state(scene: Scene, stray: Suspect) -> Verdict | None:
     if slot is not None:
         line = origin.resolve(deeds.loaded(slot.optimizer))
         moved = origin.moved_of(slot.parameter)
+        if slot.inside and (saved := _loaded_elsewhere(scene, stray, place)) is not None:
+            return saved
         if line is not None and not _made_in_step(place):
             why = "the optimizer's state is loaded here, while its parameters are on another device than they are now"
             return _move_first(line, why) or _before_loading(scene, slot, line, why)
@@ -70,8 +76,21 @@ def _slot(tensor: torch.Tensor) -> _Slot | None:
                     for key, entry in slots.items() if isinstance(slots, dict) else ():
                         if entry is tensor:
                             return _Slot(optimizer, parameter, key)
+                        if hasattr(entry, "__dict__") and any(v is tensor for v in vars(entry).values()):
+                            return _Slot(optimizer, parameter, key, inside=True)
         frame = frame.f_back
     return None
+
+
+def _loaded_elsewhere(scene: Scene, stray: Suspect, place: Origin) -> Verdict | None:
+    """The checkpoint from which the object comes, read to the device of the parameters."""
+    loads = [c for c in source.call_on(place.file, place.line) if ast.unparse(c.func) == "torch.load"]
+    device = mend.device_at(scene, stray, place.file, place.line)
+    if len(loads) != 1 or device is None:
+        return None
+    why = "the tensors inside the optimizer's own objects are read here, and loading its state does not move them"
+    edit = rewrite.add_keyword(place.file, loads[0], "map_location", device)
+    return mend.Mend.by("read them to where the parameters are", edit).blames(*place[:2], why, _KIND)
 
 
 def _made_in_step(place: Origin) -> bool:
@@ -126,7 +145,7 @@ def _before_loading(scene: Scene, slot: _Slot, line: Origin, why: str) -> Verdic
 
 def _load_again(scene: Scene, slot: _Slot, moved: Origin) -> mend.Mend | None:
     """`optimizer.load_state_dict(optimizer.state_dict())` after a move: loading takes the state to its parameters."""
-    frame = scope.frame_of(scene.frames, moved.file, moved.line)
+    frame = devices.frame_of(scene.frames, moved.file, moved.line)
     name = holders.expression_for(slot.optimizer, frame) if frame is not None else None
     statement = source.statement(moved.file, moved.line)
     if not name or statement is None or hasattr(statement, "body"):

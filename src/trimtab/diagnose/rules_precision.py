@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from trimtab.diagnose import casts, holders, rewrite, source, spot, trace
+from trimtab.diagnose import casts, holders, owners, rewrite, source, spot, trace
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene, Suspect
 from trimtab.virtual.origin import Origin
@@ -105,7 +105,7 @@ def _is_odd(scene: Scene, parameter: Suspect, given: Suspect) -> bool:
     Of a layer that stands alone all weights count, if the input was made in that precision by the program's own word.
     """
     held = next(iter(parameter.attributes), None)
-    model = holders.outermost(held.module, scene.modules) if held is not None else None
+    model = owners.outermost(held.module, scene.modules) if held is not None else None
     sizes = _sizes([model]) if model is not None else {}
     born = given.born
     node = source.statement(born.file, born.line) if born is not None else None

@@ -38,20 +38,11 @@ def _passed_by(sight: Sight, line: int) -> mend.Mend:
     entry = sight.name.rpartition(".")[2]
     statement = source.statement(sight.file, line)
     device = assigned(sight.file, line)
-    if (
-        entry.isidentifier()
-        and device is not None
-        and statement is not None
-        and not hasattr(statement, "body")
-    ):
-        bare = [
-            n
-            for n in ast.walk(statement)
-            if isinstance(n, ast.Attribute)
-            and n.attr == entry
-            and isinstance(n.ctx, ast.Load)
-            and not isinstance(next(source.above(sight.file, n)), ast.Attribute)
-        ]
+    whole = statement is None or hasattr(statement, "body") or not entry.isidentifier()
+    if device is not None and statement is not None and not whole:
+        reads = [n for n in ast.walk(statement) if isinstance(n, ast.Attribute) and n.attr == entry]
+        reads = [n for n in reads if isinstance(n.ctx, ast.Load)]
+        bare = [n for n in reads if not isinstance(next(source.above(sight.file, n)), ast.Attribute)]
         if len(bare) == 1:
             return mend.brought("move it too", sight.file, bare[0], device)
     if fix := _into_nested(sight, statement):
@@ -109,13 +100,8 @@ def _passed_on(statement: ast.stmt | None) -> ast.Name | None:
 def sibling(scene: Scene, stray: Suspect) -> Verdict | None:
     """One of several things that came together was moved, this one was not."""
     for sight in scene.sights(stray):
-        line = _sibling_move(
-            sight.file,
-            sight.line,
-            sight.root,
-            inline=sight.frame is not scene.frames[0],
-            entry=sight.name != sight.root,
-        )
+        inline, entry = sight.frame is not scene.frames[0], sight.name != sight.root
+        line = _sibling_move(sight.file, sight.line, sight.root, inline, entry)
         if line is not None:
             why = f"here its siblings are moved and {sight.name} is not"
             fix = _with_its_siblings(scene, stray, sight, line)

@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mends_graph, rewrite, source
+from trimtab.diagnose import holders, mends_graph, rewrite, scope, source
 from trimtab.diagnose.finding import Edit, Place
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_host import read_by_host
@@ -69,7 +69,7 @@ def _kept_on_gpu() -> Place | None:
 _ROWS_ON_CPU = "Keep the rows on the CPU and move the batch in the training loop (or num_workers=0)."
 
 
-def _in_worker(file: str, line: int) -> Verdict:
+def _in_worker(scene: Scene, file: str, line: int) -> Verdict:
     """A loader's worker touches the GPU: the line that does, else the one of its data set that put the rows there."""
     from torch.utils.data import get_worker_info
 
@@ -82,10 +82,32 @@ def _in_worker(file: str, line: int) -> Verdict:
     loops = isinstance(source.statement(file, line), ast.For) or function is None
     if method is not None and loops and (moved := _move_of_rows(method.file)) is not None:
         why = "the rows are put on the GPU here, and a loader's forked worker may not touch it"
-        return Verdict(
-            source.cause(method.file, moved, why), _ROWS_ON_CPU, edits=_without_move(method.file, moved)
-        )
-    return Verdict(source.cause(file, line, "a loader's worker may not touch the GPU"), _ROWS_ON_CPU)
+        return _moved_in_loop(scene, method.file, moved, why)
+    return _moved_in_loop(scene, file, line, "a loader's worker may not touch the GPU")
+
+
+def _moved_in_loop(scene: Scene, file: str, line: int, why: str) -> Verdict:
+    """What a data set or collator moves, left on the CPU there and moved by the loop that reads the loader."""
+    cause, stays = source.cause(file, line, why), _without_move(file, line)
+    own = list(source.own_statements(source.function_at(file, line) or ast.Pass()))
+    given = [s.value.elts for s in own if isinstance(s, ast.Return) and isinstance(s.value, ast.Tuple)]
+    moved = {name for s in own if source.has_move(s) for name in source.bound(s)}
+    parts = [source.has_move(p) or bool(source.names_in(p) & moved) for p in (given[0] if given else ())]
+    for frame in scene.frames:
+        where = frame.f_code.co_filename
+        loop = source.statement(where, frame.f_lineno)
+        if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Tuple):
+            continue
+        last = loop.target.elts[-1]
+        taken = last.elts if isinstance(last, ast.Tuple) else loop.target.elts  # enumerate(loader)
+        known = scope.texts(where, loop.body[0].lineno, frozenset())
+        device = next(filter(scope.sounds_like_device, known), None)
+        names = [ast.unparse(t) for t, goes in zip(taken, parts, strict=False) if goes]
+        if names and device and len(taken) == len(parts):
+            text = f"{', '.join(names)} = {', '.join(f'{name}.to({device})' for name in names)}"
+            fix = f"Keep the rows on the CPU and move the batch first thing in the loop (line {loop.lineno}): {text}."
+            return Verdict(cause, fix, edits=[*stays, rewrite.before(where, loop.body[0], text)])
+    return Verdict(cause, _ROWS_ON_CPU, edits=stays)
 
 
 def _made_before_the_fork(scene: Scene) -> Verdict | None:
@@ -101,8 +123,11 @@ def _made_before_the_fork(scene: Scene) -> Verdict | None:
 
 
 def _without_move(file: str, line: int) -> list[Edit]:
-    """The moves of the class around a line taken away, where each is a `.to(…)` or `.cuda()` of its own."""
-    moves = [n for n in ast.walk(source.class_at(file, line) or ast.Pass()) if source.is_move(n)]
+    """The moves of the data set or collator around a line taken away, each a `.to(…)` or `.cuda()` of its own."""
+    owner, function = source.class_at(file, line), source.function_at(file, line)
+    rows = any(getattr(m, "name", "") in ("__getitem__", "__iter__") for m in getattr(owner, "body", ()))
+    around = (owner if rows else function) or ast.Pass()
+    moves = [n for n in ast.walk(around) if source.is_move(n)]
     stays = [(m, ast.unparse(m.func.value)) for m in moves if isinstance(m.func, ast.Attribute)]
     return [rewrite.in_place_of(file, move, text) for move, text in stays]
 
@@ -115,7 +140,7 @@ def forked(scene: Scene) -> Verdict | None:
     if here is None:
         return None
     if get_worker_info() is not None:
-        return _made_before_the_fork(scene) or _in_worker(here.file, here.line)
+        return _made_before_the_fork(scene) or _in_worker(scene, here.file, here.line)
     starts: list[tuple[int, int]] = []
     for call in source.calls(here.file):
         name = source.called_name(call)

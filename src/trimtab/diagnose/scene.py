@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, source, spot
-from trimtab.diagnose.holders import Attribute, Kept
+from trimtab.diagnose import holders, owners, rewrite, source, spot
+from trimtab.diagnose.holders import Kept
+from trimtab.diagnose.owners import Attribute
 from trimtab.virtual import faults, origin
 
 if TYPE_CHECKING:
@@ -135,13 +136,13 @@ class Scene:
         for at in fault.stack:
             if (frame := holders.frame_at(at.file, at.line)) is not None and frame not in self.frames:
                 self.frames.append(frame)
-        self.modules = holders.modules_seen(self.frames[0] if self.frames else None)
+        self.modules = owners.modules_seen(self.frames[0] if self.frames else None)
         self.operands = [self._suspect(operand) for operand in fault.operands]
 
     def _suspect(self, operand: Operand) -> Suspect:
         tensor = operand.tensor() if operand.tensor is not None else None
         return Suspect(
-            operand, tensor, holders.attributes_of(tensor, self.modules) if tensor is not None else []
+            operand, tensor, owners.attributes_of(tensor, self.modules) if tensor is not None else []
         )
 
     @cached_property
@@ -163,7 +164,8 @@ class Scene:
         ordered = (
             sorted(on_cpu, key=lambda s: not s.is_parameter) if on_cpu else sorted(real, key=self._innocence)
         )
-        return [ancestor for stray in ordered for ancestor in self._ancestors(stray)]
+        found = [ancestor for stray in ordered for ancestor in self._ancestors(stray)]
+        return [one for suspect in found for one in (*self._kept_before(suspect), suspect)]
 
     def _innocence(self, suspect: Suspect) -> tuple[int, bool]:
         """Among GPUs: plain data is moved to weights and to what has a gradient, not the other way round."""
@@ -207,6 +209,21 @@ class Scene:
             if str(tensor.device) == stray.device and tensor.dim() and (name in inside or not inside):
                 found.append(self._suspect(faults.operand(name, tensor)))
         return [*found, stray]
+
+    def _kept_before(self, stray: Suspect) -> list[Suspect]:
+        """Of what a function computed from tensors that its object keeps, and from nothing else: those tensors."""
+        sight = next(self.sights(stray), None)
+        made = sight.made if sight is not None else None
+        value = source.value_for(made, sight.name) if sight is not None and made is not None else None
+        if sight is None or value is None or sight.name != sight.root or stray.device != "cpu":
+            return []
+        chains = [n for n in ast.walk(value) if isinstance(n, ast.Name | ast.Attribute)]
+        named = {ast.unparse(n): v for n in chains if torch.is_tensor(v := holders.value_of(n, sight.frame))}
+        if rewrite.has_factory(value) or not all(
+            n.startswith("self.") and str(t.device) == stray.device for n, t in named.items()
+        ):
+            return []
+        return [self._suspect(faults.operand(name, tensor)) for name, tensor in named.items()]
 
     def _made_by_line(self, stray: Suspect, frame: FrameType) -> bool:
         """Whether the failing statement itself computed it: what another line made has nothing of this one's names."""

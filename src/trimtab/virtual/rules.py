@@ -92,13 +92,14 @@ def distinct(tensors: Iterable[Tensor]) -> list[torch.device]:
 
 
 def winner(found: Named, plan: Plan) -> Slot:
-    """Where a faulty operation goes on: where its output lies, its parameters lie, or most operands lie."""
+    """Where a faulty operation goes on: where its output, its parameters, what has a gradient or most operands lie."""
     for name, tensor in found:
         if name in plan.writes:
             return slot_of(tensor)
     virtual = [t for _, t in found if t.__class__ in VIRTUAL]
     parameters = [t for t in virtual if isinstance(t, nn.Parameter)]
-    counted = Counter(t._slot for t in parameters or virtual)
+    grown = [t for t in virtual if t.requires_grad]
+    counted = Counter(t._slot for t in parameters or grown or virtual)
     return counted.most_common(1)[0][0] if counted else None
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trimtab.diagnose import holders, mends_losses, source
+from trimtab.diagnose import holders, mends_losses, owners, source
 from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, watch_function
@@ -185,7 +185,7 @@ def _activation(frame: FrameType) -> bool:
 
 def _placed(module: nn.Module, frame: FrameType) -> tuple[Place, nn.Module, str] | None:
     """The line that put an activation into a model, the module that holds it and under which name."""
-    for owner in holders.modules_seen(frame):
+    for owner in owners.modules_seen(frame):
         for name, child in owner._modules.items():
             put = deeds.placement(owner, name) if child is module else None
             line = origin.resolve(put.line) if put is not None else None

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trimtab.diagnose import flow, holders, mends_values, source, spot
+from trimtab.diagnose import flow, mends_values, owners, source, spot
 from trimtab.diagnose.finding import Cause, Edit, Place, cause_at
 from trimtab.rehearse.checks.base import place_born
 from trimtab.virtual import deeds, functions, origin, state
@@ -219,7 +219,7 @@ def _where(place: Place, edits: list[Edit]) -> Place:
 def _times_infinity(place: Place, stray: torch.Tensor) -> Source | None:
     """A number that float16 cannot hold, kept in a tensor that was cast to it: the line that wrote the number."""
     machine = state.machine()
-    held = holders.attributes_of(stray, list(machine.modules) if machine is not None else ())
+    held = owners.attributes_of(stray, list(machine.modules) if machine is not None else ())
     puts = (deeds.placement(attribute.module, attribute.name) for attribute in held)
     lines = [origin.resolve(put.line) for put in puts if put is not None]
     written = [source.place(line.file, line.line) for line in lines if line is not None]
