@@ -655,6 +655,35 @@ def test_a_fault_is_found_with_its_lines(checked: Checked, name: str) -> None:
 
 
 CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
+    "gradients that are put there by hand, and clipped": (
+        Clearing,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            loss = model(torch.full((1, 2), step + 1.0).cuda()).sum()
+            for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                p.grad = g
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+        """,
+    ),
+    "dropout that is off in an evaluation, or on by a layer's own mode": (
+        Modes,
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.off, self.dropout = nn.Dropout(0.5), nn.Dropout(0.5)
+            def forward(self, x):
+                x = nn.functional.dropout(self.off(x), p=0.5 if self.training else 0.0)
+                return self.dropout(x)
+        model = Net().eval()
+        model.dropout.train()
+        with torch.no_grad():
+            model(torch.ones(4).cuda())
+        """,
+    ),
     "buffers that replicas write in place, or make anew each time": (
         Replicas,
         """

@@ -103,7 +103,7 @@ class Clearing(BaseCheck):
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         mine = {id(p) for p in given}
         holding = [o for o in self._watched if any(id(p) in mine for p in trained_by(o))]
-        place = places.here() if holding and all(self._watched[o].idle for o in holding) else None
+        place = places.here() if holding and all(_idle(self._watched[o]) for o in holding) else None
         limit = kwargs.get("max_norm", args[0] if args else 0)
         if place is not None and limit != float("inf"):  # else it only measures
             self._clips[place] += 1
@@ -217,6 +217,13 @@ class Clearing(BaseCheck):
 def _counts(test: ast.expr) -> bool:
     """Whether a condition holds in every n-th round: `(i + 1) % n == 0`."""
     return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
+
+
+def _idle(watched: _Watched) -> bool:
+    """Whether no backward pass has run, nor anything else (autograd.grad, another process) brought new gradients."""
+    gradient = _values(watched.probe)
+    as_it_was = gradient is None or not gradient.any() or same_values(gradient, watched.used)
+    return watched.idle and as_it_was
 
 
 def _optimizer_on(place: Place | None) -> str | None:
