@@ -630,6 +630,21 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # where, cause
         """,
     ),
+    "gradients that are clipped before they are there, under a condition": (
+        Clearing,
+        "no-effect",
+        """
+        model, limit = nn.Linear(2, 2).cuda(), 1.0
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            loss = model(torch.ones(1, 2).cuda()).sum()
+            if limit > 0:
+                nn.utils.clip_grad_norm_(model.parameters(), limit)  # where, cause
+            loss.backward()
+            opt.step()
+        """,
+    ),
     "dropout in an evaluation": (
         Modes,
         "eval-mode",
