@@ -293,6 +293,24 @@ def test_a_package_that_this_machine_lacks_is_no_fault_and_a_misspelt_module_is(
         assert fix in finding.fix, finding.fix
 
 
+@pytest.mark.parametrize("written", ["pyx", "setup"])
+def test_a_compiled_part_that_was_not_built_is_no_fault(tmp_path: Path, written: str) -> None:
+    beside = tmp_path / "aligned"
+    beside.mkdir()
+    (beside / "setup.py").write_text(
+        "from setuptools import Extension, setup\nsetup(ext_modules=[Extension('core', ['s.c'])])"
+        if written == "setup"
+        else "from Cython.Build import cythonize\ncythonize('core.pyx')"
+    )
+    if written == "pyx":
+        (beside / "core.pyx").write_text("")
+    finding, unproven = looked_at(_ended("from aligned_parts.core import path", tmp_path))
+    assert finding is not None
+    assert (finding.severity, finding.where and finding.where.line) == ("warning", 1)
+    assert f"cd {beside} && python setup.py build_ext --inplace" in finding.fix
+    assert "is not built on this machine" in unproven
+
+
 def _ended(program: str, folder: Path) -> BaseException:
     path = folder / f"program{len(list(folder.iterdir()))}.py"
     path.write_text(program)

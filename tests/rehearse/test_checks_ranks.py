@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from trimtab.rehearse.checks.base import BaseCheck, shown, trained_by
 from trimtab.rehearse.checks.cuts import leaves
 from trimtab.rehearse.checks.ddp import Ddp
 from trimtab.rehearse.checks.launcher import StaleLauncher
+from trimtab.rehearse.checks.reduced import is_made_up
 
 Checked = Callable[..., dict[str, Any]]
 Rehearse = Callable[..., dict[str, Any]]
@@ -142,6 +144,41 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 def test_a_lone_rank_is_no_fault(checked: Checked, name: str) -> None:
     report = checked(*CLEAN[name])
     assert report["findings"] == [], report
+
+
+def test_a_rank_that_waits_for_one_that_failed_is_no_fault_of_its_own(
+    rehearse_warm: Rehearse, tmp_path: Path
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_text("""
+import multiprocessing, os, torch, torch.distributed as dist
+
+def rank(number):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
+    if number == 0:
+        raise ValueError("no folder for the logs")  # where
+    dist.init_process_group("nccl", world_size=2, rank=number)
+
+if __name__ == "__main__":
+    for number in range(2):
+        multiprocessing.get_context("fork").Process(target=rank, args=(number,)).start()
+""")
+    report = rehearse_warm(str(path))
+    (finding,) = report["findings"]
+    assert (finding["kind"], finding["where"]["line"]) == ("other-error", 7), report["text"]
+
+
+@pytest.mark.parametrize(
+    ("given", "made_up"),
+    [
+        ("torch.zeros(1).cuda(rank)", True),
+        ("torch.tensor([1]).cuda(args.gpu)", True),
+        ("torch.tensor([hits, seen]).cuda(args.gpu)", False),
+        ("loss.detach().clone()", False),
+    ],
+)
+def test_a_tensor_of_given_figures_only_makes_the_ranks_meet(given: str, made_up: bool) -> None:
+    assert is_made_up(ast.parse(given, mode="eval").body) == made_up
 
 
 RANKS = """

@@ -666,6 +666,21 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # where, cause
         """,
     ),
+    "gradients that are clipped before they are there, under a condition": (
+        Clearing,
+        "no-effect",
+        """
+        model, limit = nn.Linear(2, 2).cuda(), 1.0
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            loss = model(torch.ones(1, 2).cuda()).sum()
+            if limit > 0:
+                nn.utils.clip_grad_norm_(model.parameters(), limit)  # where, cause
+            loss.backward()
+            opt.step()
+        """,
+    ),
     "dropout in an evaluation": (
         Modes,
         "eval-mode",
@@ -697,6 +712,33 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         rates = torch.logspace(0, -4, 8, device="cuda")
         (torch.arange(400.0, device="cuda")[:, None] * rates).sin()
         (torch.arange(60.0, device="cuda")[:, None] * rates).bfloat16().cos()
+    "gradients that are put there by hand, and clipped": (
+        Clearing,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            loss = model(torch.full((1, 2), step + 1.0).cuda()).sum()
+            for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                p.grad = g
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+        """,
+    ),
+    "dropout that is off in an evaluation, or on by a layer's own mode": (
+        Modes,
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.off, self.dropout = nn.Dropout(0.5), nn.Dropout(0.5)
+            def forward(self, x):
+                x = nn.functional.dropout(self.off(x), p=0.5 if self.training else 0.0)
+                return self.dropout(x)
+        model = Net().eval()
+        model.dropout.train()
+        with torch.no_grad():
+            model(torch.ones(4).cuda())
         """,
     ),
     "buffers that replicas write in place, or make anew each time": (

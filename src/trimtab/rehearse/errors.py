@@ -122,8 +122,10 @@ def looked_at(error: BaseException) -> tuple[Finding | None, str]:
     if any(map(unreachable.is_unreachable, links)):
         where = next(filter(None, (places.first_own(_places(link)) for link in links[::-1])), None)
         return unreachable.finding_for(links, stack, where), _NOT_REACHED
-    if (lacks := packages.missing(links)) is not None:
+    told = packages.unbuilt(links)
+    if told is None and (lacks := packages.missing(links)) is not None:
         told = packages.finding_for(*lacks, _places(lacks[1]))
+    if told is not None:
         return told, f"{told.message}: what comes after it was not rehearsed"
     if _KILLED.search(str(error)):
         return None, f"a process of the script was killed (SIGKILL): {blame.NO_ROOM}"

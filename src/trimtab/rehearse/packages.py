@@ -1,7 +1,8 @@
 """A package that the program imports and this machine lacks: that says nothing about the program where it is to run.
 
-A module of the program itself that is not found (a misspelt file, a folder that is not on the path, a part that an
-installed package does not have) stays its fault. Looks at names and files only; imports nothing.
+So does a compiled part of the program that was not built here. A module of the program itself that is not found (a
+misspelt file, a folder that is not on the path, a part that an installed package does not have) stays its fault. Looks
+at names and files only; imports nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import linecache
 import os
 import re
 import sys
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse import places
 
 _CALLED = {
     "Crypto": "pycryptodome",
@@ -43,12 +46,19 @@ _ALIKE = 0.8
 def missing(errors: Sequence[BaseException]) -> tuple[str, BaseException] | None:
     """The package that is not installed here for want of which an error was raised, and the import that failed; the
     errors are a chain, the outermost first."""
-    for outer, error in zip((None, *errors), errors, strict=False):
-        if outer is not None and outer.__cause__ is not error and not _passed_on(outer):
-            return None  # the program went on without it, and met something else
-        if isinstance(error, ImportError) and (name := _package(error)):
+    for error in _imports(errors):
+        if name := _package(error):
             return name, error
     return None
+
+
+def _imports(errors: Sequence[BaseException]) -> Iterator[ImportError]:
+    """The imports that failed, as long as nothing else was met after the program went on without one."""
+    for outer, error in zip((None, *errors), errors, strict=False):
+        if outer is not None and outer.__cause__ is not error and not _passed_on(outer):
+            return
+        if isinstance(error, ImportError):
+            yield error
 
 
 def finding_for(name: str, error: BaseException, stack: Sequence[Place]) -> Finding:
@@ -69,6 +79,55 @@ def finding_for(name: str, error: BaseException, stack: Sequence[Place]) -> Find
         library=None if own else inside,
         fix=f"pip install {_CALLED.get(name, name)} here ({sys.prefix}), or rehearse where it is installed",
     )
+
+
+def unbuilt(errors: Sequence[BaseException]) -> Finding | None:
+    """A part of the program that is written in Cython, C or CUDA, has its source here, and was not built."""
+    for error in _imports(errors):
+        stack = places.traceback_places(error.__traceback__)
+        line = next((place for place in stack if not place.file.startswith("<")), None)
+        if line is None or not source.is_user_file(line.file):
+            continue  # what a library imports is no part of the program
+        for name in _imported(line):
+            if (found := _built_by(name, os.path.dirname(os.path.abspath(line.file)))) is not None:
+                return Finding(
+                    kind="other-error",
+                    severity="warning",
+                    message=f"{name}, a compiled part of the program ({found[0]}), is not built on this machine",
+                    where=line,
+                    fix=f"build it first: {found[1]}; or rehearse where it is built",
+                )
+    return None
+
+
+def _imported(line: Place) -> list[str]:
+    """The last names of what the import at a line asks for."""
+    found: list[str] = []
+    for node in source.walk(line.file):
+        if isinstance(node, ast.Import | ast.ImportFrom) and node.lineno <= line.line <= (
+            node.end_lineno or 0
+        ):
+            found += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            found += [alias.name for alias in node.names]
+    return [name.rpartition(".")[2] for name in found]
+
+
+def _built_by(name: str, folder: str) -> tuple[str, str] | None:
+    """The source of a compiled module (a Cython file of its name, or a setup.py that names it) and how it is built."""
+    around = list(_around(folder))
+    if any(name in dict(_modules(one)) for one in around):
+        return None
+    for one in around:
+        setup, cython = os.path.join(one, "setup.py"), os.path.join(one, f"{name}.pyx")
+        named = "ext_modules" in "".join(linecache.getlines(setup)) and any(
+            isinstance(node, ast.Constant) and str(node.value).rpartition(".")[2] == name
+            for node in source.walk(setup)
+        )
+        if named or os.path.exists(cython):
+            at = next((at for at in (one, *around) if os.path.exists(os.path.join(at, "setup.py"))), None)
+            build = f"cd {at} && python setup.py build_ext --inplace" if at else f"cythonize -i {cython}"
+            return (setup if named else cython), build
+    return None
 
 
 def own_module(error: BaseException) -> str:

@@ -103,7 +103,7 @@ class Clearing(BaseCheck):
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         mine = {id(p) for p in given}
         holding = [o for o in self._watched if any(id(p) in mine for p in trained_by(o))]
-        place = places.here() if holding and all(self._watched[o].idle for o in holding) else None
+        place = places.here() if holding and all(_idle(self._watched[o]) for o in holding) else None
         limit = kwargs.get("max_norm", args[0] if args else 0)
         if place is not None and limit != float("inf"):  # else it only measures
             self._clips[place] += 1
@@ -138,17 +138,19 @@ class Clearing(BaseCheck):
 
     def _clipped_late(self, name: str, place: Place) -> None:
         """No backward pass lies between the last step, or clearing, and this: what is clipped is never applied."""
-        node = source.statement(place.file, place.line)
-        at = self._stepped_at
+        at, node = self._stepped_at, source.statement(place.file, place.line)
+        plain = isinstance(node, ast.Expr | ast.Assign)
         step = source.statement(at.file, at.line) if at is not None and at.file == place.file else None
-        blocks = (
-            getattr(n, "body", None) for n in (source.above(place.file, node) if node is not None else ())
-        )
+        outer = list(source.above(place.file, node)) if node is not None and plain else []
+        moved = place.code
+        # A condition that holds nothing else goes with it.
+        while outer and isinstance(held := outer[0], ast.If) and held.body == [node] and not held.orelse:
+            node, outer, moved = held, outer[1:], f"if {ast.unparse(held.test)}: {moved}"
+        block = getattr(outer[0], "body", []) if outer else []
         edits: list[Edit] = []
-        if isinstance(node, ast.Expr | ast.Assign) and step is not None:
+        if node is not None and step is not None and plain and node in block and step in block:
             code = rewrite.written(place.file, node)
-            if any(isinstance(block, list) and node in block and step in block for block in blocks):
-                edits = [rewrite.without(place.file, node), rewrite.before(place.file, step, code)]
+            edits = [rewrite.without(place.file, node), rewrite.before(place.file, step, code)]
         before = f" before line {at.line} ({at.code})" if at is not None else " before the step"
         self.report(
             "no-effect",
@@ -156,7 +158,7 @@ class Clearing(BaseCheck):
             "apply are never clipped.",
             place,
             cause_at(place, "this clips gradients that a step has used already, or that are not there yet"),
-            fix=f"Clip between the backward pass and the step: put {place.code}{before}.",
+            fix=f"Clip between the backward pass and the step: put {moved}{before}.",
             op=name,
             edits=edits,
         )
@@ -217,6 +219,13 @@ class Clearing(BaseCheck):
 def _counts(test: ast.expr) -> bool:
     """Whether a condition holds in every n-th round: `(i + 1) % n == 0`."""
     return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
+
+
+def _idle(watched: _Watched) -> bool:
+    """Whether no backward pass has run, nor anything else (autograd.grad, another process) brought new gradients."""
+    gradient = _values(watched.probe)
+    as_it_was = gradient is None or not gradient.any() or same_values(gradient, watched.used)
+    return watched.idle and as_it_was
 
 
 def _optimizer_on(place: Place | None) -> str | None:

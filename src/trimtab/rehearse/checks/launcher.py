@@ -1,7 +1,8 @@
 """A process group that waits for ranks that nobody started: rank variables left over from an earlier launch.
 
 The process says in the rehearsal's folder that it is waiting. If no process that could be a peer exists, the fault
-is reported and the group is made with this process alone, so that the rehearsal goes on.
+is reported and the group is made with this process alone, so that the rehearsal goes on. Where a peer was there and
+has failed, its error is the fault: this process ends, and says nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import agreement, places, shield
 from trimtab.rehearse.checks.base import BaseCheck
-from trimtab.rehearse.session import stands_file
+from trimtab.rehearse.session import read_lines, stands_file
 from trimtab.rehearse.system import processes
 
 _NAMES = {"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
@@ -30,7 +31,7 @@ class StaleLauncher(BaseCheck):
     """Looks at every rendezvous before it is entered."""
 
     def install(self) -> None:
-        self._looking = False
+        self._looking, self._begun = False, time.time()
         self._read: Place | None = None
         self._set: Place | None = None
         self._watch_environment()
@@ -59,8 +60,8 @@ class StaleLauncher(BaseCheck):
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             # Our own look at the variables, and torch's in the rendezvous, are not the program's.
             self._looking = True
-            if shield.call("StaleLauncher", self._nobody_comes, args, kwargs, otherwise=False):
-                shield.call("StaleLauncher", self._report)
+            if world := shield.call("StaleLauncher", self._nobody_comes, args, kwargs, otherwise=0):
+                shield.call("StaleLauncher", self._report, world)
                 kwargs = {k: v for k, v in kwargs.items() if k not in {"rank", "world_size", "init_method"}}
                 kwargs.update(rank=0, world_size=1, store=dist.HashStore())
                 args = args[:1]
@@ -76,22 +77,23 @@ class StaleLauncher(BaseCheck):
             if name.startswith("torch.distributed") and vars(module).get("init_process_group") is real:
                 module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
-    def _nobody_comes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _nobody_comes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The size of the group that is waited for in vain; 0 where the others come, or none is due."""
         named = dict(
             zip(("backend", "init_method", "timeout", "world_size", "rank", "store"), args, strict=False)
         )
         named.update(kwargs)
         settings = self.process.settings
         if named.get("store") is not None or settings.launched or (settings.shapes_only and self._launched()):
-            return False
+            return 0
         method = named.get("init_method") or "env://"
         if not str(method).startswith("env://"):
-            return False
+            return 0
         given = named.get("world_size")
         text = str(given) if given not in (None, -1) else os.environ.get("WORLD_SIZE", "1")
         world = int(text) if text.isdecimal() else 1
         if world <= 1:
-            return False
+            return 0
         waiting = self.process.folder / f"rendezvous-{os.environ.get('MASTER_PORT', '0')}-{os.getpid()}"
         waiting.touch()
         started = time.monotonic()
@@ -99,23 +101,37 @@ class StaleLauncher(BaseCheck):
             waited = time.monotonic() - started
             pattern = f"rendezvous-{os.environ.get('MASTER_PORT', '0')}-*"
             if len(list(self.process.folder.glob(pattern))) >= world:
-                return False
+                return 0
+            if not self._launched() and self._peer_failed():
+                self.process.finish("a peer failed", 1)
+                self.process.hard_exit(1)
             if not self._launched() and waited > (
                 _PATIENCE_WITH_OTHERS if _possible_peers() else _PATIENCE_ALONE
             ):
-                return True
+                return world
             time.sleep(0.05)
 
     def _launched(self) -> bool:
         """Whether a launcher that is part of this rehearsal started this process: the others come when they come."""
         return "TORCHELASTIC_RUN_ID" in os.environ and stands_file(self.process.folder, os.getppid()).exists()
 
-    def _report(self) -> None:
-        world, rank = os.environ.get("WORLD_SIZE", "?"), os.environ.get("RANK", "?")
+    def _peer_failed(self) -> bool:
+        """Whether a process that was started beside this one, by the same parent, has met an error since."""
+        for path in self.process.folder.glob("records-*.jsonl"):
+            # A shell starts its commands one after the other: what failed before this one began is not its peer.
+            if multiprocessing.parent_process() is None and path.stat().st_mtime < self._begun:
+                continue
+            records = list(read_lines(path))
+            beside = any(one["t"] == "start" and one["parent"] == os.getppid() for one in records)
+            if beside and any(one["t"] == "failed" for one in records):
+                return True
+        return False
+
+    def _report(self, world: int) -> None:
         read = self._read or self._set
         self.report(
             "stale-launcher",
-            f"init_process_group would wait for {world} ranks (this is rank {rank}), but no launcher started any: "
+            f"init_process_group would wait for {world} ranks, but no launcher started any: "
             "DistStoreError: Timed out waiting for clients.",
             places.here(),
             cause_at(

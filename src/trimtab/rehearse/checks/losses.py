@@ -20,21 +20,13 @@ from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, watch_function
 from trimtab.virtual import deeds, origin, state
+from trimtab.virtual.wording import words
 
-_VIEWS = (
-    *(
-        "View",
-        "Reshape",
-        "UnsafeView",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Permute",
-        "Alias",
-        "Expand",
-        "T",
-    ),
-    *("Slice", "Select", "ToCopy", "Clone", "Index", "MaskedSelect", "Split", "Flatten"),
+_VIEWS = words(
+    """
+    View Reshape UnsafeView Squeeze Unsqueeze Transpose Permute Alias Expand T Slice Select ToCopy Clone Index
+    MaskedSelect Split Flatten
+    """
 )
 _LAYERS = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
 _MARK = "trimtab made"
@@ -205,7 +197,7 @@ def _behind(tensor: torch.Tensor) -> Any:
 
 def _is_view(tensor: torch.Tensor) -> bool:
     name = tensor.grad_fn.name() if tensor.grad_fn is not None else "View"
-    return name.startswith(_VIEWS)
+    return name.startswith(tuple(_VIEWS))
 
 
 def _some_positive(tensor: Any) -> bool:

@@ -23,7 +23,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.diagnose import dead_lines, flow, holders, rewrite, source
 from trimtab.diagnose.finding import Edit, Finding, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, around, trained_by, watch_function
+from trimtab.rehearse.checks.base import (
+    BaseCheck,
+    around,
+    plain_values,
+    same_values,
+    trained_by,
+    watch_function,
+)
 
 _DROPOUTS = (F.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
 _ENOUGH = 2
@@ -100,9 +107,13 @@ class Modes(BaseCheck):
         owner = frame.f_locals.get("self") if frame is not None else None
         if frame is None or not isinstance(owner, nn.Module) or owner.training:
             return
+        # What is kept is scaled: where nothing changed it drops nothing (a layer in eval mode, a rate of 0).
+        if same_values(plain_values(args[0]), plain_values(result)):
+            return
         file, line = frame.f_code.co_filename, frame.f_lineno
         names = {function.__name__ for function in _DROPOUTS}
         calls = [c for c in source.call_on(file, line) if source.called_name(c) in names]
+        calls = [c for c in calls if not isinstance(holders.value_of(c.func, frame), nn.Module)]
         told = len(calls) != 1 or len(calls[0].args) > 2
         if told or any(k.arg in ("training", None) for k in calls[0].keywords):
             return

@@ -24,6 +24,7 @@ from trimtab.rehearse.checks.writes import writes
 _ADDS = ("add_", "__iadd__")
 _MADE_UP = frozenset(("zeros", "ones", "empty", "full", "rand", "randn", "arange"))
 _MADE_UP |= {f"{name}_like" for name in _MADE_UP} | {f"new_{name}" for name in _MADE_UP}
+_OF_FIGURES = ("tensor", "as_tensor", "Tensor", "FloatTensor", "IntTensor", "LongTensor")
 _AGAIN = 3
 """Sums of one growing total from which on it is no chance."""
 
@@ -76,7 +77,7 @@ class Reduced(BaseCheck):
     def _lost(self, call: ast.Call, tensor: torch.Tensor, place: Place) -> None:
         given = call.args[0] if call.args else source.keyword(call, "tensor")
         frame = next(places.frames(), None)
-        if not isinstance(given, ast.Call) or frame is None or _is_made_up(given):
+        if not isinstance(given, ast.Call) or frame is None or is_made_up(given):
             return
         born, node = place_born(tensor), source.statement(place.file, place.line)
         here = born is not None and born.file == place.file and source.statement(born.file, born.line) is node
@@ -134,11 +135,13 @@ class Reduced(BaseCheck):
             del self._totals[id(tensor)]
 
 
-def _is_made_up(given: ast.expr) -> bool:
+def is_made_up(given: ast.expr) -> bool:
     """Whether a tensor of given figures is handed over, as those do who only want the ranks to meet."""
-    calls = [source.called_name(n) for n in ast.walk(given) if isinstance(n, ast.Call)]
-    read = [n for n in ast.walk(given) if isinstance(n, ast.Name) and n.id not in ("torch", "device")]
-    return bool(_MADE_UP.intersection(calls)) or not read
+    calls = [n for n in ast.walk(given) if isinstance(n, ast.Call)]
+    # The figures of torch.tensor(1).cuda(rank) are 1.
+    figures = next((n.args[0] for n in calls if source.called_name(n) in _OF_FIGURES and n.args), given)
+    read = [n for n in ast.walk(figures) if isinstance(n, ast.Name) and n.id not in ("torch", "device")]
+    return not _MADE_UP.isdisjoint(source.called_name(n) for n in calls) or not read
 
 
 def _is_shared(given: ast.expr, tensor: Any, frame: FrameType) -> bool:

@@ -227,11 +227,18 @@ def _holds(whole: nn.Module | None, part: nn.Module) -> bool:
 
 
 def _shared(module: nn.Module) -> list[list[str]]:
-    """The names of parameters that are one tensor."""
+    """The names of parameters that are one tensor; of modules without a hash nothing can be asked."""
     found: dict[int, list[str]] = {}
+    if not _has_hash(module):
+        return []
     for name, parameter in module.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
     return [names for names in found.values() if len(names) > 1]
+
+
+def _has_hash(module: nn.Module) -> bool:
+    parts = (part for part in module._modules.values() if part is not None)
+    return type(module).__hash__ is not None and all(map(_has_hash, parts))
 
 
 def _slots(module: nn.Module, names: list[str]) -> list[torch.Tensor]:
