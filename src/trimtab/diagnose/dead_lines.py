@@ -20,46 +20,11 @@ _UNCALLED = frozenset(
     ("step", "zero_grad", "backward", "train", "eval", "update", "requires_grad_", "barrier")
 )
 _CASTS = frozenset(("to", "cuda", "cpu", "half", "float", "double", "bfloat16", "type"))
-_CHANGED = frozenset(
-    (
-        "clamp",
-        "clip",
-        "masked_fill",
-        "mul",
-        "add",
-        "sub",
-        "div",
-        "addcmul",
-        "addcdiv",
-        "lerp",
-        "scatter",
-        "renorm",
-    )
-) | {
-    "scatter_add",
-    "index_fill",
-    "index_copy",
-    "index_add",
-    "masked_scatter",
-    "squeeze",
-    "unsqueeze",
-    "transpose",
-}
-_CHANGED |= {
-    "permute",
-    "view",
-    "reshape",
-    "detach",
-    "relu",
-    "tanh",
-    "abs",
-    "neg",
-    "half",
-    "float",
-    "double",
-    "long",
-}
-_CHANGED |= {"bfloat16", "normalize"}
+_CHANGED = frozenset(("clamp", "clip", "masked_fill", "mul", "add", "sub", "div", "addcmul", "addcdiv"))
+_CHANGED |= {"lerp", "scatter", "renorm", "scatter_add", "index_fill", "index_copy", "index_add"}
+_CHANGED |= {"masked_scatter", "squeeze", "unsqueeze", "transpose", "permute", "view", "reshape"}
+_CHANGED |= {"detach", "relu", "tanh", "abs", "neg", "half", "float", "double", "long", "bfloat16"}
+_CHANGED |= {"normalize"}
 """Methods of tensors that give a changed tensor, called for it and nothing else."""
 _TENSORS = ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict")
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break

@@ -15,25 +15,10 @@ from trimtab.diagnose.finding import Edit
 if TYPE_CHECKING:
     from trimtab.diagnose.scene import Scene, Suspect
 
-_FACTORIES = (
-    frozenset(
-        (
-            "ones",
-            "zeros",
-            "full",
-            "empty",
-            "arange",
-            "linspace",
-            "logspace",
-            "eye",
-            "rand",
-            "randn",
-            "randint",
-        )
-    )
-    | {"randperm", "tensor", "as_tensor", "tril_indices", "triu_indices", "hann_window", "hamming_window"}
-    | {"blackman_window", "kaiser_window", "bartlett_window", "Generator"}
-)
+_FACTORIES = frozenset(("ones", "zeros", "full", "empty", "arange", "linspace", "logspace", "eye"))
+_FACTORIES |= {"rand", "randn", "randint", "randperm", "tensor", "as_tensor", "tril_indices"}
+_FACTORIES |= {"triu_indices", "hann_window", "hamming_window", "blackman_window", "kaiser_window"}
+_FACTORIES |= {"bartlett_window", "Generator"}
 
 
 def factories(node: ast.AST) -> list[ast.Call]:

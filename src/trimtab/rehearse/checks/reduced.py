@@ -17,6 +17,7 @@ import torch
 
 from trimtab.diagnose import holders, mends_results, source
 from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose.own_figures import RANK
 from trimtab.rehearse import exchanges, places
 from trimtab.rehearse.checks.base import BaseCheck, place_born, world_size
 from trimtab.rehearse.checks.writes import writes
@@ -137,8 +138,8 @@ class Reduced(BaseCheck):
 def _is_made_up(given: ast.expr) -> bool:
     """Whether a tensor of given figures is handed over, as those do who only want the ranks to meet."""
     calls = [source.called_name(n) for n in ast.walk(given) if isinstance(n, ast.Call)]
-    read = [n for n in ast.walk(given) if isinstance(n, ast.Name) and n.id not in ("torch", "device")]
-    return bool(_MADE_UP.intersection(calls)) or not read
+    read = {n.id for n in ast.walk(given) if isinstance(n, ast.Name)} - {"torch", "device"}
+    return bool(_MADE_UP.intersection(calls)) or all(RANK.search(name) for name in read)
 
 
 def _is_shared(given: ast.expr, tensor: Any, frame: FrameType) -> bool:

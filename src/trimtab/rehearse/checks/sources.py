@@ -22,33 +22,12 @@ from trimtab.virtual import deeds, functions, origin, state
 from trimtab.virtual.tensor import payload_of
 from trimtab.virtual.unknown import is_unknown
 
-_ON_PURPOSE = {
-    "full",
-    "full_like",
-    "masked_fill",
-    "masked_fill_",
-    "where",
-    "fill_",
-    "empty",
-    "empty_like",
-    "tensor",
-} | {"new_full", "triu", "tril", "zeros", "ones", "new_empty", "empty_strided", "__setitem__", "cat", "stack"}
+_ON_PURPOSE = {"full", "full_like", "masked_fill", "masked_fill_", "where", "fill_", "empty"}
+_ON_PURPOSE |= {"empty_like", "tensor", "new_full", "triu", "tril", "zeros", "ones", "new_empty"}
+_ON_PURPOSE |= {"empty_strided", "__setitem__", "cat", "stack"}
 _PENALTIES = {"mul", "__mul__", "__rmul__", "sub", "__sub__", "__rsub__", "add", "__add__", "__radd__"}
-_OVERFLOWS = {
-    "matmul",
-    "mm",
-    "bmm",
-    "linear",
-    "mul",
-    "add",
-    "pow",
-    "square",
-    "exp",
-    "sum",
-    "to",
-    "half",
-    "einsum",
-}
+_OVERFLOWS = {"matmul", "mm", "bmm", "linear", "mul", "add", "pow", "square", "exp", "sum", "to", "half"}
+_OVERFLOWS |= {"einsum"}
 # The gradients of norm, std and cdist are 0 at 0 in torch.
 _STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "acos", "asin"))
 _LARGEST = 1 << 22
