@@ -712,6 +712,8 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         rates = torch.logspace(0, -4, 8, device="cuda")
         (torch.arange(400.0, device="cuda")[:, None] * rates).sin()
         (torch.arange(60.0, device="cuda")[:, None] * rates).bfloat16().cos()
+        """,
+    ),
     "gradients that are put there by hand, and clipped": (
         Clearing,
         """

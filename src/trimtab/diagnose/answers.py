@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,9 @@ _COMPUTE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
 }
+
+
+_Side = tuple[int, Sequence[Any]]
 
 
 class _Unknown(Exception):
@@ -61,6 +64,10 @@ class Sides:
         both = self.of(file, node.lineno)
         if both is None or self.differing(file, node.test) & _counters(file, node.lineno):
             return None  # a counter has gone on since
+        if isinstance(node, ast.If) and source.names_in(node.test) & {
+            n for s in node.body for n in source.bound(s)
+        }:
+            return None  # who went in has set it anew
         try:
             one, other = (bool(_value(node.test, known)) for known in both)
         except (_Unknown, TypeError, ZeroDivisionError):
@@ -74,12 +81,9 @@ class Sides:
     def differing(self, file: str, node: ast.expr) -> set[str]:
         """The code in an expression that stands for something else on each side."""
         both = self.of(file, node.lineno)
-        names = {ast.unparse(n) for n in asked(node)}
-        return (
-            {n for n in names if n in both[0] and n in both[1] and both[0][n] != both[1][n]}
-            if both
-            else set()
-        )
+        one, other = both or ({}, {})
+        names = {ast.unparse(n) for n in asked(node)} & one.keys() & other.keys()
+        return {name for name in names if one[name] != other[name]}
 
     def by_rank(self, file: str, node: ast.expr) -> bool:
         """Whether what differs is the number of the rank itself, under whatever name."""
@@ -90,6 +94,11 @@ class Sides:
         """The code for what one of them has and the other has not."""
         both = self.of(file, node.lineno)
         return {n for n in self.differing(file, node) if both and None in (both[0][n], both[1][n])}
+
+    def in_one_round(self, way: Iterable[tuple[str, int]]) -> bool:
+        """Whether both are in the same rounds of the loops around these lines, as far as that is known."""
+        known = [(both, _counters(file, line)) for file, line in way if (both := self.of(file, line))]
+        return all(one.get(name) == other.get(name) for (one, other), names in known for name in names)
 
     def said(self, file: str, node: ast.expr) -> str:
         """`n` is 3 on rank 0 and 5 on rank 1: what decided, for a sentence; empty where nothing is known."""
@@ -115,7 +124,7 @@ def class_key(file: str, line: int) -> tuple[str, int] | None:
     return (file, -owner.lineno) if owner is not None else None
 
 
-def sides(one: tuple[int, list[Any]], other: tuple[int, list[Any]], at_once: bool = True) -> Sides:
+def sides(one: _Side, other: _Side, at_once: bool = True) -> Sides:
     """Two ranks, each with what it wrote down of its functions, innermost first."""
     known = tuple({tuple(part["at"]): part["known"] for part in reversed(parts)} for _, parts in (one, other))
     return Sides((one[0], other[0]), (known[0], known[1]), at_once)

@@ -13,33 +13,39 @@ from dataclasses import dataclass, field
 
 from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
 from trimtab.diagnose.answers import Sides
-from trimtab.diagnose.finding import Cause, Edit
+from trimtab.diagnose.finding import Cause, Edit, Finding, Place
 from trimtab.diagnose.own_figures import RANK
 
 Way = Sequence[tuple[str, int]]
+Divides = ast.If | ast.While | ast.For
 
 
 @dataclass
 class Said:
     """What is found: the line, why, and what to write. (Imports no torch: the parent of a rehearsal asks too.)"""
 
-    cause: Cause
+    cause: Cause | None
     fix: str
     edits: list[Edit] = field(default_factory=list)
 
     def as_fix(self) -> mends_ranks.Fix:
         """The same as a fix, for a sentence of its own on why."""
-        return mends_ranks.Fix(self.fix, source.place(self.cause.file, self.cause.line), self.edits)
+        return mends_ranks.Fix(self.fix, self.cause, self.edits)
+
+    def finding(self, message: str, where: Place | None, op: str) -> Finding:
+        """What is told of ranks that this parts."""
+        return Finding("ranks-disagree", "fault", message, where, self.cause, self.fix, op, edits=self.edits)
 
 
 def guard(mine: Way, theirs: Way, sides: Sides) -> Said | None:
-    """The condition on the rank under which one rank stands at a collective and the other does not."""
+    """The condition, on the rank or on its own figures, under which one rank alone stands at a collective."""
     for one, two, who in ((mine, theirs, sides.ranks[0]), (theirs, mine, sides.ranks[1])):
         for (file, line), beside in levels(one, two):
             for node in conditions(file, line):
                 if beside is not None and side(node, beside) == side(node, line):
                     continue
-                if _asks_rank(file, node) and sides.parted(file, node) is not False:
+                alone = _asks_rank(file, node) or own_figures.decided_alone(file, node)
+                if alone and sides.parted(file, node) is not False:
                     return guarded(file, node, line, beside, who, sides)
     return None
 
@@ -94,10 +100,7 @@ def _block(file: str, node: ast.stmt) -> list[ast.stmt]:
 
 def _in_one_loop(file: str, line: int, other: int) -> bool:
     """Whether two different lines stand in one loop: who is at the earlier one may be a round ahead."""
-    loops = [n for n in source.walk(file) if isinstance(n, ast.For | ast.While)]
-    return line != other and any(
-        n.lineno < min(line, other) and max(line, other) <= (n.end_lineno or 0) for n in loops
-    )
+    return line != other and any(side(n, other) for n in around(file, line) if not isinstance(n, ast.If))
 
 
 def only_here(way: Way) -> Said | None:
@@ -137,11 +140,16 @@ def function_around(file: str, line: int) -> ast.AST | None:
     return source.function_at(file, line) or source.tree(file)
 
 
+def around(file: str, line: int) -> list[Divides]:
+    """The conditions and loops of the same function around a line, innermost first."""
+    scope = function_around(file, line)
+    nodes = [n for n in ast.walk(scope) if isinstance(n, Divides)] if scope is not None else []
+    return sorted((n for n in nodes if side(n, line)), key=lambda n: -n.lineno)
+
+
 def conditions(file: str, line: int) -> list[ast.If]:
     """The `if` statements of the same function around a line, innermost first."""
-    scope = function_around(file, line)
-    nodes = [n for n in ast.walk(scope) if isinstance(n, ast.If)] if scope is not None else []
-    return sorted((n for n in nodes if side(n, line)), key=lambda n: -n.lineno)
+    return [n for n in around(file, line) if isinstance(n, ast.If)]
 
 
 def rank_conditions_before(file: str, line: int) -> list[ast.If]:
@@ -152,8 +160,8 @@ def rank_conditions_before(file: str, line: int) -> list[ast.If]:
     return sorted(ended, key=lambda n: -n.lineno)
 
 
-def side(node: ast.If, line: int) -> str:
-    """Which branch of a condition holds a line; empty for none."""
+def side(node: Divides, line: int) -> str:
+    """Which part of a condition or loop holds a line; empty for none."""
     for name, block in (("body", node.body), ("orelse", node.orelse)):
         if block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
             return name
@@ -192,7 +200,12 @@ def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, si
     if (code := _without_rank(node)) is not None:
         fix = f"Every rank has to call it: `if {code}:`, and the rank asked only round what prints or writes."
         return Said(cause, fix, edits=[rewrite.in_place_of(file, node.test, code)])
-    if (out := taken_out(file, node, statement, sides.objects(file, node.test))) is not None:
+    absent = sides.objects(file, node.test)
+    own = not (_asks_rank(file, node) or absent or sides.by_rank(file, node.test))
+    if own and own_figures.decided_alone(file, node):
+        told = mends_ranks.decided_together(file, node)
+        return Said(cause, told.text, told.edits)
+    if (out := taken_out(file, node, statement, absent)) is not None:
         fix = f"Every rank has to call it: put `{out.shown}` {out.side} `if {test}:`, and only what prints or writes "
         return Said(cause, f"{fix}under it.", out.edits)
     if not RANK.search(test) and not sides.by_rank(file, node.test):

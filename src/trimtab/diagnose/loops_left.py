@@ -4,13 +4,12 @@ an error that it swallowed, or by rows that are fewer. Reads source only; `branc
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections.abc import Iterator
 
 from trimtab.diagnose import mends_ranks, own_figures, rewrite, source
 from trimtab.diagnose.answers import Sides
-from trimtab.diagnose.branches import Said, Way, function_around
+from trimtab.diagnose.branches import Said, Way, around
 from trimtab.diagnose.finding import Edit
 
 
@@ -30,10 +29,7 @@ def way_out(mine: Way, other: int, sides: Sides) -> Said | None:
 
 def _loops(file: str, line: int) -> list[ast.For | ast.While]:
     """The loops of the same function around a line, innermost first."""
-    scope = function_around(file, line)
-    loops = [n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)] if scope is not None else []
-    around = [n for n in loops if n.body[0].lineno <= line <= (n.end_lineno or 0)]
-    return sorted(around, key=lambda n: -n.lineno)
+    return [n for n in around(file, line) if not isinstance(n, ast.If)]
 
 
 def exits_before(file: str, line: int) -> Iterator[ast.If | ast.ExceptHandler]:
@@ -149,10 +145,7 @@ def _in_class(file: str, name: str) -> list[ast.expr]:
 
 def _packs(file: str, given: ast.Yield) -> bool:
     """Whether something is given under more than the one loop over the rows."""
-    around = list(
-        itertools.takewhile(lambda n: not isinstance(n, source.Function), source.above(file, given))
-    )
-    return sum(isinstance(n, ast.For | ast.While | ast.If) for n in around) > 1
+    return len(around(file, given.lineno)) > 1
 
 
 def part_of_rank(node: ast.expr) -> ast.expr | None:

@@ -204,7 +204,7 @@ def device_at(file: str, line: int) -> str | None:
     own |= set(source.parameters(file, line))
     for name in ("device", "dev", "local_rank", "gpu", "local"):
         for text in (name, f"self.{name}", f"args.{name}", f"env.{name}", f"accelerator.{name}"):
-            if text in own and ("." in text or _is_bound(file, line, name)):
+            if text in own and ("." in text or is_bound(file, line, name)):
                 return text
     return (
         '"cuda"'
@@ -213,7 +213,8 @@ def device_at(file: str, line: int) -> str | None:
     )
 
 
-def _is_bound(file: str, line: int, name: str) -> bool:
+def is_bound(file: str, line: int, name: str) -> bool:
+    """Whether the function around a line has such a name."""
     return name in source.parameters(file, line) or source.last_assignment(file, line, name) is not None
 
 

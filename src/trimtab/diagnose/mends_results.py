@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 
 from trimtab.diagnose import rewrite, source
 from trimtab.diagnose.finding import Place
-from trimtab.diagnose.mends_ranks import Fix
+from trimtab.diagnose.mends_ranks import Fix, distributed, is_bound
 
 
 def kept(place: Place, call: ast.Call, given: ast.expr) -> Fix:
@@ -92,4 +93,29 @@ def with_own_part(place: Place) -> Fix:
         "torch.distributed.nn.functional.all_gather, whose gradient reaches the other ranks too).",
         place,
         [rewrite.after(place.file, node, code)],
+    )
+
+
+def saved_by_one(place: Place, sharded: bool) -> Fix:
+    """A file that every rank writes, written by one alone; all still gather the weights of a sharded model."""
+    file = place.file
+    node = source.statement(file, place.line)
+    call = next((c for c in source.call_on(file, place.line) if source.called_name(c) == "save"), None)
+    ranked = "rank" if is_bound(file, place.line, "rank") else f"{distributed(file)}.get_rank()"
+    fix = f"Let one rank write it: `if {ranked} == 0:`"
+    if node is None or call is None or not isinstance(node, ast.Expr):
+        return Fix(f"{fix} around it.", place)
+    opened = next(iter(source.above(file, node)), None)
+    if isinstance(opened, ast.With) and any("open(" in ast.unparse(item) for item in opened.items):
+        node = opened
+    first, written = "", rewrite.written(file, node)
+    if sharded and call.args and any(isinstance(n, ast.Call) for n in ast.walk(call.args[0])):
+        given = rewrite.text_of(file, call.args[0])
+        first, written = f"state = {given}\n", written.replace(given, "state", 1)
+    code = f"{first}if {ranked} == 0:\n{textwrap.indent(written, '    ')}"
+    said = f"{fix} around `{ast.unparse(node).splitlines()[0]}`" + (
+        ", and gather the weights before it" if first else ""
+    )
+    return Fix(
+        f"{said}; a barrier() before another rank reads it.", place, [rewrite.lines_for(file, node, code)]
     )

@@ -18,15 +18,9 @@ _SAME_EVERYWHERE = (
     | {"parse_args", "parse_known_args", "safe_load", "load", "get", "enumerate", "zip", "sum", "iter"}
     | {"get_world_size"}
 )
-TOGETHER = {
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "reduce",
-    "gather",
-    "broadcast_object_list",
-    "all_gather_object",
-} | {"gather_for_metrics", "all_gather_into_tensor", "reduce_mean", "reduce_tensor"}
+TOGETHER = {"all_reduce", "broadcast", "all_gather", "reduce", "gather", "broadcast_object_list"}
+TOGETHER |= {"reduce_mean", "all_gather_object", "gather_for_metrics", "all_gather_into_tensor"}
+TOGETHER |= {"reduce_tensor"}
 _DEPTH = 4
 
 

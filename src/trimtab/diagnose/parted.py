@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator
 from dataclasses import replace
 
 from trimtab.diagnose import branches, flow, loops_left, mends_ranks, rewrite, source, trace
 from trimtab.diagnose.answers import Known, Sides
 from trimtab.diagnose.branches import Said, Way
+from trimtab.diagnose.finding import cause_at
 from trimtab.diagnose.own_figures import RANK, TOGETHER
 
 _DRAWS = frozenset(("choice", "choices", "randint", "randrange", "random", "sample", "uniform", "integers"))
@@ -21,8 +21,8 @@ def by_values(mine: Way, theirs: Way, sides: Sides) -> Said | None:
     for one, two, at in ((mine, theirs, 0), (theirs, mine, 1)):
         who, other = sides.ranks[at], sides.ranks[1 - at]
         for (file, line), beside in reversed(list(branches.levels(one, two))):
-            for node in _around(file, line):
-                if beside is not None and _with(node, line) == _with(node, beside):
+            for node in branches.around(file, line):
+                if beside is not None and branches.side(node, line) == branches.side(node, beside):
                     continue
                 if isinstance(node, ast.If) and sides.parted(file, node):
                     return branches.guarded(file, node, line, beside, who, sides)
@@ -40,8 +40,8 @@ def by_place(mine: Way, theirs: Way, sides: Sides) -> Said | None:
     """The loop in which one rank stands and which the other has left, by where both stand in the function around."""
     for one, two, other in ((mine, theirs, sides.ranks[1]), (theirs, mine, sides.ranks[0])):
         for (file, line), beside in reversed(list(branches.levels(one, two))):
-            loops = [n for n in _around(file, line) if isinstance(n, ast.For)]
-            for loop in (n for n in loops if beside is None or not _with(n, beside)):
+            loops = [n for n in branches.around(file, line) if isinstance(n, ast.For)]
+            for loop in (n for n in loops if beside is None or not branches.side(n, beside)):
                 if not flow.is_same_everywhere(loop) and _may_differ(file, loop):
                     why = f"rank {other} has left this loop, in which the other still is: unequal numbers of rounds"
                     fix, edits = _same_rounds(file, loop)
@@ -52,11 +52,13 @@ def by_place(mine: Way, theirs: Way, sides: Sides) -> Said | None:
 def at_one_line(way: Way, sides: Sides) -> Said | None:
     """Why two ranks give other sizes at one line: they are in other rounds of its loop, or each drew for itself."""
     file, line = way[0]
-    loops = [n for n in _around(file, line) if isinstance(n, ast.For)]
+    loops = [n for n in branches.around(file, line) if isinstance(n, ast.For)]
     if loops and (said := other_order(file, line, sides)) is not None:
         return said
     if loops and sides.differing(file, _read(loops[0].target)):
-        around = [n for n in _around(file, line) if isinstance(n, ast.If) and n.lineno > loops[0].lineno]
+        around = [
+            n for n in branches.around(file, line) if isinstance(n, ast.If) and n.lineno > loops[0].lineno
+        ]
         skips = [n for n in loops_left.exits_before(file, line) if isinstance(n, ast.If)]
         target = source.names_in(loops[0].target)
         for node in (n for n in (*around, *skips) if target & source.names_in(n.test)):
@@ -72,7 +74,7 @@ def _read(target: ast.expr) -> ast.expr:
 
 def other_order(file: str, line: int, sides: Sides) -> Said | None:
     """A loop over names that come in another order on each rank."""
-    loop = next((n for n in _around(file, line) if isinstance(n, ast.For)), None)
+    loop = next((n for n in branches.around(file, line) if isinstance(n, ast.For)), None)
     both = sides.of(file, line)
     if loop is None or both is None or not _is_set(loop.iter, both[0]):
         return None
@@ -150,21 +152,6 @@ def _may_differ(file: str, loop: ast.For) -> bool:
     return True
 
 
-def _around(file: str, line: int) -> Iterator[ast.If | ast.While | ast.For]:
-    """The conditions and loops of the same function around a line, innermost first."""
-    scope = branches.function_around(file, line)
-    kinds = (ast.If, ast.While, ast.For)
-    nodes = [n for n in ast.walk(scope) if isinstance(n, kinds)] if scope is not None else []
-    yield from sorted((n for n in nodes if _with(n, line)), key=lambda n: -n.lineno)
-
-
-def _with(node: ast.If | ast.While | ast.For, line: int) -> str:
-    """Which part of a statement holds a line; empty for none."""
-    if isinstance(node, ast.If):
-        return branches.side(node, line)
-    return "body" if node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0) else ""
-
-
 def _uneven(file: str, loop: ast.For, sides: Sides) -> Said | None:
     """A loop over something that is longer on one rank."""
     names = sides.differing(file, loop.iter) if sides.at_once else set[str]()
@@ -176,10 +163,10 @@ def _uneven(file: str, loop: ast.For, sides: Sides) -> Said | None:
         said = branches.only_here([(file, filled.lineno)]) if filled is not None else None
         if said is not None:
             why = f"only some ranks come here, and so {decided} in the loop of line {loop.lineno}"
-            return replace(said, cause=source.cause(file, said.cause.line, why))
+            return replace(said, cause=cause_at(said.cause, why))
     if (rows := loops_left.rows_of_rank(file, loop)) is not None:
         why = f"every rank takes its own part here, and so {decided} in the loop of line {loop.lineno}"
-        return replace(rows, cause=source.cause(file, rows.cause.line, why))
+        return replace(rows, cause=cause_at(rows.cause, why))
     why = f"every rank makes another number of rounds: {decided}"
     fix, edits = _same_rounds(file, loop, names)
     return Said(source.cause(file, loop.lineno, why), fix, edits)

@@ -18,27 +18,9 @@ _LISTS = {
     "gather_object": ("object_gather_list", "dst"),
     "scatter": ("scatter_list", "src"),
 }
-_WRITERS = {
-    "save",
-    "dump",
-    "makedirs",
-    "mkdir",
-    "savez",
-    "copy",
-    "move",
-    "download",
-    "urlretrieve",
-    "extractall",
-}
-_WRITERS |= {
-    "to_csv",
-    "to_parquet",
-    "to_json",
-    "save_pretrained",
-    "save_to_disk",
-    "write_text",
-    "write_bytes",
-}
+_WRITERS = {"save", "dump", "makedirs", "mkdir", "savez", "copy", "move", "download", "urlretrieve"}
+_WRITERS |= {"extractall", "to_csv", "to_parquet", "to_json", "save_pretrained", "save_to_disk"}
+_WRITERS |= {"write_text", "write_bytes"}
 
 
 def list_of_parts(error: BaseException) -> Verdict | None:

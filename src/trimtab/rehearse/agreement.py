@@ -82,6 +82,11 @@ def made() -> int:
     return _made
 
 
+def reached() -> dict[str, int]:
+    """How many collectives of each group this rank has entered."""
+    return dict(_world.counts) if _world is not None else {}
+
+
 def joined(process: Process) -> None:
     """A process group was made: agree with the other ranks on a name for this world."""
     import torch.distributed as dist

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from trimtab.diagnose import answers, branches, flow, loops_left, mends_collectives, parted, rewrite, source
 from trimtab.diagnose.answers import Sides
-from trimtab.diagnose.finding import Cause, Edit, Finding, Place, cause_at, place_from
+from trimtab.diagnose.branches import Said
+from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
 
 Record = dict[str, Any]
 
@@ -39,17 +41,9 @@ def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | N
         return None
     looped = _asked(mine) and _in_loop(*way[0])
     said = parted.other_order(*way[0], _sides(rank, mine, other, theirs)) if looped else None
-    if said is None:
-        return None
-    return Finding(
-        kind="ranks-disagree",
-        message=f"Collective number {mine['n']}, {_said(mine)}: rank {rank} and rank {other} give figures of different "
-        "names, and get their sum.",
-        where=where,
-        cause=said.cause,
-        fix=said.fix,
-        op=mine["op"],
-        edits=said.edits,
+    message = f"Collective number {mine['n']}, {_said(mine)}: rank {rank} and rank {other} give figures of different "
+    return (
+        said.finding(f"{message}names, and get their sum.", where, mine["op"]) if said is not None else None
     )
 
 
@@ -100,36 +94,32 @@ def disagreement(rank: int, mine: Record, other: int, theirs: Record) -> Finding
     """Two ranks that have come to different collectives, or give other sizes to the same one."""
     (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
     where, stands = place_from(first["place"]), place_from(second["place"])
-    cause = cause_at(stands, f"rank {high} stands here while rank {low} stands at {_line(where)}")
-    fix = "All ranks have to make the same collective calls in the same order, with equal sizes and types: look for a "
-    fix += "branch on the rank, or for data of different shape."
-    edits = list[Edit]()
     same = where == stands and first["op"] == second["op"]
     asked = same and _asked(first)
     told = parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None
     if told is None and same and first["root"] != second["root"]:
         told = mends_collectives.one_root(where)
-    if told is not None:
-        cause, fix, edits = told.cause, told.fix, told.edits
-    elif same and second["born"]:
-        cause, fix, edits = _unequal(first, second, stands, fix)
-    elif (said := _parted(low, first, high, second)) is not None:
-        cause, fix, edits = said.cause, said.fix or fix, said.edits
-    return Finding(
-        kind="ranks-disagree",
-        message=f"Collective number {mine['n']}: rank {low} calls {_said(first)}, rank {high} calls {_said(second)}. "
-        "The ranks would wait for each other for ever, or mix up their data.",
-        where=where,
-        cause=cause,
-        fix=fix,
-        op=first["op"],
-        edits=edits,
+    if told is None:
+        told = (
+            _unequal(first, second, stands) if same and second["born"] else _parted(low, first, high, second)
+        )
+    if told is None:
+        why = f"rank {high} stands here while rank {low} stands at {_line(where)}"
+        told = Said(cause_at(stands, why), _ALIKE)
+    message = (
+        f"Collective number {mine['n']}: rank {low} calls {_said(first)}, rank {high} calls {_said(second)}. "
     )
+    message += "The ranks would wait for each other for ever, or mix up their data."
+    return replace(told, fix=told.fix or _ALIKE).finding(message, where, first["op"])
 
 
-def _unequal(
-    first: Record, second: Record, stands: Place | None, fix: str
-) -> tuple[Cause | None, str, list[Edit]]:
+_ALIKE = (
+    "All ranks have to make the same collective calls in the same order, with equal sizes and types: look for a "
+    "branch on the rank, or for data of different shape."
+)
+
+
+def _unequal(first: Record, second: Record, stands: Place | None) -> Said:
     """One collective that is given other sizes or types: who made them, or that nothing makes them equal."""
     file, line = second["born"]
     made = source.statement(file, line)
@@ -137,26 +127,21 @@ def _unequal(
     if [file, line] in second.get("way", ()) or (first["born"] == second["born"] and not anew):
         shapes = [first.get("shape"), second.get("shape")]
         padded = mends_collectives.padded(stands, *shapes) if first["op"].startswith("all_gather") else None
-        why = "what each rank gives here is of another size"
+        cause = cause_at(stands, "what each rank gives here is of another size")
         if padded is not None:
-            return cause_at(stands, why), padded.text, padded.edits
+            return Said(cause, padded.text, padded.edits)
         fix = "Give equal sizes: pad to the longest first (all_gather the sizes), or see that every batch is full "
-        return cause_at(stands, why), fix + "(drop_last=True).", []
+        return Said(cause, fix + "(drop_last=True).")
     odd = first if first["dtype"] != second["dtype"] and first["dtype"] == "float32" else second
     file, line = odd["born"]
-    if first["dtype"] != second["dtype"]:
-        told = mends_collectives.of_type(
-            source.place(file, line), (second if odd is first else first)["dtype"]
-        )
-        return (
-            source.cause(file, line, "made here, of another type than on the other rank"),
-            told.text,
-            told.edits,
-        )
-    return source.cause(file, line, "made here, and it differs from rank to rank"), fix, []
+    if first["dtype"] == second["dtype"]:
+        return Said(source.cause(file, line, "made here, and it differs from rank to rank"), _ALIKE)
+    told = mends_collectives.of_type(source.place(file, line), (second if odd is first else first)["dtype"])
+    cause = source.cause(file, line, "made here, of another type than on the other rank")
+    return Said(cause, told.text, told.edits)
 
 
-def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said | None:
+def _parted(low: int, first: Record, high: int, second: Record) -> Said | None:
     """The branch that only one of them took: on the rank, or out of a loop by what it alone decided or drew."""
     where, stands = place_from(first["place"]), place_from(second["place"])
     mine, theirs, sides = _way(first), _way(second), _sides(low, first, high, second)
@@ -176,7 +161,18 @@ def _parted(low: int, first: Record, high: int, second: Record) -> branches.Said
     return (
         loops_left.way_out(_way(inner), other, sides)
         or parted.by_place(mine, theirs, sides)
-        or branches.Said(source.cause(left.file, left.line, why), _EVEN)
+        or Said(source.cause(left.file, left.line, why), _EVEN)
+    )
+
+
+def at_rest(ways: list[list[tuple[str, int]]], sides: Sides) -> Said | None:
+    """What parts two ranks that both wait for ever, from where they stand and what each has in its names."""
+    (mine, theirs), sides = ways, replace(sides, at_once=sides.in_one_round(ways[0]))
+    return (
+        parted.by_values(mine, theirs, sides)
+        or branches.guard(mine, theirs, sides)
+        or branches.left_function(mine, theirs, sides.ranks[1])
+        or branches.left_function(theirs, mine, sides.ranks[0])
     )
 
 
@@ -185,10 +181,8 @@ def _sides(rank: int, mine: Record, other: int, theirs: Record | None) -> Sides:
     return answers.sides((rank, mine.get("values", [])), (other, (theirs or {}).get("values", [])), at_once)
 
 
-_EVEN = (
-    "Give every rank the same number of batches (drop_last=True, a DistributedSampler), or run the loop in "
-)
-_EVEN += "`with ddp.join():`."
+_EVEN = "Give every rank the same number of batches (drop_last=True, a DistributedSampler), or run the loop in `with "
+_EVEN += "ddp.join():`."
 
 
 def _way(record: Record | None) -> list[tuple[str, int]]:
@@ -223,32 +217,23 @@ def missing(
     loop = _uneven_loop(where, mine)
     idle = flow.idle_context(where) if where else None
     way, sides = _way(mine), _sides(rank, mine, other, last)
-    said = (
-        (
+    said = None
+    if not idle:
+        said = (
             parted.by_values(way, _way(last), sides)
             or branches.guard(way, _way(last), sides)
             or loops_left.way_out(way, other, sides)
             or branches.left_function(way, _way(last), other)
         )
-        if not idle
-        else None
+    if said is None:
+        why = f"rank {rank} goes on when rank {other} has already left: unequal numbers of steps"
+        why += ", and this context, which could even them out, does nothing" if idle else ""
+        said = Said(cause_at(idle or loop or where, why), _EVEN)
+    message = (
+        f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
     )
-    return Finding(
-        kind="ranks-disagree",
-        message=f"Rank {rank} waits in {_said(mine)} (its collective number {mine['n']}), which rank {other} never "
-        f"enters: {seen}. On hardware it would wait until the time-out ends the run{_heard(error)}.",
-        where=where,
-        cause=said.cause
-        if said is not None
-        else cause_at(
-            idle or loop or where,
-            f"rank {rank} goes on when rank {other} has already left: unequal numbers of steps"
-            + (", and this context, which could even them out, does nothing" if idle else ""),
-        ),
-        fix=said.fix if said is not None else _EVEN,
-        op=mine["op"],
-        edits=said.edits if said is not None else [],
-    )
+    message += f"enters: {seen}. On hardware it would wait until the time-out ends the run{_heard(error)}."
+    return said.finding(message, where, mine["op"])
 
 
 def _heard(error: str) -> str:

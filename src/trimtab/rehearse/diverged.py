@@ -58,7 +58,7 @@ def found(ranks: Records) -> Finding | None:
         end = sums.get(model.partition(":")[0] + ":end", {})
         common = [(n, steps[n]) for n in sorted(steps) if len(steps[n]) == len(ranks)]
         why = own_way.get(model.partition(":")[0])
-        if why == "cut off":
+        if why in ("cut off", "joins"):
             continue
         if why == "averages":
             # Between two averagings ranks are apart by design: only right after one they have to agree.
@@ -67,7 +67,7 @@ def found(ranks: Records) -> Finding | None:
                 continue
         last = [by_rank for by_rank in end.values() if len(by_rank) == len(ranks)]
         apart = [n for n, by_rank in common if _differ(by_rank.values())]
-        if not apart and (buffers := _buffers_apart([sides for _, sides in common])) is not None:
+        if not apart and (buffers := _buffers_apart(ranks, [sides for _, sides in common])) is not None:
             return buffers
         if not apart or not _differ(common[-1][1].values()) or (last and not _differ(last[-1].values())):
             continue
@@ -87,21 +87,23 @@ def _finding(steps: dict[int, _Sides], first: int, where: Place | None) -> Findi
     message = (
         f"When step {first} begins, the weights of rank {one} and rank {other} differ, and they stay apart: "
     )
-    return fix.finding(
-        "ranks-disagree", message + "the ranks train different models.", where, why, "optimizer.step"
-    )
+    message += "the ranks train different models."
+    return fix.finding("ranks-disagree", message, where, why, "optimizer.step")
 
 
-def _buffers_apart(steps: list[_Sides]) -> Finding | None:
+def _buffers_apart(ranks: Records, steps: list[_Sides]) -> Finding | None:
     """Buffers that were alike when training began, that each rank writes from its own rows, and that stay apart."""
     if len(steps) < _ENOUGH:
         return None
     first = next(iter(steps[-1].values()))
     ways = {name: [(f, n) for f, n in way] for name, way in first["kept"].items()}
+    brought = {name for records in ranks.values() for r in records for name in r.get("brought", ())}
     apart = [
         name
         for name in first["buffers"]
         if name in ways
+        and name not in brought
+        and not averages_elsewhere(ways[name][0][0], lines_that_ran(ranks), (f".{name.rpartition('.')[2]}",))
         and near([side["began"][name] for side in steps[0].values()])
         and not any(near([side["buffers"][name] for side in sides.values()]) for sides in steps[1:])
     ]
@@ -134,22 +136,19 @@ def _parted(before: _Sides) -> tuple[Fix, str]:
         if rated is not None and len(told) < len(before):
             guarded = branches.only_here([(rated.file, rated.line)])
             if guarded is not None:
-                fix = guarded.as_fix()
-                return fix, "only some ranks come here, where the learning rate is set"
+                return guarded.as_fix(), "only some ranks come here, where the learning rate is set"
         step = place_from(mine["place"])
         place = rated or _sets_rate(step)
         if rated is None and place is not None and step is not None:
             place = mends_drift.called_beside(place, step)
-        return mends_drift.same_rate(
-            place
-        ), "the ranks step with different learning rates, which are set here"
+        why = "the ranks step with different learning rates, which are set here"
+        return mends_drift.same_rate(place), why
     outside = mine["outside"] or {}
     if unsynced := place_from(outside.get("unsynced")):
         return mends_drift.synced(unsynced), "the last backward pass before each step is inside this"
     if past := place_from(outside.get("past")):
-        return mends_drift.through_ddp(
-            past
-        ), "only a call of the DDP object itself makes the ranks share gradients"
+        why = "only a call of the DDP object itself makes the ranks share gradients"
+        return mends_drift.through_ddp(past), why
     if late := place_from(outside.get("late")):
         why = "this came into the model after DDP wrapped it: DDP does not average its gradients"
         return Fix("Put it into the model before DistributedDataParallel(...) takes the model.", late), why
@@ -176,22 +175,17 @@ def _other_state(before: _Sides) -> tuple[Fix, str]:
         return _NOTHING, ""
     guarded = branches.only_here([(loaded[0].file, loaded[0].line)]) if len(loaded) < len(before) else None
     if guarded is not None:
-        fix = guarded.as_fix()
-        return (
-            fix,
-            "only some ranks come here: the others step without the optimizer's state that is loaded here",
-        )
-    return Fix(
-        "Load the same optimizer state on every rank.", loaded[0]
-    ), "the ranks come out of this with different momenta"
+        why = "only some ranks come here: the others step without the optimizer's state that is loaded here"
+        return guarded.as_fix(), why
+    fix = Fix("Load the same optimizer state on every rank.", loaded[0])
+    return fix, "the ranks come out of this with different momenta"
 
 
 def _changed(ways: list[list[tuple[str, int]]]) -> tuple[Fix, str]:
     """Gradients that DDP had averaged, and that each rank (or one) then changed."""
     way = next(way for way in ways if way)
     if not all(ways) and (guarded := branches.only_here(way)) is not None:
-        fix = guarded.as_fix()
-        return fix, "only some ranks come here, and change gradients that DDP had averaged"
+        return guarded.as_fix(), "only some ranks come here, and change gradients that DDP had averaged"
     why = "each rank changes the averaged gradients in its own way here"
     return mends_drift.share_written(source.place(*way[0])), why
 
@@ -204,8 +198,7 @@ def _written(sides: _Sides) -> tuple[Fix, str]:
         return _NOTHING, ""
     way = ways[wrote[0]]
     if len(wrote) < len(ways) and (guarded := branches.only_here(way)) is not None:
-        fix = guarded.as_fix()
-        return fix, f"only rank {wrote[0]} comes here, after DDP had made the weights equal"
+        return guarded.as_fix(), f"only rank {wrote[0]} comes here, after DDP had made the weights equal"
     why = "each rank writes values of its own into the weights here, after DDP had made them equal"
     if (fix := mends_drift.share_written(source.place(*way[0]))).edits:
         return fix, why

@@ -15,16 +15,10 @@ Records = dict[int, list[dict[str, Any]]]
 _NEAR = 1e-6
 _AVERAGERS = {"LocalSGD", "PeriodicModelAverager", "HierarchicalModelAverager", "PostLocalSGDOptimizer"}
 _AVERAGERS |= {"DiLoCo"}
-_EXCHANGES = {
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "reduce",
-}
-_EXCHANGES |= {"gather", "reduce_scatter", "reduce_scatter_tensor", "average_parameters", "send", "recv"}
-_EXCHANGES |= {"all_reduce_coalesced"}
+_EXCHANGES = {"all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_single"}
+_EXCHANGES |= {"reduce", "gather", "reduce_scatter", "reduce_scatter_tensor", "average_parameters"}
+_EXCHANGES |= {"send", "recv", "all_reduce_coalesced"}
+_WEIGHTS = ("parameters(", ".grad", "state_dict(", ".data")
 
 
 def vetoed(ranks: Records) -> bool:
@@ -72,7 +66,7 @@ def lines_that_ran(ranks: Records) -> set[tuple[str, int]]:
     return {(r["file"], r["ran"]) for records in ranks.values() for r in records if "ran" in r}
 
 
-def averages_elsewhere(file: str, ran: set[tuple[str, int]]) -> bool:
+def averages_elsewhere(file: str, ran: set[tuple[str, int]], words: tuple[str, ...] = _WEIGHTS) -> bool:
     """Whether a file holds an exchange of weights or gradients to which this run has not come."""
     for call in source.calls(file):
         name = source.called_name(call)
@@ -81,7 +75,7 @@ def averages_elsewhere(file: str, ran: set[tuple[str, int]]) -> bool:
         if name in _EXCHANGES and (file, call.lineno) not in ran:
             around = _innermost(file, call.lineno)
             text = ast.unparse(around) if around is not None else ""
-            if any(word in text for word in ("parameters(", ".grad", "state_dict(", ".data")):
+            if any(word in text for word in words):
                 return True
     return False
 

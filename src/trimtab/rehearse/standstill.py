@@ -12,12 +12,16 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from trimtab.diagnose import answers, branches, source
+from trimtab.diagnose import answers, source
+from trimtab.diagnose.branches import Said
 from trimtab.diagnose.finding import Finding, Place, cause_at
+from trimtab.rehearse import disagreements
+from trimtab.rehearse.session import read_lines
 from trimtab.rehearse.system import processor_seconds, sleeps
 
 _QUIET = 8.0
@@ -85,9 +89,9 @@ class Standstill:
         if now - since < _IDLE:
             self._waiting[world] = (since, before)
             return None
-        return self._ask(ranks)
+        return self._ask(ranks, paths)
 
-    def _ask(self, ranks: list[_Rank]) -> Finding | None:
+    def _ask(self, ranks: list[_Rank], paths: list[Path]) -> Finding | None:
         for rank in ranks:
             try:
                 os.kill(rank.process, signal.SIGUSR2)
@@ -95,11 +99,14 @@ class Standstill:
                 return None
         time.sleep(0.5)
         stands: list[_Stand] = []
-        for rank in ranks:
+        for rank, path in zip(ranks, paths, strict=True):
             stand = standing(rank.number, last_stack(self._folder / f"stands-{rank.process}"))
             if stand is None:
                 return None
-            stands.append(stand)
+            # What it wrote down last tells of where it stands, if that is the line.
+            last = [record for record in read_lines(path) if "op" in record][-1:]
+            met = bool(last) and [tuple(at) for at in last[0]["way"]][:1] == stand.way[:1]
+            stands.append(stand._replace(values=last[0]["values"]) if met else stand)
         return finding(stands)
 
 
@@ -110,6 +117,8 @@ class _Stand(NamedTuple):
     place: Place
     name: str
     way: list[tuple[str, int]]
+    values: Sequence[Any] = ()
+    """What it had in its names then, as far as that is known."""
 
 
 def standing(rank: int, stack: list[tuple[str, int, str]]) -> _Stand | None:
@@ -136,30 +145,13 @@ def finding(stands: list[_Stand]) -> Finding:
     other = next((side for side in stands if side.place != first.place), stands[-1])
     message = f"Every rank waits and none goes on: {sides}."
     point_to_point = any(_PAIRED.match(one.name) for one in stands)
-    said = (
-        branches.guard(first.way, other.way, answers.sides((first.rank, []), (other.rank, [])))
-        if not point_to_point
-        else None
-    )
-    if said is not None:
-        return Finding(
-            kind="ranks-disagree",
-            message=message,
-            where=first.place,
-            cause=said.cause,
-            fix=said.fix,
-            op=first.name,
-            edits=said.edits,
-        )
-    return Finding(
-        kind="ranks-disagree",
-        message=message,
-        where=first.place,
-        cause=cause_at(other.place, f"rank {other.rank} waits here for what rank {first.rank} never does"),
-        fix="All ranks have to make the same collective calls in the same order; a receive needs a send on the other "
-        "side, which must not wait for a receive itself.",
-        op=first.name,
-    )
+    both = answers.sides((first.rank, first.values), (other.rank, other.values))
+    said = disagreements.at_rest([first.way, other.way], both) if not point_to_point else None
+    if said is None:
+        fix = "All ranks have to make the same collective calls in the same order; a receive needs a send on the other "
+        why = f"rank {other.rank} waits here for what rank {first.rank} never does"
+        said = Said(cause_at(other.place, why), f"{fix}side, which must not wait for a receive itself.")
+    return said.finding(message, first.place, first.name)
 
 
 def last_stack(path: Path) -> list[tuple[str, int, str]]:

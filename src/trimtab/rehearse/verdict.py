@@ -66,12 +66,12 @@ def judge(
     seconds: float,
     standstill: Finding | None = None,
 ) -> Result:
-    from trimtab.rehearse import agreement, apart_ranks, disagreements, same_rows
+    from trimtab.rehearse import agreement, alone, apart_ranks, disagreements, same_rows
 
     findings, notes = gathered.findings, list(gathered.notes)
     if not any(finding.kind in ("ddp-bypassed", "ranks-disagree") for finding in findings):
         findings += apart_ranks.found(folder)
-    findings += same_rows.found(folder)
+    findings += same_rows.found(folder) + alone.found(folder)
     if standstill is not None and not any(finding.kind == "ranks-disagree" for finding in findings):
         findings.insert(0, standstill)
     faults = [finding for finding in findings if finding.severity == "fault"]

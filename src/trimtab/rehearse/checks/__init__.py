@@ -30,6 +30,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.modes import Modes
     from trimtab.rehearse.checks.no_effect import NoEffect
     from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
+    from trimtab.rehearse.checks.one_sided import OneSided
     from trimtab.rehearse.checks.reduced import Reduced
     from trimtab.rehearse.checks.replicas import Replicas
     from trimtab.rehearse.checks.roles import Roles
@@ -46,30 +47,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.values import Values
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
-    then = (
-        InPlace,
-        LostTerms,
-        Ddp,
-        DataOrder,
-        Apart,
-        Rows,
-        Replicas,
-        Reduced,
-        Gathered,
-        Sharded,
-        StaleLauncher,
-        Scaler,
-        Underflow,
-        Rounded,
-        Angles,
-        Losses,
-        States,
-        Roles,
-        NoEffect,
-        NothingLoaded,
-        MadeAnew,
-        Unwritten,
-        Values,
-        Steps,
-    )
-    return [check(process) for check in (*first, *then)]
+    second = (InPlace, LostTerms, Ddp, DataOrder, Apart, Rows, Replicas, Reduced, Gathered)
+    third = (OneSided, Sharded, StaleLauncher, Scaler, Underflow, Rounded, Angles, Losses, States)
+    last = (Roles, NoEffect, NothingLoaded, MadeAnew, Unwritten, Values, Steps)
+    return [check(process) for check in (*first, *second, *third, *last)]

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -46,6 +47,7 @@ class Ddp(BaseCheck):
         around(DistributedDataParallel, "__init__", self._made)
         around(DistributedDataParallel, "forward", self._forward)
         around(DistributedDataParallel, "no_sync", self._no_sync)
+        around(Join, "__enter__", self._joins)
         around(nn.Module, "requires_grad_", self._requires_grad)
         around(torch.utils.checkpoint, "checkpoint", self._checkpoint)
         self._drift = Drift(self.process, self._wrapped)
@@ -92,6 +94,12 @@ class Ddp(BaseCheck):
     def _no_sync(self, real: _Real, ddp: DistributedDataParallel) -> Any:
         self._opened = places.here() or self._opened
         return real(ddp)
+
+    def _joins(self, real: _Real, joined: Join) -> Any:
+        """Ranks make unequal numbers of steps by right: what each holds at its step of one number is not comparable."""
+        for entry in self._wrapped:
+            agreement.note(self.process, {"own_way": str(entry.number), "why": "joins"})
+        return real(joined)
 
     def _requires_grad(self, real: _Real, module: nn.Module, requires_grad: bool = True) -> Any:
         self._grad_switched[module] = (requires_grad, places.here())

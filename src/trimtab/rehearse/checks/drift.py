@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Place
-from trimtab.rehearse import diverged, exchanges, places
+from trimtab.rehearse import agreement, diverged, exchanges, places
 from trimtab.rehearse.checks.base import around, place_born, plain_values
 from trimtab.rehearse.checks.ddp_errors import Wrapped
 from trimtab.rehearse.checks.freezes import freezes
@@ -42,6 +42,7 @@ class Drift:
         for kind in (LRScheduler, ReduceLROnPlateau):
             around(kind, "step", self._scheduled)
         writes().listeners.append(self._wrote)
+        exchanges.listeners.append(self._exchanged)
 
     def compare(
         self, entry: Wrapped, ddp: DistributedDataParallel, optimizer: Any, mine: list[torch.Tensor]
@@ -102,12 +103,21 @@ class Drift:
         memory = exchanges.memory(tensor)
         for entry in self._wrapped:
             if memory in entry.memory or id(tensor) in entry.averaged | entry.frozen:
-                entry.written = _way()
+                entry.written = way_here()
                 entry.memory.add(memory)
             elif memory in entry.buffers:
-                entry.kept[entry.buffers[memory]] = _way()
-            elif memory in entry.gradients and (way := _way()) and not _for_all(way[0]):
+                entry.kept[entry.buffers[memory]] = way_here()
+            elif memory in entry.gradients and (way := way_here()) and not _for_all(way[0]):
                 entry.changed = entry.changed or way
+
+    def _exchanged(self, op: str, tensors: list[torch.Tensor], place: Place) -> None:
+        """The program brings something of a buffer's shape together in its own way: ranks may hold parts of it."""
+        shapes = {tensor.shape for tensor in tensors}
+        for entry in self._wrapped:
+            ddp = entry.held() if entry.buffers else None
+            held = dict(ddp.module.named_buffers()) if ddp is not None else {}
+            if names := [name for name in entry.began if name in held and held[name].shape in shapes]:
+                agreement.note(self._process, {"brought": names})
 
     def _scheduled(self, real: _Real, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         before = [group.get("lr") for group in scheduler.optimizer.param_groups]
@@ -117,7 +127,8 @@ class Drift:
         return result
 
 
-def _way() -> list[tuple[str, int]]:
+def way_here() -> list[tuple[str, int]]:
+    """The program's lines on the stack, innermost first."""
     return [(f.f_code.co_filename, f.f_lineno) for f in places.frames()][:16]
 
 

@@ -17,6 +17,7 @@ import torch
 
 from trimtab.diagnose import holders, mends_results, source
 from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose.own_figures import RANK
 from trimtab.rehearse import exchanges, places
 from trimtab.rehearse.checks.base import BaseCheck, place_born, world_size
 from trimtab.rehearse.checks.writes import writes
@@ -140,8 +141,9 @@ def is_made_up(given: ast.expr) -> bool:
     calls = [n for n in ast.walk(given) if isinstance(n, ast.Call)]
     # The figures of torch.tensor(1).cuda(rank) are 1.
     figures = next((n.args[0] for n in calls if source.called_name(n) in _OF_FIGURES and n.args), given)
-    read = [n for n in ast.walk(figures) if isinstance(n, ast.Name) and n.id not in ("torch", "device")]
-    return not _MADE_UP.isdisjoint(source.called_name(n) for n in calls) or not read
+    read = {n.id for n in ast.walk(figures) if isinstance(n, ast.Name)} - {"torch", "device"}
+    made_up = not _MADE_UP.isdisjoint(source.called_name(n) for n in calls)
+    return made_up or all(RANK.search(name) for name in read)
 
 
 def _is_shared(given: ast.expr, tensor: Any, frame: FrameType) -> bool:
