@@ -71,3 +71,25 @@ def summed_once(place: Place, call: ast.Call, added: Place) -> Fix:
         f"{fix}; or sum what is added, in place of line {added.line} and of this one: `{'`, `'.join(code)}`."
     )
     return Fix(said, place, edits)
+
+
+def with_own_part(place: Place) -> Fix:
+    """This rank's own tensor put back among those that were gathered: it alone has a graph."""
+    call = next(
+        (c for c in source.call_on(place.file, place.line) if source.called_name(c) == "all_gather"), None
+    )
+    node, names = source.statement(place.file, place.line), call.args if call is not None else []
+    if call is None or not isinstance(node, ast.Expr) or len(names) < 2:
+        return Fix(
+            "Gather with torch.distributed.nn.functional.all_gather, which has a gradient, or put this rank's own "
+            "tensor back into its place among the parts.",
+            place,
+        )
+    module = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else "torch.distributed"
+    code = f"{ast.unparse(names[0])}[{module}.get_rank()] = {ast.unparse(names[1])}"
+    return Fix(
+        f"Put the own part, which has a graph, back after it: `{code}` (or gather with "
+        "torch.distributed.nn.functional.all_gather, whose gradient reaches the other ranks too).",
+        place,
+        [rewrite.after(place.file, node, code)],
+    )

@@ -17,6 +17,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.consumed import Consumed
     from trimtab.rehearse.checks.data_order import DataOrder
     from trimtab.rehearse.checks.ddp import Ddp
+    from trimtab.rehearse.checks.gathered import Gathered
     from trimtab.rehearse.checks.gradients import Gradients
     from trimtab.rehearse.checks.graph_kept import GraphKept
     from trimtab.rehearse.checks.in_place import InPlace
@@ -53,6 +54,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         Rows,
         Replicas,
         Reduced,
+        Gathered,
         Sharded,
         StaleLauncher,
         Scaler,
