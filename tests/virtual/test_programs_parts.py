@@ -60,6 +60,35 @@ def test_flex_attention_reads_a_bias_of_one_batch_for_all_as_its_compiled_kernel
         assert torch.allclose(payload_of(out), expected, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_reads_a_bias_that_learns_by_one_index_after_the_other() -> None:
+    torch.manual_seed(0)
+    made, bias = torch.randn(3, 2, 16, 16), torch.randn(3, 1, 16, 16)
+    expected = scaled_dot_product_attention(made, made, made, attn_mask=bias)
+    with virtual_gpus(1):
+        x, own = made.cuda(), bias.cuda().requires_grad_()
+        out = torch.compile(flex_attention)(x, x, x, score_mod=lambda s, b, h, i, j: s + own[b][0][i][j])
+        assert torch.allclose(payload_of(out.detach()), expected, atol=1e-5)
+
+
+def test_a_tensor_inside_a_transform_of_torch_func_is_on_its_gpu() -> None:
+    seen: list[Any] = []
+
+    def summed(row: Tensor) -> Tensor:
+        seen.append((row.device, row.is_cuda, row.is_cpu, row.is_meta, row.get_device()))
+        return (row * torch.tensor([1.0, 2.0], device=row.device) + torch.arange(2, device=row.device)).sum()
+
+    with virtual_gpus(2):
+        rows = torch.ones(3, 2, device="cuda:1")
+        out, gradients = torch.func.vmap(summed)(rows), torch.func.vmap(torch.func.grad(summed))(rows)
+        assert payload_of(out).tolist() == [4.0] * 3
+        assert payload_of(gradients).tolist() == [[1.0, 2.0]] * 3
+    torch.func.vmap(summed)(torch.ones(3, 2))
+    assert seen == [(torch.device("cuda:1"), True, False, False, 1)] * 2 + [
+        (torch.device("cpu"), False, True, False, -1)
+    ]
+
+
 def test_operations_on_functions_say_that_they_are_not_simulated() -> None:
     with virtual_gpus(1), pytest.raises(NotSimulated, match="cond"):
         torch.ops.higher_order.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(2, device="cuda"),))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.virtual import origin, state
-from trimtab.virtual.functions import Handler, default_for
+from trimtab.virtual.functions import Handler, default_for, unwrapped
 from trimtab.virtual.processes import virtual_device
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, wrap
@@ -42,7 +42,7 @@ def from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
                 plain = data.payload.to(rest.get("dtype")).clone()
             else:
                 plain = _build(func, data, args, {**rest, "device": "cpu"})
-            made = _born(wrap(plain.detach(), slot) if slot is not None else plain)
+            made = _born(wrap(unwrapped(plain.detach()), slot) if slot is not None else plain)
     else:
         made = data.to(asked if slot is None else slot.meta, rest.get("dtype"))
     if kwargs.get("requires_grad"):

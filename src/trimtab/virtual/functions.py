@@ -111,6 +111,21 @@ def device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.de
     return func(*args, **kwargs)  # type: ignore[no-any-return]
 
 
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor under torch.func's wrappers, one for each vmap or grad around it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def inside_transform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where a tensor lies, asked inside torch.func (vmap, grad): torch's wrapper around a virtual one says meta."""
+    own = unwrapped(args[0])
+    if own is args[0] or own.__class__ not in VIRTUAL:
+        return func(*args, **kwargs)
+    return own.get_device() if func is Tensor.get_device else getattr(own, func.__self__.__name__)
+
+
 def same_kind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether `a.data = b` is possible: between CPU and CUDA it is, between meta and CUDA it is not."""
     if any(value.is_meta for value in args) != all(value.is_meta for value in args):
@@ -158,5 +173,10 @@ HANDLERS.update(
         torch._has_compatible_shallow_copy_type: same_kind,
         torch.Tensor.grad.__set__: assign_grad,  # type: ignore[union-attr]
         torch.Tensor.data.__set__: assign_data,  # type: ignore[attr-defined]
+        torch.Tensor.get_device: inside_transform,
+        **{
+            getattr(torch.Tensor, name).__get__: inside_transform
+            for name in ("device", "is_cuda", "is_cpu", "is_meta")
+        },
     }
 )
