@@ -22,44 +22,12 @@ _UNCALLED = frozenset(
 _CASTS = frozenset(("to", "cuda", "cpu", "half", "float", "double", "bfloat16", "type"))
 _CHANGED = frozenset(
     (
-        "clamp",
-        "clip",
-        "masked_fill",
-        "mul",
-        "add",
-        "sub",
-        "div",
-        "addcmul",
-        "addcdiv",
-        "lerp",
-        "scatter",
-        "renorm",
+        *("clamp", "clip", "masked_fill", "mul", "add", "sub", "div", "addcmul", "addcdiv", "lerp"),
+        *("scatter", "renorm", "scatter_add", "index_fill", "index_copy", "index_add", "masked_scatter"),
+        *("squeeze", "unsqueeze", "transpose", "permute", "view", "reshape", "detach", "relu", "tanh"),
+        *("abs", "neg", "half", "float", "double", "long", "bfloat16", "normalize"),
     )
-) | {
-    "scatter_add",
-    "index_fill",
-    "index_copy",
-    "index_add",
-    "masked_scatter",
-    "squeeze",
-    "unsqueeze",
-    "transpose",
-}
-_CHANGED |= {
-    "permute",
-    "view",
-    "reshape",
-    "detach",
-    "relu",
-    "tanh",
-    "abs",
-    "neg",
-    "half",
-    "float",
-    "double",
-    "long",
-}
-_CHANGED |= {"bfloat16", "normalize"}
+)
 """Methods of tensors that give a changed tensor, called for it and nothing else."""
 _TENSORS = ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict")
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break

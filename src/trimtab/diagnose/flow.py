@@ -13,14 +13,9 @@ from trimtab.diagnose.source import place
 
 _SWITCHES = {"no_grad", "inference_mode"}
 _OF_A_MODEL = {
-    "parameters",
-    "named_parameters",
-    "buffers",
-    "named_buffers",
-    "modules",
-    "named_modules",
-    "children",
-} | {"state_dict"}
+    *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children"),
+    "state_dict",
+}
 _WRITERS = {"masked_fill", "fill", "where", "full", "full_like", "new_full", "index_fill", "pad"}
 
 

@@ -19,14 +19,9 @@ _SAME_EVERYWHERE = (
     | {"get_world_size"}
 )
 TOGETHER = {
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "reduce",
-    "gather",
-    "broadcast_object_list",
-    "all_gather_object",
-} | {"gather_for_metrics", "all_gather_into_tensor", "reduce_mean", "reduce_tensor"}
+    *("all_reduce", "broadcast", "all_gather", "reduce", "gather", "broadcast_object_list"),
+    *("gather_for_metrics", "all_gather_into_tensor", "all_gather_object", "reduce_mean", "reduce_tensor"),
+}
 _DEPTH = 4
 
 

@@ -19,6 +19,7 @@ from trimtab.diagnose.rules_common import Verdict
 
 _LOSSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
 _CASTS = frozenset(("float", "double", "half", "bfloat16"))
+_RESHAPE = ("flatten", "view", "reshape", "squeeze", "unsqueeze", "softmax", "size")
 
 
 def not_whole(error: BaseException) -> Verdict | None:
@@ -111,15 +112,7 @@ def _written(file: str, value: int) -> Iterator[ast.expr]:
         given: list[ast.expr] = []
         if isinstance(node, ast.Call):
             given = [*node.args, *(k.value for k in node.keywords if k.arg not in ("dim", "axis"))]
-            if source.called_name(node) in (
-                "flatten",
-                "view",
-                "reshape",
-                "squeeze",
-                "unsqueeze",
-                "softmax",
-                "size",
-            ):
+            if source.called_name(node) in _RESHAPE:
                 continue
         elif isinstance(node, ast.List):
             given = node.elts

@@ -19,25 +19,8 @@ _LISTS = {
     "scatter": ("scatter_list", "src"),
 }
 _WRITERS = {
-    "save",
-    "dump",
-    "makedirs",
-    "mkdir",
-    "savez",
-    "copy",
-    "move",
-    "download",
-    "urlretrieve",
-    "extractall",
-}
-_WRITERS |= {
-    "to_csv",
-    "to_parquet",
-    "to_json",
-    "save_pretrained",
-    "save_to_disk",
-    "write_text",
-    "write_bytes",
+    *("save", "dump", "makedirs", "mkdir", "savez", "copy", "move", "download", "urlretrieve", "extractall"),
+    *("to_csv", "to_parquet", "to_json", "save_pretrained", "save_to_disk", "write_text", "write_bytes"),
 }
 
 

@@ -15,24 +15,12 @@ from trimtab.diagnose.finding import Edit
 if TYPE_CHECKING:
     from trimtab.diagnose.scene import Scene, Suspect
 
-_FACTORIES = (
-    frozenset(
-        (
-            "ones",
-            "zeros",
-            "full",
-            "empty",
-            "arange",
-            "linspace",
-            "logspace",
-            "eye",
-            "rand",
-            "randn",
-            "randint",
-        )
+_FACTORIES = frozenset(
+    (
+        *("ones", "zeros", "full", "empty", "eye", "arange", "linspace", "logspace", "tensor", "as_tensor"),
+        *("rand", "randn", "randint", "randperm", "tril_indices", "triu_indices", "Generator"),
+        *("hann_window", "hamming_window", "blackman_window", "kaiser_window", "bartlett_window"),
     )
-    | {"randperm", "tensor", "as_tensor", "tril_indices", "triu_indices", "hann_window", "hamming_window"}
-    | {"blackman_window", "kaiser_window", "bartlett_window", "Generator"}
 )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 def all_checks(process: Process) -> list[BaseCheck]:
     """All checks, in the order in which they are put in."""
     from trimtab.rehearse.checks.apart import Apart
+    from trimtab.rehearse.checks.averages import Averages
     from trimtab.rehearse.checks.checkpoints import Checkpoints
     from trimtab.rehearse.checks.clearing import Clearing
     from trimtab.rehearse.checks.consumed import Consumed
@@ -44,28 +45,6 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.values import Values
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
-    then = (
-        InPlace,
-        LostTerms,
-        Ddp,
-        DataOrder,
-        Apart,
-        Rows,
-        Replicas,
-        Reduced,
-        Sharded,
-        StaleLauncher,
-        Scaler,
-        Underflow,
-        Rounded,
-        Losses,
-        States,
-        Roles,
-        NoEffect,
-        NothingLoaded,
-        MadeAnew,
-        Unwritten,
-        Values,
-        Steps,
-    )
-    return [check(process) for check in (*first, *then)]
+    then = (InPlace, LostTerms, Ddp, DataOrder, Apart, Rows, Replicas, Reduced, Sharded, StaleLauncher)
+    last = (Scaler, Underflow, Rounded, Averages, Losses, States, Roles, NoEffect, NothingLoaded, MadeAnew)
+    return [check(process) for check in (*first, *then, *last, Unwritten, Values, Steps)]

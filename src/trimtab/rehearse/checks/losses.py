@@ -22,19 +22,8 @@ from trimtab.rehearse.checks.base import BaseCheck, watch_function
 from trimtab.virtual import deeds, origin, state
 
 _VIEWS = (
-    *(
-        "View",
-        "Reshape",
-        "UnsafeView",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Permute",
-        "Alias",
-        "Expand",
-        "T",
-    ),
-    *("Slice", "Select", "ToCopy", "Clone", "Index", "MaskedSelect", "Split", "Flatten"),
+    *("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Alias", "Expand"),
+    *("T", "Slice", "Select", "ToCopy", "Clone", "Index", "MaskedSelect", "Split", "Flatten"),
 )
 _LAYERS = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
 _MARK = "trimtab made"
