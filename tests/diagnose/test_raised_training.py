@@ -216,6 +216,30 @@ FAULTS = {
         loss = head(found).sum()
         loss.backward()
         """,
+    "a function with a backward of its own, under autocast": """
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight):
+                ctx.save_for_backward(x, weight)
+                return x @ weight.t()
+            @staticmethod
+            def backward(ctx, grad):  # CAUSE
+                x, weight = ctx.saved_tensors
+                return grad @ weight, grad.t() @ x
+        x, weight = torch.ones(2, 4, device="cuda"), nn.Parameter(torch.ones(3, 4, device="cuda"))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = Product.apply(x, weight).sum()
+        loss.backward()
+        """,
+    "a penalty on what required no gradient yet": """
+        def penalty(out, x):
+            return torch.autograd.grad(out.sum(), x, create_graph=True)[0].pow(2).mean()
+        critic, x = nn.Linear(4, 1).cuda(), torch.ones(2, 4, device="cuda")
+        out = critic(x)
+        x.requires_grad = True  # CAUSE
+        loss = penalty(out, x)
+        loss.backward()
+        """,
     "the values of a tensor with a graph": """
         out = nn.Linear(4, 1).cuda()(torch.ones(2, 4).cuda())
         print(out.cpu().numpy())  # CAUSE

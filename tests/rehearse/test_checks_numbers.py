@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from marks import named_lines
 
+from trimtab.rehearse.checks.averages import Averages
 from trimtab.rehearse.checks.base import BaseCheck
 from trimtab.rehearse.checks.gradients import Gradients
 from trimtab.rehearse.checks.graph_kept import GraphKept
@@ -160,6 +161,70 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         opt.step()  # where
         """,
     ),
+    "the length of what is 0 in both of its parts": (
+        Values,
+        "y + 1e-8",
+        """
+        net = nn.Linear(4, 2, bias=False).cuda()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        x, y = net(torch.tensor([[1.0] * 4, [0.0] * 4]).cuda()).unbind(1)
+        long = torch.hypot(x, y)  # cause
+        long.mean().backward()
+        opt.step()  # where
+        """,
+    ),
+    "a loss on the rows of which a mask leaves none": (
+        Values,
+        "if boxes[there].numel() else boxes[there].sum()",
+        """
+        net = nn.Linear(4, 4).cuda()
+        boxes, there = net(torch.ones(2, 4).cuda()), torch.zeros(2, dtype=torch.bool, device="cuda")
+        loss = nn.functional.smooth_l1_loss(boxes[there], torch.ones(2, 4).cuda()[there])  # cause
+        (loss + boxes.mean()).backward()  # where
+        """,
+    ),
+    "a step through the scaler of another loss": (
+        Scaler,
+        "mine.step(opt)",
+        """
+        net = nn.Linear(4, 1).cuda()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        mine, other = torch.amp.GradScaler("cuda"), torch.amp.GradScaler("cuda")
+        other.scale(torch.ones(1).cuda())
+        mine.scale(net(torch.ones(2, 4).cuda()).mean()).backward()
+        other.step(opt)  # cause, where
+        """,
+    ),
+    "a part that is trained in every second round, stepped in all": (
+        Scaler,
+        'if any(p.grad is not None for g in one.param_groups for p in g["params"]): scaler.step(one)',
+        """
+        body, extra = nn.Linear(4, 4).cuda(), nn.Linear(4, 4).cuda()
+        opts = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (body, extra)]
+        scaler = torch.amp.GradScaler("cuda")
+        for step in range(2):
+            x = body(torch.ones(2, 4).cuda())
+            scaler.scale((extra(x) if step == 0 else x).mean()).backward()
+            for one in opts:
+                scaler.step(one)  # cause, where
+                one.zero_grad()
+            scaler.update()
+        """,
+    ),
+    "an average of weights that 16 bits cannot hold": (
+        Averages,
+        "copy.deepcopy(net).float()",
+        """
+        import copy
+        net = nn.Linear(8, 8).cuda().bfloat16()
+        kept = copy.deepcopy(net)  # cause
+        for _ in range(5):
+            with torch.no_grad():
+                for p, q in zip(kept.parameters(), net.parameters()):
+                    q.mul_(1.01)
+                    p.mul_(0.9999).add_(q, alpha=1 - 0.9999)  # where
+        """,
+    ),
     "a loss on what was compared": (
         Gradients,
         "said = torch.sigmoid(net(x))",
@@ -218,6 +283,34 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         opt.zero_grad()
         net(torch.ones(2, 4).cuda()).mean().backward()
         opt.step()
+        """,
+    ),
+    "two scalers, each for its own loss, of which one goes through both nets": (
+        Scaler,
+        """
+        gen, judge = nn.Linear(4, 4).cuda(), nn.Linear(4, 1).cuda()
+        opts = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (gen, judge)]
+        scalers = torch.amp.GradScaler("cuda"), torch.amp.GradScaler("cuda")
+        for _ in range(2):
+            for opt, scaler in zip(opts, scalers):
+                opt.zero_grad()
+                scaler.scale(judge(gen(torch.ones(2, 4).cuda())).mean()).backward()
+                scaler.step(opt)
+                scaler.update()
+        """,
+    ),
+    "averages that 16 bits can hold, and one in float32": (
+        Averages,
+        """
+        import copy
+        net = nn.Linear(8, 8).cuda().bfloat16()
+        near, wide = copy.deepcopy(net), copy.deepcopy(net).float()
+        for _ in range(5):
+            with torch.no_grad():
+                for p, q, r in zip(near.parameters(), net.parameters(), wide.parameters()):
+                    q.mul_(1.01)
+                    p.mul_(0.9).add_(q, alpha=1 - 0.9)
+                    r.lerp_(q.float(), 1 - 0.9999)
         """,
     ),
     "a scaled loss that its factor makes infinite": (

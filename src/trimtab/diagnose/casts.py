@@ -232,7 +232,33 @@ def _made_in(part: ast.expr, tensor: torch.Tensor, file: str) -> bool:
 def failing(error: BaseException) -> Verdict | None:
     """The cast for an error about two precisions."""
     frame, node = _raising(error)
-    return joined(frame, node) if frame is not None and node is not None else None
+    if frame is None or node is None:
+        return None
+    return own_function(frame) or joined(frame, node)
+
+
+_CASTS = frozenset(("to", "half", "bfloat16", "float", "type", "type_as"))
+
+
+def own_function(frame: FrameType) -> Verdict | None:
+    """A function of the program with a backward of its own: autocast ran its forward, and nothing its backward."""
+    file, line = frame.f_code.co_filename, frame.f_code.co_firstlineno
+    context, owner = next(iter(frame.f_locals.values()), None), source.class_at(file, line)
+    if not isinstance(context, torch.autograd.function.BackwardCFunction) or owner is None:
+        return None
+    methods = {m.name: m for m in owner.body if isinstance(m, ast.FunctionDef)}
+    forward, backward = methods.get("forward"), methods.get("backward")
+    casts = forward and _CASTS & {source.called_name(n) for n in ast.walk(forward) if isinstance(n, ast.Call)}
+    if forward is None or backward is None or casts or "custom_" in ast.unparse(owner):
+        return None
+    saved = next((t for t in context.saved_tensors if t is not None), None)
+    given = f'(device_type="{saved.device.type if saved is not None else "cuda"}")'
+    first, second = f"@torch.amp.custom_fwd{given}", f"@torch.amp.custom_bwd{given}"
+    edits = [rewrite.before(file, forward, first), rewrite.before(file, backward, second)]
+    why = f"autocast chose the precision of {owner.name}.forward, and is off in its backward"
+    fix = f"Let both run alike: {first} right above def forward, {second} right above def backward."
+    bound = scope.is_bound(file, line, "torch")
+    return Verdict(source.cause(file, backward.lineno, why), fix, edits=edits if bound else [])
 
 
 def refused(error: BaseException) -> Verdict | None:

@@ -126,8 +126,8 @@ def _judge(scene: Scene) -> Verdict | None:
         return current_device(scene)
     if kind in ("device-mismatch", "pin-of-gpu-tensor") and len(scene.operands) == 1:
         return host_only(scene)
-    if kind == "dtype-mismatch" and (verdict := dtype(scene)):
-        return verdict
+    if kind == "dtype-mismatch":
+        return dtype(scene)
     if kind == "backend-unsupported" and (verdict := refused(scene)):
         return verdict
     placement = kind in ("device-mismatch", "index-device", "unmoved-state")

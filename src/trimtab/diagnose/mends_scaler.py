@@ -82,14 +82,27 @@ def unscaled_first(frames: Iterable[FrameType], scaler: Any, optimizer: Any) -> 
     return None, ("Unscale first: scaler.unscale_(optimizer), then clip, then scaler.step(optimizer).", [])
 
 
-def stepped(place: Place | None, frames: Iterable[FrameType], scaler: Any) -> Mend:
-    """An optimizer's own step, taken through the scaler."""
+def stepped(place: Place | None, frames: Iterable[FrameType], scaler: Any, owned: bool = False) -> Mend:
+    """An optimizer's own step, taken through the scaler; `owned` where another scaler takes it so far."""
     named = _named(frames, scaler)
-    for call, optimizer in source.methods_on(place.file, place.line, "step") if place and named else ():
-        code = f"{named}.step({', '.join(map(ast.unparse, (optimizer, *call.args)))})"
+    for call, owner in source.methods_on(place.file, place.line, "step") if place and named else ():
+        code = f"{named}.step({', '.join(map(ast.unparse, (*([] if owned else [owner]), *call.args)))})"
         fix = f"Step through the scaler: {code}, and {named}.update() once behind all steps of the round."
+        fix = f"Step through the scaler of that loss: {code}." if owned else fix
         return fix, [rewrite.in_place_of(place.file, call, code)] if place else []
     return "Step through the scaler: scaler.step(optimizer), then scaler.update().", []
+
+
+def where_due(place: Place) -> Mend:
+    """A step of an optimizer whose parameters have a gradient in some rounds only: taken where there is one."""
+    node = source.statement(place.file, place.line)
+    for call, _ in source.methods_on(place.file, place.line, "step"):
+        if call.args and node is not None:
+            due = f'any(p.grad is not None for g in {ast.unparse(call.args[0])}.param_groups for p in g["params"])'
+            code = f"if {due}:\n    {rewrite.written(place.file, node)}"
+            edits = [rewrite.lines_for(place.file, node, code)] if isinstance(node, ast.Expr) else []
+            return f"Step only what has a gradient: if {due}: {ast.unparse(call)}.", edits
+    return "Step an optimizer only in the rounds in which its parameters have a gradient.", []
 
 
 def updated(place: Place, frames: Iterable[FrameType], scaler: Any) -> Mend:

@@ -47,12 +47,31 @@ def of_zero(
     if name in ("acos", "asin"):
         said = f"Keep what {name} is given inside of -1 and 1"
         return _within(place, calls, said, "-1 + 1e-6, 1 - 1e-6")
+    last = calls[0].args[-1] if len(calls) == 1 and calls[0].args else None
+    if name == "hypot" and last is not None:
+        code = f"{rewrite.operand(last)} + {small}"
+        said = f"{name} has no slope where both that it is given are 0: keep one away from it, {code}."
+        return said, [rewrite.in_place_of(place.file, last, code)]
     if name == "pow" and backward:
         return (
             f"The slope of {name} at 0 is infinite: keep what it is given away from 0 (add {small}, or clamp it).",
             [],
         )
     return None
+
+
+def of_nothing(file: str, node: ast.expr | None, name: str) -> Mend:
+    """A mean over what a mask has left nothing of: the sum of nothing is 0, and keeps its graph."""
+    given = next(iter(getattr(node, "args", ())), None)
+    if isinstance(node, ast.Call) and source.called_name(node) == name and "loss" not in name:
+        given = _given(node) if len(node.args) + len(node.keywords) == (_given(node) in node.args) else None
+    if node is None or given is None or isinstance(given, ast.Starred):
+        return f"Nothing is left to take the {name} of: skip the batch, or divide the sum by at least 1.", []
+    rows = rewrite.operand(given)
+    code = f"({ast.unparse(node)} if {rows}.numel() else {rows}.sum())"
+    return f"Take the sum, which is 0, where nothing is left: {code}.", [
+        rewrite.in_place_of(file, node, code)
+    ]
 
 
 def _vanished(place: Place, dtype: str) -> Mend | None:
@@ -217,14 +236,8 @@ def of_mask(place: Place, dtype_of: str) -> Mend | None:
 
 
 def _is_minus_infinity(node: ast.AST) -> bool:
-    return isinstance(node, ast.expr) and ast.unparse(node).replace('"', "'") in (
-        "float('-inf')",
-        "-float('inf')",
-        "-torch.inf",
-        "-math.inf",
-        "-np.inf",
-        "-inf",
-    )
+    known = ("float('-inf')", "-float('inf')", "-torch.inf", "-math.inf", "-np.inf", "-inf")
+    return isinstance(node, ast.expr) and ast.unparse(node).replace('"', "'") in known
 
 
 def of_eps(made: Place, dtype: str) -> Mend:

@@ -202,7 +202,7 @@ no-gradient: non-leaf-optimizer
   why  a Parameter was moved or computed after it was made (nn.Parameter(x).to(device) is no parameter any more)
   fix  nn.Parameter(x.to(device)): move first, then wrap
 no-gradient: unused-in-graph
-  text One of the differentiated Tensors appears to not have been used in the graph
+  text differentiated Tensors?(?: at index \d+)? (?:appears to not have been used in the graph|does not require grad)
   why  torch.autograd.grad is asked for a tensor that the output does not depend on
   fix  pass allow_unused=True, or make the output depend on it
 other-error: checkpoint-recompute

@@ -171,6 +171,7 @@ _VERDICTS: dict[str, tuple[Callable[[BaseException], Verdict | None], ...]] = {
     "no-grad-fn": (raised_graph.left_off,),
     "non-scalar-backward": (raised_backward.several_values,),
     "gradient-count": (raised_backward.gradient_count,),
+    "unused-in-graph": (raised_backward.marked_late,),
     "numpy-of-grad": (raised_calls.numpy_of_grad,),
     "assigned-parameter": (raised_calls.assigned_parameter,),
     "copied-with-graph": (raised_leaves.copied_with_graph,),

@@ -10,7 +10,7 @@ import re
 
 import torch
 
-from trimtab.diagnose import holders, rewrite, source
+from trimtab.diagnose import flow, holders, rewrite, source
 from trimtab.diagnose.finding import Edit
 from trimtab.diagnose.raised_common import own_frames
 from trimtab.diagnose.rules_common import Verdict
@@ -66,3 +66,33 @@ def gradient_count(error: BaseException) -> Verdict | None:
             )
             return Verdict(source.cause(file, returns[-1].lineno, why), fix, edits=edits)
     return None
+
+
+def marked_late(error: BaseException) -> Verdict | None:
+    """A gradient is asked for a tensor that required none when the output was computed: marked before that."""
+    for frame, line in own_frames(error):
+        file, node = frame.f_code.co_filename, source.statement(frame.f_code.co_filename, line)
+        block = flow.block_of(file, node)
+        earlier = block[: block.index(node)] if node in block else []
+        names = source.names_in(node) if node is not None else set()
+        known = {n: v for n in sorted(names) if isinstance(v := frame.f_locals.get(n), torch.Tensor)}
+        for name, value in known.items():
+            made = [n for n in earlier if source.bound(n) & names - {name} and name in source.names_in(n)]
+            marks = [n for n in earlier if _marks(n, name)]
+            late = bool(made) and all(mark.lineno > made[-1].lineno for mark in marks)
+            if not value.is_leaf or not late or value.requires_grad != bool(marks):
+                continue
+            code = f"{name}.requires_grad_(True)"
+            why = f"{name} does not require a gradient yet when line {made[-1].lineno} computes with it"
+            edits = [rewrite.before(file, made[-1], code), *(rewrite.without(file, mark) for mark in marks)]
+            at = marks[-1] if marks else made[-1]
+            fix = f"Mark it before line {made[-1].lineno}: {code}."
+            return Verdict(source.cause(file, at.lineno, why), fix, edits=edits)
+    return None
+
+
+def _marks(node: ast.stmt, name: str) -> bool:
+    """Whether a statement only makes a tensor of this name require a gradient."""
+    value = getattr(node, "value", None)
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(value, "func", None)
+    return ast.unparse(target).removesuffix("_") == f"{name}.requires_grad" if target is not None else False

@@ -18,18 +18,8 @@ from trimtab.diagnose.raised_common import frames_and_lines, values_named
 
 _SAME = (
     {"question", "query", "prompt", "instruction", "input", "problem", "request", "user"},
-    {
-        "answer",
-        "label",
-        "target",
-        "response",
-        "output",
-        "completion",
-        "reply",
-        "solution",
-        "chosen",
-        "assistant",
-    },
+    {"answer", "label", "target", "response", "output", "completion", "reply", "solution", "chosen"}
+    | {"assistant"},
     {"text", "content", "sentence", "caption", "document", "body", "description", "transcript", "passage"},
     {"image", "picture", "img", "pixel_values", "photo", "pixels", "image_path"},
     {"audio", "speech", "sound", "wav", "waveform", "input_values"},

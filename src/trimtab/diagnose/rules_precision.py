@@ -20,12 +20,13 @@ _SIZES = ("in_features", "out_features", "in_channels", "out_channels", "embeddi
 
 def dtype(scene: Scene) -> Verdict | None:
     """Two precisions in one operation: a layer unlike the rest of its model, else an input that lacks a cast."""
-    if (opened := _wrong_autocast(scene)) is not None:
-        return opened
+    own = casts.own_function(scene.frames[0]) if scene.frames else None
+    if (said := own or _wrong_autocast(scene)) is not None:
+        return said
     parameter = next((s for s in scene.operands if s.is_parameter), None)
     if parameter is None:
         odd = scene.operands[-1].tensor
-        return _joined(scene, odd)
+        return _joined(scene, odd) or _meeting(scene)
     others = (s for s in scene.operands if not s.is_parameter)
     given = next((s for s in others if s.operand.dtype != parameter.operand.dtype), None)
     if given is None:
@@ -86,6 +87,13 @@ def _joined(scene: Scene, odd: torch.Tensor | None) -> Verdict | None:
     frame = scene.frames[0] if scene.frames else None
     node = spot.running(frame) if frame is not None else None
     return casts.joined(frame, node, odd) if frame is not None and node is not None else None
+
+
+def _meeting(scene: Scene) -> Verdict | None:
+    """Only the line where two precisions meet is known."""
+    here, kinds = scene.fault.frame, dict.fromkeys(s.operand.dtype for s in scene.operands)
+    why = f"{' and '.join(kinds)} meet here"
+    return Verdict(source.cause(here.file, here.line, why)) if here is not None else None
 
 
 def _mover(scene: Scene, given: Suspect) -> Origin | None:

@@ -13,6 +13,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     """All checks, in the order in which they are put in."""
     from trimtab.rehearse.checks.angles import Angles
     from trimtab.rehearse.checks.apart import Apart
+    from trimtab.rehearse.checks.averages import Averages
     from trimtab.rehearse.checks.checkpoints import Checkpoints
     from trimtab.rehearse.checks.clearing import Clearing
     from trimtab.rehearse.checks.consumed import Consumed
@@ -48,6 +49,6 @@ def all_checks(process: Process) -> list[BaseCheck]:
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
     second = (InPlace, LostTerms, Ddp, DataOrder, Apart, Rows, Replicas, Reduced, Gathered)
-    third = (OneSided, Sharded, StaleLauncher, Scaler, Underflow, Rounded, Angles, Losses, States)
+    third = (OneSided, Sharded, StaleLauncher, Scaler, Underflow, Rounded, Averages, Angles, Losses, States)
     last = (Roles, NoEffect, NothingLoaded, MadeAnew, Unwritten, Values, Steps)
     return [check(process) for check in (*first, *second, *third, *last)]

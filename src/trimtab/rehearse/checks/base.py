@@ -22,23 +22,6 @@ from trimtab.virtual.tensor import payload_of
 if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
 
-__all__ = [
-    "BaseCheck",
-    "around",
-    "backward_hub",
-    "ever_held",
-    "names_of",
-    "optimizers_made",
-    "place_born",
-    "plain_values",
-    "put_at",
-    "same_values",
-    "shown",
-    "trained_by",
-    "watch_function",
-    "world_size",
-]
-
 
 class BaseCheck:
     """Watches for one family of faults that raise nothing. This one does nothing yet."""

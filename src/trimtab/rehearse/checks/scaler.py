@@ -29,11 +29,15 @@ class Scaler(BaseCheck):
         """Parameters by id, with the version of their gradient: one changed since is not judged."""
         self._bare: dict[int, tuple[int, Place | None]] = {}
         """The same of losses that were not scaled, with their line."""
+        self._whose: dict[int, torch.amp.GradScaler] = {}
+        """The scaler of the loss that gave a parameter, by id, its gradient."""
         self._last: torch.amp.GradScaler | None = None
         self._through: Place | None = None
         """Where an optimizer was last stepped through a scaler."""
         self._called: Any = None
         """The scaler that was last asked to step or to unscale."""
+        self._idle = False
+        """Whether the optimizer that it was asked to step had been stepped before."""
         self._passes = 0
         self._done: dict[int, int] = {}
         """Optimizers by id that a scaler has stepped, with the number of backward passes until then."""
@@ -62,19 +66,41 @@ class Scaler(BaseCheck):
     def _scale(self, real: _Real, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
         result = real(scaler, outputs)
         if isinstance(result, torch.Tensor) and scaler.is_enabled() and scaler.get_scale() != 1.0:
-            result.__dict__[_MARK] = True
+            result.__dict__[_MARK] = scaler
             self._last = scaler
         return result
 
     def _within(self, real: _Real, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._inside += 1
         self._called, self._through = scaler, places.here()
+        shield.call("Scaler", self._look_at_owner, scaler, optimizer)
+        self._idle = id(optimizer) in self._done
         try:
             return real(scaler, optimizer, *args, **kwargs)
         finally:
             self._inside -= 1
             self._done[id(optimizer)] = self._passes
             self._forget(optimizer, (), {})
+
+    def _look_at_owner(self, scaler: Any, optimizer: Any) -> None:
+        """Gradients that carry the factor of another scaler than the one that is to take it away."""
+        held = [p for p in trained_by(optimizer) if self._carry([p])]
+        owner = next((o for p in held if (o := self._whose.get(id(p))) is not None and o is not scaler), None)
+        if owner is None:
+            return
+        self._stepped_at = place = places.here()
+        fix, edits = mends_scaler.stepped(place, places.frames(), owner, owned=True)
+        self.report(
+            "scaler-misuse",
+            "An optimizer is stepped through another GradScaler than the one that scaled its loss: the factors of the "
+            "two go apart, and the other one finds that nothing was stepped.",
+            place,
+            cause_at(place, "this scaler did not scale the loss that these gradients come from"),
+            fix=fix,
+            op="optimizer.step",
+            once="owner",
+            edits=edits,
+        )
 
     def _update(self, real: _Real, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         self._unscaled = []
@@ -111,8 +137,9 @@ class Scaler(BaseCheck):
                 self._scaled[id(leaf)] = -1
 
     def _after(self) -> None:
-        for leaf in (leaf for root in self._roots for leaf in leaves(root)):
+        for leaf, scaler in ((leaf, root.__dict__[_MARK]) for root in self._roots for leaf in leaves(root)):
             self._scaled[id(leaf)] = leaf.grad._version if leaf.grad is not None else -1
+            self._whose[id(leaf)] = scaler
         for leaf in self._unmarked:
             if leaf.grad is not None and self._last is not None:
                 self._bare[id(leaf)] = leaf.grad._version, self._plain
@@ -210,6 +237,10 @@ class Scaler(BaseCheck):
             why = "the optimizer is stepped past the scaler here"
             return replace(finding, cause=cause_at(self._stepped_at, why))
         frames = [frame for frame, _ in own_frames(error)] if error is not None else []
+        if "recorded for this optimizer" in finding.message and self._idle and finding.where is not None:
+            fix, edits = mends_scaler.where_due(finding.where)
+            why = "no parameter of this optimizer got a gradient in this round, as they did in earlier ones"
+            return replace(finding, cause=cause_at(finding.where, why), fix=fix, edits=edits)
         if (
             finding.kind == "scaler-misuse"
             and "_scale is None" in finding.message

@@ -32,7 +32,7 @@ _ON_PURPOSE = words(
 _PENALTIES = {"mul", "__mul__", "__rmul__", "sub", "__sub__", "__rsub__", "add", "__add__", "__radd__"}
 _OVERFLOWS = words("matmul mm bmm linear mul add pow square exp sum to half einsum")
 # The gradients of norm, std and cdist are 0 at 0 in torch.
-_STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "acos", "asin"))
+_STEEP_AT_ZERO = frozenset(("sqrt", "rsqrt", "pow", "__pow__", "acos", "asin", "hypot"))
 _LARGEST = 1 << 22
 _TORCH = str(Path(torch.__file__).parent)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -99,12 +99,9 @@ class Sources:
             name in _STEEP_AT_ZERO and result.requires_grad and len(self._steep) < 8 and not _flat(name, args)
         ):
             with torch.no_grad():
-                steep = (
-                    bool((values.detach() == 0).any()) if name[0] != "a" else _has_one(payload_of(args[0]))
-                )
-            if steep:
+                at = _steep_where(name, args, values)
+            if at:
                 place = source.place(file, line)
-                at = "what it is given is 1 or -1" if name[0] == "a" else "its result is 0"
                 why = f"the gradient of {name.strip('_')} is infinite here: {at} for some element"
                 node = spot.running(caller)
                 mend = mends_values.of_zero(place, name, _dtype(values), node, backward=True)
@@ -163,9 +160,9 @@ def _broken(
     plain, dtype = name.strip("_"), _dtype(values)
     why = f"the result of {plain} is not finite here, though what it is given is"
     first = payload_of(given[0]) if given else values
-    if plain in ("mean", "std", "var") and not first.numel():
-        said = f"Nothing is left to take the {plain} of: skip the batch, or divide the sum by a count of at least 1."
-        return Source(place, f"the {plain} of no element is NaN", said)
+    if not first.numel():
+        said = mends_values.of_nothing(place.file, node, plain)
+        return Source(place, f"nothing is left here, and the {plain} of no element is NaN", *said)
     infinite = bool((values.detach().abs() == float("inf")).any()) if values.numel() else False
     zero = mends_values.of_zero(place, name, dtype, node)
     if zero is not None and (not infinite or plain not in _OVERFLOWS):
@@ -269,5 +266,8 @@ def _is_mask(values: torch.Tensor) -> bool:
         return not bool((torch.isnan(values) | (values == float("inf"))).any())
 
 
-def _has_one(values: torch.Tensor) -> bool:
-    return bool((values.detach().abs() == 1).any())
+def _steep_where(name: str, args: tuple[Any, ...], values: torch.Tensor) -> str:
+    """For which element the slope of a function is infinite, in words; nothing if for none."""
+    if name[0] == "a":
+        return "what it is given is 1 or -1" if bool((payload_of(args[0]).abs() == 1).any()) else ""
+    return "its result is 0" if bool((values == 0).any()) else ""
