@@ -59,6 +59,8 @@ class LostTerms(BaseCheck):
             return
         if not result.requires_grad:
             result.__dict__[_MARK] = lost
+        elif any(a.requires_grad and (a.is_leaf or _MARK in a.grad_fn.metadata) for a in given):
+            result.grad_fn.metadata[_MARK] = lost  # a weight that is stepped by hand, once or more
         elif name in _SUMS and result.dim() == 0 and len(self._sums) < _MOST:
             self._sums.append((result.grad_fn, lost))
 

@@ -205,10 +205,11 @@ class Roles(BaseCheck):
     def _never_stepped(self, known: _Optimizer) -> None:
         if known.backward is None or not same_values(known.start, plain_values(known.probe)):
             return
-        if known.made is None:
+        steps = any(k.rates for k in self._known.values())
+        if known.made is None or (not steps and mends_roles.reads_gradients(known.backward.file)):
             return
         change, fix, edits = mends_roles.stepped(known.backward, known.name, known.instead)
-        if mends_roles.steps_elsewhere(known.made, known.name) and any(k.rates for k in self._known.values()):
+        if mends_roles.steps_elsewhere(known.made, known.name) and steps:
             return  # it waits for a condition of its own
         self.report(
             "no-effect",
@@ -229,7 +230,7 @@ class Roles(BaseCheck):
         if idle < 3 or 10 * idle < len(known.rates):
             return
         lines = known.schedules[-1].made if known.schedules else [known.made] if known.made else []
-        if not lines:
+        if not lines or (not known.schedules and mends_roles.is_zero_by_hand(lines[0].file)):
             return
         place, fix, edits = mends_roles.longer(lines, used, len(known.rates), self._stepped)
         when = f"The last {idle} of {len(known.rates)}" if used else f"All {idle}"
