@@ -1079,6 +1079,19 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
             squares += model.weight.grad ** 2
         """,
     ),
+    "steps that a scaler skips": (
+        Roles,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**100)
+        for _ in range(4):
+            opt.zero_grad()
+            scaler.scale(model(1e20 * torch.ones(1, 2).cuda()).sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
     "a rate that is put to 0 by hand": (
         Roles,
         """
