@@ -373,7 +373,7 @@ dist.all_reduce(torch.zeros(1).cuda())  # so that the ranks meet
 files = [f"part{n}" for n in range(8)][local_rank::2]
 model = DDP(nn.Linear(8, 8).cuda(), device_ids=[local_rank])
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-total = torch.zeros(1).cuda()
+total, mean, how = torch.zeros(1).cuda(), torch.zeros(1).cuda(), dist.ReduceOp.AVG
 for name in files:
     opt.zero_grad()
     loss = model(torch.randn(4, 8).cuda()).pow(2).mean()
@@ -383,6 +383,8 @@ for name in files:
     total.zero_()
     total += loss.detach()
     dist.all_reduce(total)
+    mean += loss.detach() / 2
+    dist.all_reduce(mean, how)
     kept = {"loss": loss.detach().clone(), "total": total.clone()}
     for key in sorted(set(kept)):
         dist.all_reduce(kept[key])

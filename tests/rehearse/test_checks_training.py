@@ -1102,13 +1102,26 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
             loss = nn.functional.cross_entropy(out, torch.zeros(6, dtype=torch.long).cuda())
             loss = loss + nn.functional.nll_loss(out.log_softmax(-1), torch.zeros(6, dtype=torch.long).cuda())
             loss = loss + (out[:, :1] - y[:, None]).mean() + (out[:, 0][:, None] - y).abs().mean()
-            loss.backward()
+            column = model(x) @ torch.ones(3, 1).cuda()
+            nearest, kernel = (column - y).abs().min(dim=1).values, torch.exp(-((column - y) ** 2))
+            (loss + nearest.mean() + kernel.mean()).backward()
         """,
     ),
-    "loops that read what they bind, and lines under a condition": (
+    "loops that read what they bind, lines under a condition, a property and a flag that is read": (
         NoEffect,
         """
-        model = nn.Linear(2, 2).cuda()
+        class Cut(nn.Linear):
+            def __init__(self):
+                super().__init__(2, 2)
+                self.requires_grad = False
+            def forward(self, x):
+                return super().forward(x) if self.requires_grad else super().forward(x).detach()
+        class Counter:
+            n = 0
+            @property
+            def step(self):
+                self.n += 1
+        counter, model = Counter(), nn.Sequential(Cut(), nn.Linear(2, 2)).cuda()
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         sums = []
         for step in range(2):
@@ -1118,6 +1131,11 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
                 name = name.replace(".", "_")
                 p = p.detach()
                 sums.append(p.sum())
+            for p in model.parameters():
+                for _ in range(2):
+                    sums.append(p.sum())
+                    p = p.detach() / 2
+            counter.step
             if step > 5:
                 opt.zero_grad
         """,
@@ -1137,6 +1155,43 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
                 second.step()
         """,
     ),
+    "gradients that are only measured": (
+        Roles,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        squares = torch.zeros(2, 2).cuda()
+        for _ in range(4):
+            opt.zero_grad()
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            squares += model.weight.grad ** 2
+        """,
+    ),
+    "steps that a scaler skips": (
+        Roles,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**100)
+        for _ in range(4):
+            opt.zero_grad()
+            scaler.scale(model(1e20 * torch.ones(1, 2).cuda()).sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
+    "a rate that is put to 0 by hand": (
+        Roles,
+        """
+        one, two = nn.Linear(2, 2).cuda(), nn.Linear(2, 2).cuda()
+        first = torch.optim.SGD(one.parameters(), lr=0.1)
+        for step in range(8):
+            if step == 4:
+                first.param_groups[0]["lr"] = 0.0
+            one(torch.ones(1, 2).cuda()).sum().backward()
+            first.step()
+        """,
+    ),
     "copies of a state, a head that is drawn anew and a tie that is tied again": (
         States,
         """
@@ -1149,8 +1204,12 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         model.cuda()
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         best = {k: v.clone() for k, v in model.state_dict().items()}
-        model(torch.ones(1, 2).cuda()).sum().backward()
-        opt.step()
+        for _ in range(3):
+            model(torch.ones(1, 2).cuda()).sum().backward()
+            opt.step()
+            state = model.state_dict()
+            state["0.weight"].clamp_(-1, 1)
+            model.load_state_dict(state)
         model.load_state_dict(best)
         """,
     ),
@@ -1165,6 +1224,19 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             opt.step()
             nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        """,
+    ),
+    "gradients that are set by hand, and clipped": (
+        Clearing,
+        """
+        model = nn.Linear(2, 2).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            loss = model(torch.ones(1, 2).cuda()).pow(2).sum()
+            for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                p.grad = g
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            opt.step()
         """,
     ),
 }

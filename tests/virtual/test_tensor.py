@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import threading
 
 import numpy as np
@@ -213,6 +214,16 @@ def test_deepcopy_copies_values_and_keeps_the_device() -> None:
     with torch.no_grad():
         other.weight.zero_()
     assert model.weight.abs().sum() > 0
+
+
+def test_deepcopy_of_what_was_saved_before() -> None:
+    state = nn.Linear(3, 2).cuda().state_dict()
+    torch.save(state, io.BytesIO())
+    kept = copy.deepcopy(state)
+    state["weight"].zero_()
+    assert kept["weight"].is_cuda
+    assert kept["weight"].untyped_storage().clone().device == torch.device("cuda:0")
+    assert kept["weight"].abs().sum() > 0
 
 
 def test_a_thread_of_the_program_sees_the_gpus() -> None:

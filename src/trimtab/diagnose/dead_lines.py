@@ -7,6 +7,7 @@ blocks in these; never at what hangs on a condition. Reads source, runs nothing.
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
@@ -41,6 +42,12 @@ class Dead(NamedTuple):
     why: str
     fix: str
     edits: list[Edit]
+
+
+def _dead(file: str, node: ast.stmt | ast.expr, code: str, message: str, why: str, how: str) -> Dead:
+    """A statement without effect, and the code that has one in its place."""
+    edits = [rewrite.in_place_of(file, node, code)]
+    return Dead(source.place(file, node.lineno), message, why, f"{how}: {code}.", edits)
 
 
 def around(frame: FrameType) -> Iterator[Dead]:
@@ -101,23 +108,17 @@ def _in_block(
 
 
 def _statement(file: str, node: ast.Expr, frame: FrameType | None, loops: tuple[ast.For, ...]) -> Dead | None:
-    value, place = node.value, source.place(file, node.lineno)
+    value = node.value
     text = ast.unparse(value)
-    if isinstance(value, ast.Attribute) and value.attr in _UNCALLED:
-        return Dead(
-            place,
-            f"{text} is named here and not called: nothing happens.",
-            "a method without brackets is not called",
-            f"Call it: {text}().",
-            [rewrite.in_place_of(file, value, f"{text}()")],
-        )
+    if isinstance(value, ast.Attribute) and value.attr in _UNCALLED and _is_method(value, frame):
+        message = f"{text} is named here and not called: nothing happens."
+        return _dead(file, value, f"{text}()", message, "a method without brackets is not called", "Call it")
     if isinstance(value, ast.Compare) and len(value.ops) == 1 and isinstance(value.ops[0], ast.Eq):
         if not isinstance(value.left, ast.Attribute | ast.Subscript | ast.Name):
             return None
         code = f"{ast.unparse(value.left)} = {ast.unparse(value.comparators[0])}"
         why = "== compares, and nobody reads the answer"
-        edits = [rewrite.in_place_of(file, value, code)]
-        return Dead(place, f"{text} is compared here and not set.", why, f"Set it: {code}.", edits)
+        return _dead(file, value, code, f"{text} is compared here and not set.", why, "Set it")
     return _dropped(file, node, value, frame, loops) if isinstance(value, ast.Call) else None
 
 
@@ -148,13 +149,17 @@ def _dropped(
         code = f"{text} = {ast.unparse(call)}"
     else:
         return None
-    return Dead(
-        source.place(file, node.lineno),
-        f"{ast.unparse(call)} gives a new tensor, which nobody keeps: {text} stays as it was.",
-        f"{name} does not change the tensor that it is called on",
-        f"Keep the result: {code}.",
-        [rewrite.in_place_of(file, node, code)],
-    )
+    message = f"{ast.unparse(call)} gives a new tensor, which nobody keeps: {text} stays as it was."
+    why = f"{name} does not change the tensor that it is called on"
+    return _dead(file, node, code, message, why, "Keep the result")
+
+
+def _is_method(node: ast.Attribute, frame: FrameType | None) -> bool:
+    """Whether a name stands for a function: a property does something when it is only named."""
+    if frame is None:
+        return True
+    found = inspect.getattr_static(holders.value_of(node.value, frame), node.attr, None)
+    return found is not None and not isinstance(found, property)
 
 
 def _is_tensor(node: ast.expr, frame: FrameType | None, loops: tuple[ast.For, ...]) -> bool:
@@ -190,6 +195,10 @@ def _rebound(file: str, node: ast.Assign, rest: list[ast.stmt], loops: tuple[ast
         return None
     later = [n for one in (*rest, *mine[-1].orelse) for n in ast.walk(one)]
     later += [n for loop in loops for one in loop.body if one.lineno > node.lineno for n in ast.walk(one)]
+    # What an inner loop reads before it binds the variable, its next round reads from there.
+    inner = loops[loops.index(mine[-1]) + 1 :]
+    later += [n for loop in inner for one in loop.body if one.lineno < node.lineno for n in ast.walk(one)]
+    later += list(ast.walk(node.value)) if inner else []
     if any(isinstance(n, ast.Name) and n.id == target.id and isinstance(n.ctx, ast.Load) for n in later):
         return None
     value, name = node.value, target.id
@@ -199,10 +208,6 @@ def _rebound(file: str, node: ast.Assign, rest: list[ast.stmt], loops: tuple[ast
     cast = isinstance(value, ast.Call) and source.called_name(value) in _CASTS
     data = "" if flow.switch_around(file, node.lineno) else ".data"
     code = f"{name}.data = {text}" if cast else f"{name}{data}.copy_({text})"
-    return Dead(
-        source.place(file, node.lineno),
-        f"The loop binds its variable {name} to a new value and writes nothing into the tensor: it has no effect.",
-        f"{name} = … gives the name to another tensor, and the model's own stays as it was",
-        f"Write into the tensor: {code}.",
-        [rewrite.in_place_of(file, node, code)],
-    )
+    message = f"The loop binds its variable {name} to a new value and writes nothing into the tensor: it has no effect."
+    why = f"{name} = … gives the name to another tensor, and the model's own stays as it was"
+    return _dead(file, node, code, message, why, "Write into the tensor")

@@ -25,6 +25,15 @@ def distances(root: Any, most: int = MOST) -> dict[Any, int]:
     return found
 
 
+def users(roots: list[torch.Tensor], most: int = MOST) -> dict[Any, list[Any]]:
+    """The nodes that use a node's result, by that node, of what is behind these tensors."""
+    found: dict[Any, list[Any]] = {}
+    for node in {n for root in roots for n in distances(root.grad_fn, most)}:
+        for following, _ in node.next_functions:
+            found.setdefault(following, []).append(node)
+    return found
+
+
 def leaves(root: torch.Tensor, most: int = MOST) -> Iterator[torch.Tensor]:
     """The leaves that a backward pass from here would reach."""
     if root.grad_fn is None:

@@ -75,6 +75,22 @@ def steps_elsewhere(made: Place, name: str) -> bool:
     return not last
 
 
+def is_zero_by_hand(file: str) -> bool:
+    """Whether a program writes a rate of 0 in so many words: what has it is not to move."""
+    nodes = list(source.walk(file))
+    given = [n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "lr"]
+    given += [
+        n.value for n in nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]).endswith("['lr']")
+    ]
+    return any(isinstance(value, ast.Constant) and value.value == 0 for value in given)
+
+
+def reads_gradients(file: str) -> bool:
+    """Whether a program itself reads gradients: it may want them for something else than a step."""
+    read = (n for n in source.walk(file) if isinstance(n, ast.Attribute) and n.attr == "grad")
+    return any(isinstance(n.ctx, ast.Load) and source.last_name(n.value) != "autograd" for n in read)
+
+
 def longer(lines: list[Place], used: int, steps: int, stepped_at: Place | None, often: int = 1) -> Mend:
     """A schedule made for all steps: on the line that gives its length, which may be a caller's.
 

@@ -65,6 +65,16 @@ class VirtualStorage(torch.UntypedStorage):
     def cpu(self) -> torch.UntypedStorage:
         return cpu_copy(self)
 
+    def clone(self) -> torch.UntypedStorage:
+        return label_storage(cpu_copy(self), self.device)
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> torch.UntypedStorage:
+        # Asked for by a copy of the payload, which torch makes over a storage of its own class only.
+        seen = memo.setdefault("torch", {})
+        if self._cdata not in seen:
+            seen[self._cdata] = cpu_copy(self)
+        return seen[self._cdata]  # type: ignore[no-any-return]
+
     def __reduce__(self) -> Any:
         # Reached by plain pickling and by multiprocessing; torch.save writes the bytes itself.
         return _storage_from, (bytes(cpu_copy(self).tolist()), str(self.device))

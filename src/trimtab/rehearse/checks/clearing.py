@@ -19,14 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trimtab.diagnose import dead_lines, rewrite, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import (
-    BaseCheck,
-    around,
-    backward_hub,
-    plain_values,
-    same_values,
-    trained_by,
-)
+from trimtab.rehearse.checks import base
 
 _ENOUGH = 2
 """Steps in a row."""
@@ -53,19 +46,19 @@ class _Watched:
     """Whether no backward pass at all has run since the last step or clearing."""
 
 
-class Clearing(BaseCheck):
+class Clearing(base.BaseCheck):
     """Follows what becomes of gradients from step to step."""
 
     def install(self) -> None:
         self._watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
         self._done = self.process.settings.shapes_only
-        around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        base.around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         self._stepped_at: Place | None = None
         self._clips: Counter[Place] = Counter()
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            around(torch.nn.utils, name, self._clip)
+            base.around(torch.nn.utils, name, self._clip)
             setattr(torch.nn.utils.clip_grad, name, getattr(torch.nn.utils, name))
-        hub = backward_hub()
+        hub = base.backward_hub()
         hub.before.append(self._before)
         hub.after.append(self._after)
         register_optimizer_step_pre_hook(self._step)
@@ -78,14 +71,14 @@ class Clearing(BaseCheck):
             gradient = _values(watched.probe)
             watched.before = gradient.clone() if gradient is not None else None
             if watched.waiting:
-                watched.as_left = same_values(gradient, watched.used)
+                watched.as_left = base.same_values(gradient, watched.used)
             elif gradient is None or not gradient.any():
                 watched.stale = False  # what an earlier pass left there by the way was cleared after all
 
     def _after(self) -> None:
         for watched in self._watched.values() if not self._done else ():
             gradient = _values(watched.probe)
-            if gradient is None or same_values(gradient, watched.before):
+            if gradient is None or base.same_values(gradient, watched.before):
                 continue  # this pass did not reach it
             watched.gathered += 1
             if watched.waiting:
@@ -102,8 +95,8 @@ class Clearing(BaseCheck):
     def _clip(self, real: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         mine = {id(p) for p in given}
-        holding = [o for o in self._watched if any(id(p) in mine for p in trained_by(o))]
-        place = places.here() if holding and all(_idle(self._watched[o]) for o in holding) else None
+        holding = [o for o in self._watched if any(id(p) in mine for p in base.trained_by(o))]
+        place = places.here() if holding and all(_is_as_left(self._watched[o]) for o in holding) else None
         limit = kwargs.get("max_norm", args[0] if args else 0)
         if place is not None and limit != float("inf"):  # else it only measures
             self._clips[place] += 1
@@ -129,7 +122,7 @@ class Clearing(BaseCheck):
         if self._done:
             return
         if watched.probe is None:
-            trained = [p for p in trained_by(optimizer) if _values(p) is not None]
+            trained = [p for p in base.trained_by(optimizer) if _values(p) is not None]
             watched.probe = min(trained, key=lambda p: p.numel(), default=None)
         gradient = _values(watched.probe)
         kept = gradient is not None and bool(gradient.any())
@@ -221,13 +214,6 @@ def _counts(test: ast.expr) -> bool:
     return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
 
 
-def _idle(watched: _Watched) -> bool:
-    """Whether no backward pass has run, nor anything else (autograd.grad, another process) brought new gradients."""
-    gradient = _values(watched.probe)
-    as_it_was = gradient is None or not gradient.any() or same_values(gradient, watched.used)
-    return watched.idle and as_it_was
-
-
 def _optimizer_on(place: Place | None) -> str | None:
     """How the line that steps calls the optimizer: `opt` in opt.step() and in scaler.step(opt)."""
     for call in source.call_on(place.file, place.line) if place is not None else ():
@@ -237,5 +223,12 @@ def _optimizer_on(place: Place | None) -> str | None:
     return None
 
 
+def _is_as_left(watched: _Watched) -> bool:
+    """Whether gradients are those that a step has used, or none: nobody has computed, or set, others."""
+    gradient = _values(watched.probe)
+    none = gradient is None or not gradient.any()
+    return watched.idle and (none or base.same_values(gradient, watched.used))
+
+
 def _values(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    return plain_values(parameter.grad) if parameter is not None else None
+    return base.plain_values(parameter.grad) if parameter is not None else None

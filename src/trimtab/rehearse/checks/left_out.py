@@ -20,18 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.diagnose import holders, mends_graph, mends_layers, source
 from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import (
-    BaseCheck,
-    around,
-    backward_hub,
-    ever_held,
-    optimizers_made,
-    plain_values,
-    put_at,
-    same_values,
-    shown,
-    trained_by,
-)
+from trimtab.rehearse.checks import base
 from trimtab.rehearse.checks.cuts import leaves
 from trimtab.virtual import origin
 
@@ -57,11 +46,11 @@ class _Told:
     edits: list[Edit]
 
 
-class LeftOut(BaseCheck):
+class LeftOut(base.BaseCheck):
     """Looks at what runs behind trained layers and at what has gradients, in the first steps."""
 
     def install(self) -> None:
-        self._made = optimizers_made()
+        self._made = base.optimizers_made()
         self._ran: WeakSet[nn.Module] = WeakSet()
         self._behind: WeakSet[nn.Module] = WeakSet()
         """Modules with parameters of their own whose inputs come from trained layers."""
@@ -70,14 +59,14 @@ class LeftOut(BaseCheck):
         self._seen: dict[int, _Seen] = {}
         self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._steps = self._passes = self._looked_at = 0
-        self._held = ever_held()
+        self._held = base.ever_held()
         self._told: _Told | None = None
-        backward_hub().after.append(self._passed)
+        base.backward_hub().after.append(self._passed)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._step)
-        around(torch.optim.Optimizer, "__init__", self._init)
-        around(nn.Module, "load_state_dict", self._spare)
-        around(nn.Module, "zero_grad", self._clear)
+        base.around(torch.optim.Optimizer, "__init__", self._init)
+        base.around(nn.Module, "load_state_dict", self._spare)
+        base.around(nn.Module, "zero_grad", self._clear)
 
     def _passed(self) -> None:
         self._passes += 1
@@ -119,10 +108,10 @@ class LeftOut(BaseCheck):
             for parameter in module._parameters.values():
                 if parameter is None or parameter.grad is None or id(parameter) in self._held:
                     continue
-                values = plain_values(parameter)
+                values = base.plain_values(parameter)
                 seen = self._seen.get(id(parameter))
                 if seen is not None:
-                    seen.times = seen.times + 1 if same_values(seen.values, values) else -_STEPS
+                    seen.times = seen.times + 1 if base.same_values(seen.values, values) else -_STEPS
                 elif values is not None:
                     self._seen[id(parameter)] = _Seen(ref(parameter), values.clone())
         lasting = {
@@ -163,7 +152,7 @@ class LeftOut(BaseCheck):
                 at
                 for top, named in left
                 for own, _ in named
-                if (at := put_at(top, own, lambda p: p.when > time))
+                if (at := base.put_at(top, own, lambda p: p.when > time))
             ),
             None,
         )
@@ -218,7 +207,7 @@ class LeftOut(BaseCheck):
     def _meant_for(self, tops: list[nn.Module]) -> tuple[Any, bool]:
         """The optimizer that lacks them, and whether it holds what another one holds already."""
         made = list(self._made)
-        sets = [{id(p) for p in trained_by(optimizer)} for optimizer in made]
+        sets = [{id(p) for p in base.trained_by(optimizer)} for optimizer in made]
         doubled = [
             optimizer
             for n, (optimizer, held) in enumerate(zip(made, sets, strict=True))
@@ -238,7 +227,7 @@ class LeftOut(BaseCheck):
         self.report(
             "no-gradient",
             "Layers get gradients in every step and are in no optimizer, so they stay as they were drawn at random: "
-            f"{shown(self._told.names)}.",
+            f"{base.shown(self._told.names)}.",
             self._told.stepped,
             cause_at(self._told.cause, "their parameters are not given to the optimizer"),
             fix=self._told.fix,

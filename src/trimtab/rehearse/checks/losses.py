@@ -1,7 +1,8 @@
 """Losses that are given what they take for something else: probabilities for scores, a column against a row of numbers.
 
 Nothing raises, and the loss even falls. What a loss was given is read from the graph behind it (the last operation that
-is no mere view) and from shapes, never from names; two calls from one line, in training, are needed to speak.
+is no mere view) and from shapes, never from names; two calls from one line, in training, are needed to speak. A square
+of differences is a fault where the loss is its mean or sum: of a grid, a kernel or a ranking something else is asked.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trimtab.diagnose import holders, mends_losses, owners, source
-from trimtab.diagnose.finding import Place, cause_at
+from trimtab.diagnose import graphs, holders, mends_losses, owners, source
+from trimtab.diagnose.finding import Edit, Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, watch_function
+from trimtab.rehearse.checks.base import BaseCheck, backward_hub, watch_function
 from trimtab.virtual import deeds, origin, state
 from trimtab.virtual.wording import words
 
@@ -33,6 +34,8 @@ _MARK = "trimtab made"
 _SOFT = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _SIGMOID = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid)
 _PLAIN_DIFFERENCES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+_ERRORS = ("Pow", "Abs", "Mul", "Div", "Neg", "Add", "Sub", "Maximum", "Where", "Clamp", "Sqrt", "ToCopy")
+"""What is done to differences on the way to their mean; whoever compares all with all takes a minimum, or an exp."""
 _DIFFERENCES = (torch.Tensor.sub, torch.sub, torch.Tensor.__sub__)
 _TAKES = {
     F.cross_entropy: ("Softmax", "scores: it takes their softmax itself, so it is taken twice"),
@@ -50,7 +53,10 @@ class Losses(BaseCheck):
     """Looks at what losses are given."""
 
     def install(self) -> None:
-        self._seen: dict[tuple[str, int], int] = {}
+        self._seen: dict[Place, int] = {}
+        self._squares: list[tuple[Any, Place, str, str, list[Edit]]] = []
+        """Differences of all with all since the last backward pass: their node, and what is to be said of them."""
+        backward_hub().before.append(self._backward)
         for function in (*_SOFT, *_SIGMOID):
             watch_function(function, self._made)
         for loss in _TAKES:
@@ -83,7 +89,7 @@ class Losses(BaseCheck):
             return
         frame = next(places.frames(), None)
         made = node.metadata.get(_MARK)
-        if frame is None or made is None or not self._again(frame):
+        if frame is None or made is None or not self._again(places.here()):
             return
         at, module = source.place(*made[:2]), made[2]
         word = "softmax" if wrong == "Softmax" else "sigmoid"
@@ -103,10 +109,9 @@ class Losses(BaseCheck):
         )
 
     def _unnormalised(self) -> None:
-        frame = next(places.frames(), None)
-        if frame is None or not self._again(frame):
+        place = places.here()
+        if place is None or not self._again(place):
             return
-        place = source.place(frame.f_code.co_filename, frame.f_lineno)
         fix, edits = mends_losses.with_log_softmax(place)
         self.report(
             "wrong-loss",
@@ -140,30 +145,43 @@ class Losses(BaseCheck):
         # Whoever compares all with all makes the column on purpose, by a view of a row.
         if not is_loss and (one is not predicted or _is_view(one)):
             return
-        frame = next(places.frames(), None)
-        if frame is None or not self._again(frame):
+        frame, place = next(places.frames(), None), places.here()
+        if frame is None or place is None or self._seen.get(place, 0) > 1 or len(self._squares) > 63:
             return
-        place = source.place(frame.f_code.co_filename, frame.f_lineno)
         node = _operand(place, frame, args, column, is_loss)
-        fix, edits = mends_losses.squeezed(place, node)
-        shapes = f"{list(args[0].shape)} and {list(args[1].shape)}"
-        self.report(
-            "wrong-loss",
-            f"Tensors of the shapes {shapes} are compared: each of the {len(one)} predictions with the targets of all "
-            f"{len(one)} rows, so the model learns their mean.",
-            place,
-            cause_at(place, "one side is a column and the other a row, which broadcast to a square"),
-            fix=fix,
-            op="sub" if not is_loss else "loss",
-            once=f"{place.file}:{place.line}",
-            edits=edits,
+        message = (
+            f"Tensors of the shapes {list(args[0].shape)} and {list(args[1].shape)} are compared: each of the "
+            f"{len(one)} predictions with the targets of all {len(one)} rows, so the model learns their mean."
         )
+        made = result.grad_fn if result.dim() else None
+        self._squares.append((made, place, message, *mends_losses.squeezed(place, node)))
 
-    def _again(self, frame: FrameType) -> bool:
+    def _backward(self, roots: list[torch.Tensor], at: Place | None) -> None:
+        squares, self._squares = self._squares, []
+        users = graphs.users(roots, 512) if squares else {}
+        for node, place, message, fix, edits in squares:
+            if not _is_averaged(node, users) or not self._again(place):
+                continue
+            why = "one side is a column and the other a row, which broadcast to a square"
+            once = f"{place.file}:{place.line}"
+            self.report(
+                "wrong-loss", message, place, cause_at(place, why), fix, "sub", once=once, edits=edits
+            )
+
+    def _again(self, place: Place | None) -> bool:
         """Whether this is the second time that a line does so."""
-        key = (frame.f_code.co_filename, frame.f_lineno)
-        self._seen[key] = self._seen.get(key, 0) + 1
-        return self._seen[key] == 2
+        if place is None:
+            return False
+        self._seen[place] = self._seen.get(place, 0) + 1
+        return self._seen[place] == 2
+
+
+def _is_averaged(node: Any, users: dict[Any, list[Any]]) -> bool:
+    """Whether all that comes of differences (no node: a loss took it already) is the mean or sum of their sizes."""
+    names = {user: user.name() for user in users.get(node, ())}
+    inner = [user for user in names if names[user] not in ("MeanBackward0", "SumBackward0")]
+    sizes = all(names[user].startswith((*_ERRORS, "Mean", "Sum")) for user in inner)
+    return node is None or (bool(names) and sizes and all(_is_averaged(user, users) for user in inner))
 
 
 def _modules() -> list[nn.Module]:

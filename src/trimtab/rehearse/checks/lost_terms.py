@@ -59,6 +59,8 @@ class LostTerms(BaseCheck):
             return
         if not result.requires_grad:
             result.__dict__[_MARK] = lost
+        elif any(a.requires_grad and (a.is_leaf or _MARK in _notes(a)) for a in given):
+            _notes(result)[_MARK] = lost  # a weight that is stepped by hand, once or more
         elif name in _SUMS and result.dim() == 0 and len(self._sums) < _MOST:
             self._sums.append((result.grad_fn, lost))
 
@@ -92,3 +94,10 @@ def _reaches_parameters(root: torch.Tensor) -> bool:
     return root.grad_fn is not None and any(
         isinstance(leaf, torch.nn.Parameter) for leaf in graphs.leaves(root)
     )
+
+
+def _notes(tensor: torch.Tensor) -> dict[Any, Any]:
+    """What is written beside the node of a graph."""
+    node: Any = tensor.grad_fn
+    notes: dict[Any, Any] = node.metadata
+    return notes

@@ -107,7 +107,8 @@ class NoEffect(BaseCheck):
         found = [
             (file, node) for file in files for node in source.walk(file) if _sets(node, name, flag, file)
         ]
-        if len(found) != 1:
+        # Who reads such a flag has given it a meaning of his own.
+        if len(found) != 1 or any(_reads(node, name) for file in files for node in source.walk(file)):
             return
         file, node = found[0]
         assert isinstance(node, ast.Assign)
@@ -135,6 +136,13 @@ def _files() -> Iterator[str]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py"):
             yield file
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    """Whether a method reads such a flag of its own object; of a tensor everybody reads requires_grad."""
+    if not isinstance(node, ast.Attribute) or node.attr != name or not isinstance(node.ctx, ast.Load):
+        return False
+    return name != "requires_grad" or ast.unparse(node.value) == "self"
 
 
 def _sets(node: ast.AST, name: str, flag: bool, file: str) -> bool:

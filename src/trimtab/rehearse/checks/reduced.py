@@ -56,7 +56,8 @@ class Reduced(BaseCheck):
             self._gathered(calls[0], tensors, place)
         elif op in ("all_reduce", "broadcast", "reduce"):
             self._lost(calls[0], tensors[0], place)
-            if op == "all_reduce" and "ReduceOp" not in ast.unparse(calls[0]).replace("ReduceOp.SUM", ""):
+            how = source.keyword(calls[0], "op") or (calls[0].args[1] if len(calls[0].args) > 1 else None)
+            if op == "all_reduce" and (how is None or ast.unparse(how).endswith("ReduceOp.SUM")):
                 self._again(calls[0], tensors[0], place)
 
     def _gathered(self, call: ast.Call, tensors: list[torch.Tensor], place: Place) -> None:
@@ -103,9 +104,9 @@ class Reduced(BaseCheck):
         )
 
     def _again(self, call: ast.Call, tensor: torch.Tensor, place: Place) -> None:
-        known = self._totals.get(id(tensor))
+        known = self._totals.get(exchanges.memory(tensor))
         if known is None or known.held() is not tensor or known.added is None:
-            self._totals[id(tensor)] = _Total(ref(tensor))
+            self._totals[exchanges.memory(tensor)] = _Total(ref(tensor))
             return
         known.times, added, known.added = known.times + 1, known.added, None
         if known.times < _AGAIN:
@@ -127,13 +128,13 @@ class Reduced(BaseCheck):
         )
 
     def _wrote(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
-        known = self._totals.get(id(tensor))
-        if known is None or known.held() is not tensor:
-            return
-        if name in _ADDS:
+        # By its memory: who writes to `total.data`, or to a part of it, writes to the total.
+        memory = exchanges.memory(tensor) if self._totals else 0
+        known = self._totals.get(memory)
+        if known is not None and name in _ADDS and known.held() is tensor:
             known.added = places.here()
-        else:
-            del self._totals[id(tensor)]
+        elif known is not None:
+            del self._totals[memory]
 
 
 def is_made_up(given: ast.expr) -> bool:

@@ -53,6 +53,8 @@ class _Optimizer:
     """The line that stepped another optimizer, without gradients of its own, after such a pass."""
     seen: Any = None
     """The gradient as the last backward pass left it."""
+    asked: bool = False
+    """Whether a scaler was asked to step it, which skips steps that are not finite."""
     fresh: bool = False
     """Whether a backward pass has reached it since its last step."""
     schedules: list[_Schedule] = field(default_factory=list)
@@ -82,6 +84,7 @@ class Roles(BaseCheck):
         for kind in (LRScheduler, ReduceLROnPlateau):
             around(kind, "__init__", self._scheduled)
             around(kind, "step", self._advanced)
+        around(torch.amp.GradScaler, "step", self._ask)
         register_optimizer_step_pre_hook(self._step)
         backward_hub().after.append(self._after)
 
@@ -103,6 +106,11 @@ class Roles(BaseCheck):
             known.loaded = places.here()
             known.parameters = {id(p) for p in trained_by(optimizer)}
         return result
+
+    def _ask(self, real: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if (known := self._known.get(id(optimizer))) is not None:
+            known.asked = True
+        return real(scaler, optimizer, *args, **kwargs)
 
     def _scheduled(
         self, real: Callable[..., Any], schedule: Any, optimizer: Any, *args: Any, **kwargs: Any
@@ -204,12 +212,13 @@ class Roles(BaseCheck):
         )
 
     def _never_stepped(self, known: _Optimizer) -> None:
-        if known.backward is None or not same_values(known.start, plain_values(known.probe)):
+        if known.backward is None or known.asked or not same_values(known.start, plain_values(known.probe)):
             return
-        if known.made is None:
+        steps = any(k.rates for k in self._known.values())
+        if known.made is None or (not steps and mends_roles.reads_gradients(known.backward.file)):
             return
         change, fix, edits = mends_roles.stepped(known.backward, known.name, known.instead)
-        if mends_roles.steps_elsewhere(known.made, known.name) and any(k.rates for k in self._known.values()):
+        if mends_roles.steps_elsewhere(known.made, known.name) and steps:
             return  # it waits for a condition of its own
         self.report(
             "no-effect",
@@ -230,7 +239,7 @@ class Roles(BaseCheck):
         if idle < 3 or 10 * idle < len(known.rates):
             return
         lines = known.schedules[-1].made if known.schedules else [known.made] if known.made else []
-        if not lines:
+        if not lines or (not known.schedules and mends_roles.is_zero_by_hand(lines[0].file)):
             return
         often = known.schedules[-1].steps // len(known.rates) if known.schedules else 1
         place, fix, edits = mends_roles.longer(lines, used, len(known.rates), self._stepped, often)

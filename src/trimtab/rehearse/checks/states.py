@@ -36,6 +36,8 @@ class _Loaded:
     place: Place
     values: dict[str, torch.Tensor]
     """A sample of what was loaded, by name."""
+    parts: set[int]
+    """The ids of its modules: every call of a layer asks for them."""
     drawn: dict[int, list[Place]] = field(default_factory=dict)
     """The lines that drew a parameter anew before it was used, by its id."""
 
@@ -55,7 +57,7 @@ class States(BaseCheck):
         self._taken: Any = WeakIdKeyDictionary()
         """Where a state was taken and after how many steps, by its first tensor."""
         self._moments: dict[Place, set[int]] = {}
-        """After how many steps a line has taken states."""
+        """After how many steps a line has taken states that were not loaded in the same breath."""
         self._steps = 0
         self._loads: list[_Loaded] = []
         self._ties: list[_Tie] = []
@@ -103,7 +105,7 @@ class States(BaseCheck):
             )
             kept = {name: values.clone() for name, values in list(some)[:64] if values is not None}
             if kept:
-                self._loads.append(_Loaded(ref(module), place, kept))
+                self._loads.append(_Loaded(ref(module), place, kept, {id(part) for part in module.modules()}))
         return result
 
     def _own_memory(self, own: dict[str, torch.Tensor], given: Mapping[str, Any]) -> None:
@@ -113,8 +115,10 @@ class States(BaseCheck):
             return
         taken = next((self._taken[v] for _, v in tensors if v in self._taken), None)
         here = places.here()
-        # Taken and loaded in one breath it does no harm, unless the same line keeps the states of several moments.
-        if taken is None or here is None or (taken[1] == self._steps and len(self._moments[taken[0]]) < 2):
+        # Taken and loaded in one breath it does no harm, unless the same line has kept states of other moments.
+        if taken is not None and taken[1] == self._steps:
+            self._moments[taken[0]].discard(self._steps)
+        if taken is None or here is None or (taken[1] == self._steps and not self._moments[taken[0]]):
             return
         if taken[0] == here:
             self._one_module(here)
@@ -158,7 +162,7 @@ class States(BaseCheck):
         return result
 
     def _forward(self, module: nn.Module, args: Any) -> None:
-        for load in [load for load in self._loads if _holds(load.module(), module)]:
+        for load in [load for load in self._loads if id(module) in load.parts]:
             self._loads.remove(load)
             whole = load.module()
             named = dict(whole.named_parameters()) if whole is not None else {}
@@ -220,10 +224,6 @@ class States(BaseCheck):
                     op="tie",
                     edits=edits,
                 )
-
-
-def _holds(whole: nn.Module | None, part: nn.Module) -> bool:
-    return whole is not None and any(module is part for module in whole.modules())
 
 
 def _shared(module: nn.Module) -> list[list[str]]:

@@ -14,15 +14,7 @@ import torch
 from trimtab.diagnose import graphs, mends_scaler
 from trimtab.diagnose.finding import Place, cause_at
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import (
-    BaseCheck,
-    around,
-    backward_hub,
-    names_of,
-    optimizers_made,
-    shown,
-    trained_by,
-)
+from trimtab.rehearse.checks import base
 from trimtab.rehearse.checks.cuts import leaves
 from trimtab.rehearse.checks.sources import is_finite
 from trimtab.virtual.unknown import is_unknown
@@ -32,17 +24,17 @@ _LOOKS = 6
 """Backward passes that are looked at."""
 
 
-class Underflow(BaseCheck):
+class Underflow(base.BaseCheck):
     """Looks at the gradients of the first backward passes of a loss that goes through float16."""
 
     def install(self) -> None:
-        self._made = optimizers_made()
+        self._made = base.optimizers_made()
         self._scaled = False
         self._looks = 0
         self._suspects: list[torch.Tensor] = []
         self._root: torch.Tensor | None = None
-        around(torch.amp.GradScaler, "scale", self._scale)
-        hub = backward_hub()
+        base.around(torch.amp.GradScaler, "scale", self._scale)
+        hub = base.backward_hub()
         hub.before.append(self._before)
         hub.after.append(self._after)
 
@@ -65,7 +57,7 @@ class Underflow(BaseCheck):
     def _after(self) -> None:
         if self._root is None:
             return
-        trained = {id(p) for optimizer in list(self._made) for p in trained_by(optimizer)}
+        trained = {id(p) for optimizer in list(self._made) for p in base.trained_by(optimizer)}
         self._suspects = [
             leaf
             for leaf in leaves(self._root)
@@ -90,11 +82,11 @@ class Underflow(BaseCheck):
             and is_finite(large)
         ]
         # A gradient that is 0 but for rounding (a key's bias) is lost to no precision: most of the model must be.
-        trained = {id(p) for optimizer in list(self._made) for p in trained_by(optimizer)}
+        trained = {id(p) for optimizer in list(self._made) for p in base.trained_by(optimizer)}
         if 2 * len(lost) < len(held & trained) or not lost:
             return
         self._looks = _LOOKS
-        names = shown(names_of(lost))
+        names = base.shown(base.names_of(lost))
         self.report(
             "no-gradient",
             f"The whole gradient of {names} is 0: it is smaller than float16 can hold (6e-8). Of the loss times 65536 "

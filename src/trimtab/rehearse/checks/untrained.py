@@ -186,18 +186,12 @@ class Untrained(BaseCheck):
         if (found := _set_at(owner, name)) is not None:
             place, value = found
             fix, edits = mends_layers.registered(place.file, name, value, kind)
-        self.report(
-            "no-gradient",
-            f"{type(owner).__name__}.{name} holds layers in a plain list or dict: they are in no optimizer, are not "
-            "moved by .to() and not saved, so they are never trained.",
-            place or places.here(),
-            cause_at(place, "a plain list or dict does not register the layers in it"),
-            fix=fix,
-            op="optimizer.step",
-            module=f"{type(owner).__name__}.{name}",
-            once=name,
-            edits=edits,
+        said = (
+            "holds layers in a plain list or dict: they are in no optimizer, are not moved by .to() and not saved, so "
+            "they are never trained."
         )
+        why = "a plain list or dict does not register the layers in it"
+        self._unregistered(owner, name, said, place, why, (fix, edits), once=name)
 
     def _report_stray(self, stray: _Stray, tensor: torch.Tensor) -> None:
         value = vars(stray.owner).get(stray.name)
@@ -213,19 +207,29 @@ class Untrained(BaseCheck):
             mend = mends_layers.made_parameter(*_two(found, stray.name))
             if not tensor.is_leaf:
                 why = "what is done to the parameter here gives back a plain tensor, which the module does not register"
-        fix, edits = mend or (
-            f"Register it: self.{stray.name} = nn.Parameter(...), as the last thing done to it.",
-            [],
+        otherwise = f"Register it: self.{stray.name} = nn.Parameter(...), as the last thing done to it."
+        said = (
+            "gets gradients but is in no optimizer, is not moved by .to() and not saved: it is never trained."
         )
+        self._unregistered(stray.owner, stray.name, said, place, why, mend or (otherwise, []))
+
+    def _unregistered(
+        self,
+        owner: nn.Module,
+        name: str,
+        said: str,
+        place: Place | None,
+        why: str,
+        mend: mends_layers.Mend,
+        once: str = "",
+    ) -> None:
+        """Something that a module holds and has not registered."""
+        module, where = f"{type(owner).__name__}.{name}", place or places.here()
+        fix, edits = mend
         self.report(
-            "no-gradient",
-            f"{type(stray.owner).__name__}.{stray.name} gets gradients but is in no optimizer, is not moved by .to() "
-            "and not saved: it is never trained.",
-            place or places.here(),
-            cause_at(place, why),
-            fix=fix,
-            op="optimizer.step",
-            module=f"{type(stray.owner).__name__}.{stray.name}",
+            *("no-gradient", f"{module} {said}", where, cause_at(place, why), fix, "optimizer.step"),
+            module=module,
+            once=once,
             edits=edits,
         )
 
