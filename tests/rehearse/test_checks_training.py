@@ -26,12 +26,14 @@ from trimtab.rehearse.checks.replicas import Replicas
 from trimtab.rehearse.checks.roles import Roles
 from trimtab.rehearse.checks.rounded import Rounded
 from trimtab.rehearse.checks.scaler import Scaler
+from trimtab.rehearse.checks.squares import Squares
 from trimtab.rehearse.checks.states import States
 from trimtab.rehearse.checks.steps import Steps
 from trimtab.rehearse.checks.underflow import Underflow
 from trimtab.rehearse.checks.untrained import Untrained
 from trimtab.rehearse.checks.unwritten import Unwritten
 from trimtab.rehearse.checks.values import Values
+from trimtab.rehearse.checks.worker_rows import WorkerRows
 
 Checked = Callable[..., dict[str, Any]]
 
@@ -513,6 +515,33 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         for _ in range(2):
             x, y = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
             ((value(x) - y) ** 2).mean().backward()  # where, cause
+        """,
+    ),
+    "a detached column of values against a row of returns": (
+        Squares,
+        "wrong-loss",
+        """
+        value, policy = nn.Linear(4, 1).cuda(), nn.Linear(4, 3).cuda()
+        for _ in range(2):
+            x, returns = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
+            advantage = returns - 0.5 * value(x).detach()  # where, cause
+            advantage = (advantage - advantage.mean()) / advantage.std()
+            chosen = policy(x).log_softmax(-1)[:, 0]
+            (-(chosen * advantage).mean()).backward()
+        """,
+    ),
+    "a stream that every worker gives whole": (
+        WorkerRows,
+        "same-rows",
+        """
+        from torch.utils.data import DataLoader, IterableDataset
+        class Stream(IterableDataset):
+            def __iter__(self):
+                for epoch in range(1):
+                    for n in range(12):  # cause
+                        yield torch.arange(4) + n
+        for batch in DataLoader(Stream(), batch_size=2, num_workers=2):  # where
+            pass
         """,
     ),
     "an average that is only bound to a name": (
@@ -1015,6 +1044,42 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
             loss = loss + nn.functional.nll_loss(out.log_softmax(-1), torch.zeros(6, dtype=torch.long).cuda())
             loss = loss + (out[:, :1] - y[:, None]).mean() + (out[:, 0][:, None] - y).abs().mean()
             loss.backward()
+        """,
+    ),
+    "columns made of rows, masked, summed along one side, compared with themselves, and rows with rows": (
+        Squares,
+        """
+        value, policy = nn.Linear(4, 1).cuda(), nn.Linear(4, 1).cuda()
+        for _ in range(3):
+            x, y = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
+            seen, score = value(x).detach(), policy(x)
+            row = score.squeeze(-1)
+            loss = (row * (y - seen.squeeze(-1))).mean() + (row * (y - seen.squeeze(-1)[:, None])).mean()
+            loss = loss + ((y - seen) * row * (torch.ones(6, 6).cuda().triu())).mean()
+            loss = loss + ((y - seen) * row).logsumexp(1).mean() + (score - row).abs().mean()
+            (y - seen).mean()
+            loss.backward()
+        """,
+    ),
+    "streams that share out or draw their rows, one worker, rows that are all alike, and rows by number": (
+        WorkerRows,
+        """
+        from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+        class Stream(IterableDataset):
+            def __init__(self, rows):
+                self.rows = rows
+            def __iter__(self):
+                return iter(self.rows(get_worker_info()))
+        def shared(info):
+            return (torch.arange(4) + n for n in range(info.id, 12, info.num_workers))
+        def drawn(info):
+            return (torch.rand(4) for _ in range(12))
+        def alike(info):
+            return (torch.ones(4) for _ in range(12))
+        for rows in (shared, drawn, alike):
+            list(DataLoader(Stream(rows), batch_size=2, num_workers=2))
+        list(DataLoader(Stream(shared), batch_size=2, num_workers=1))
+        list(DataLoader([torch.arange(4) + n % 4 for n in range(16)], batch_size=2, num_workers=2))
         """,
     ),
     "loops that read what they bind, and lines under a condition": (

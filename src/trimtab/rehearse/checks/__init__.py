@@ -36,6 +36,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.sharded import Sharded
+    from trimtab.rehearse.checks.squares import Squares
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.states import States
     from trimtab.rehearse.checks.steps import Steps
@@ -43,6 +44,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.unwritten import Unwritten
     from trimtab.rehearse.checks.values import Values
+    from trimtab.rehearse.checks.worker_rows import WorkerRows
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
     then = (
@@ -52,6 +54,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         DataOrder,
         Apart,
         Rows,
+        WorkerRows,
         Replicas,
         Reduced,
         Gathered,
@@ -61,6 +64,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
         Underflow,
         Rounded,
         Losses,
+        Squares,
         States,
         Roles,
         NoEffect,
