@@ -25,6 +25,7 @@ from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
 from trimtab.rehearse.checks.replicas import Replicas
 from trimtab.rehearse.checks.roles import Roles
 from trimtab.rehearse.checks.rounded import Rounded
+from trimtab.rehearse.checks.rows import Rows
 from trimtab.rehearse.checks.scaler import Scaler
 from trimtab.rehearse.checks.squares import Squares
 from trimtab.rehearse.checks.states import States
@@ -33,7 +34,6 @@ from trimtab.rehearse.checks.underflow import Underflow
 from trimtab.rehearse.checks.untrained import Untrained
 from trimtab.rehearse.checks.unwritten import Unwritten
 from trimtab.rehearse.checks.values import Values
-from trimtab.rehearse.checks.worker_rows import WorkerRows
 
 Checked = Callable[..., dict[str, Any]]
 
@@ -531,7 +531,7 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         """,
     ),
     "a stream that every worker gives whole": (
-        WorkerRows,
+        Rows,
         "same-rows",
         """
         from torch.utils.data import DataLoader, IterableDataset
@@ -1062,7 +1062,7 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         """,
     ),
     "streams that share out or draw their rows, one worker, rows that are all alike, and rows by number": (
-        WorkerRows,
+        Rows,
         """
         from torch.utils.data import DataLoader, IterableDataset, get_worker_info
         class Stream(IterableDataset):

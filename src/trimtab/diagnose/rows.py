@@ -36,15 +36,8 @@ def method_of_rows(data: Any) -> Place | None:
     return Place(code.co_filename, code.co_firstlineno) if code is not None else None
 
 
-def method_of_stream(data: Any) -> Place | None:
-    """The user's own `__iter__` that gives the rows of a stream, also of one that a library has wrapped."""
-    while not (code := _own_code(data, ("__iter__",))) and hasattr(data, "dataset"):
-        data = data.dataset
-    return source.place(code.co_filename, code.co_firstlineno) if code is not None else None
-
-
-def _own_code(data: Any, names: tuple[str, ...] = ("__getitem__", "__iter__")) -> Any:
-    for name in names:
+def _own_code(data: Any) -> Any:
+    for name in ("__getitem__", "__iter__"):
         code = getattr(getattr(type(data), name, None), "__code__", None)
         if code is not None and source.is_user_file(code.co_filename):
             return code

@@ -44,7 +44,6 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.untrained import Untrained
     from trimtab.rehearse.checks.unwritten import Unwritten
     from trimtab.rehearse.checks.values import Values
-    from trimtab.rehearse.checks.worker_rows import WorkerRows
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
     then = (
@@ -54,7 +53,6 @@ def all_checks(process: Process) -> list[BaseCheck]:
         DataOrder,
         Apart,
         Rows,
-        WorkerRows,
         Replicas,
         Reduced,
         Gathered,

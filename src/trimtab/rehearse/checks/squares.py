@@ -9,14 +9,14 @@ whole into what is sent backward, twice. A mask, a softmax or a sum along one si
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import nn
 
 from trimtab.diagnose import graphs, mends_losses, source
-from trimtab.diagnose.finding import Edit, Place, cause_at
+from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, backward_hub, plain_values, same_values
 from trimtab.rehearse.checks.losses import held_by_modules, operand
@@ -34,23 +34,14 @@ _WHOLE = frozenset(("mean", "sum", "mse_loss", "l1_loss", "smooth_l1_loss", "hub
 _KEPT = 16
 
 
-@dataclass(eq=False)
-class _Square:
-    """A line at which a column met a row."""
-
-    place: Place
-    count: int
-    fix: str
-    edits: list[Edit] = field(default_factory=list)
-    reached: int = 0
-
-
 class Squares(BaseCheck):
     """Follows columns that layers give, and the squares that they become."""
 
     def install(self) -> None:
-        self._met: dict[tuple[str, int], _Square] = {}
-        self._sums: list[tuple[Any, _Square]] = []
+        self._met: dict[tuple[str, int], Finding] = {}
+        """What is to be told of each line at which a column met a row, if it comes to that."""
+        self._reached: Counter[tuple[str, int]] = Counter()
+        self._sums: list[tuple[Any, tuple[str, int]]] = []
         self._listens = False
         nn.modules.module.register_module_forward_hook(self._layer)
         backward_hub().before.append(self._backward)
@@ -94,43 +85,36 @@ class Squares(BaseCheck):
             place = source.place(*key)
             operands = args[::-1] if name.startswith("r") else args
             node = operand(place, frame, operands, 1 - at if name.startswith("r") else at, _SIGNS[name])
-            self._met[key] = _Square(place, len(row), *mends_losses.squeezed(place, node))
+            fix, edits = mends_losses.squeezed(place, node)
+            n = len(row)
+            text = f"A layer's column [{n}, 1] meets a row [{n}] and becomes [{n}, {n}], of which the loss is the mean."
+            cause = cause_at(place, "one side is a column and the other a row, which broadcast to a square")
+            self._met[key] = Finding("wrong-loss", "fault", text, place, cause, fix, "broadcast", edits=edits)
         scales = _SIGNS[name] in (ast.Mult, ast.Div)
         own = row.requires_grad and not column.requires_grad
         own = own or (scales and column.requires_grad)
-        result.__dict__[_SQUARE] = (self._met[key], own)
+        result.__dict__[_SQUARE] = (key, own)
 
     def _goes_on(
         self, name: str, given: list[torch.Tensor], squares: list[Any], result: torch.Tensor
     ) -> None:
-        square, n = squares[0][0], next(len(a) for a in given if _SQUARE in a.__dict__)
+        key, n = squares[0][0], next(len(a) for a in given if _SQUARE in a.__dict__)
         others = [a for a in given if _SQUARE not in a.__dict__ and a.numel() > 1]
         if any(tuple(a.shape) not in ((n,), (n, 1)) for a in others):
             return
         own = bool(others) or any(one[1] for one in squares)
         if tuple(result.shape) == (n, n) and (name in _EACH or name in _SIGNS):
-            result.__dict__[_SQUARE] = (square, own)
+            result.__dict__[_SQUARE] = (key, own)
         elif result.dim() == 0 and name in _WHOLE and result.requires_grad and own:
-            self._sums = [*self._sums[1 - _KEPT :], (result.grad_fn, square)]
+            self._sums = [*self._sums[1 - _KEPT :], (result.grad_fn, key)]
 
     def _backward(self, roots: list[torch.Tensor], place: Place | None) -> None:
         sums, self._sums = self._sums, []
         near = {node for root in roots for node in graphs.distances(root.grad_fn, 256)} if sums else set()
-        for square in dict.fromkeys(square for node, square in sums if node in near):
-            square.reached += 1
-            if square.reached == 2:
-                at, n = square.place, square.count
-                self.report(
-                    "wrong-loss",
-                    f"A layer's column [{n}, 1] meets a row [{n}] and becomes [{n}, {n}], each row with the numbers of "
-                    "all others; the loss is the mean of that.",
-                    at,
-                    cause_at(at, "one side is a column and the other a row, which broadcast to a square"),
-                    fix=square.fix,
-                    op="broadcast",
-                    once=f"{at.file}:{at.line}",
-                    edits=square.edits,
-                )
+        for key in {key for node, key in sums if node in near}:
+            self._reached[key] += 1
+            if self._reached[key] == 2:
+                self.process.report(self._met[key])
 
 
 def _is_column(tensor: torch.Tensor) -> bool:
