@@ -1075,7 +1075,7 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
         def drawn(info):
             return (torch.rand(4) for _ in range(12))
         def alike(info):
-            return (torch.ones(4) for _ in range(12))
+            return (torch.arange(4) for _ in range(3))
         for rows in (shared, drawn, alike):
             list(DataLoader(Stream(rows), batch_size=2, num_workers=2))
         list(DataLoader(Stream(shared), batch_size=2, num_workers=1))

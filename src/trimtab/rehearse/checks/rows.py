@@ -35,8 +35,8 @@ class Rows(BaseCheck):
     def install(self) -> None:
         self._known: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
         self._iterates: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        self._handed: WeakKeyDictionary[Any, dict[int, list[tuple[int, int]]]] = WeakKeyDictionary()
-        """By iterator and worker, the first batches of a stream: a number for the contents, and how many values."""
+        self._handed: WeakKeyDictionary[Any, dict[int, list[tuple[list[int], int]]]] = WeakKeyDictionary()
+        """By iterator and worker, the first batches of a stream: a number for each row, and how many values."""
         self._seen: dict[int, list[int]] = {}
         self._last: Any = None
         self._trained: Any = None
@@ -135,9 +135,15 @@ class Rows(BaseCheck):
         handed = self._handed.setdefault(iterator, {})
         mine = handed.setdefault(worker, [])
         if len(mine) < 2 or sum(n for _, n in mine) < _VALUES:
-            mine.append((_print(batch), sum(tensor.numel() for tensor in _tensors(batch))))
-            # Batches that are all alike tell nothing: such rows are alike wherever they come from.
-            tells = len(set(mine)) > 1 and sum(n for _, n in mine) >= _VALUES
+            mine.append(
+                (_prints(batch) or [_print(batch)], sum(tensor.numel() for tensor in _tensors(batch)))
+            )
+            # Rows that are all alike tell nothing: they are so wherever they come from.
+            tells = (
+                len(mine) > 1
+                and len({row for prints, _ in mine for row in prints}) > 1
+                and sum(n for _, n in mine) >= _VALUES
+            )
             if tells and any(other == mine for n, other in handed.items() if n != worker):
                 self._whole_stream(loader, place_from(self._known[loader]["place"]))
         return batch

@@ -23,13 +23,9 @@ from trimtab.rehearse.checks.losses import held_by_modules, operand
 from trimtab.virtual import functions
 
 _COLUMN, _SQUARE = "_trimtab_column", "_trimtab_square"
-_SIGNS: dict[str, type[ast.operator]] = {
-    **{"sub": ast.Sub, "rsub": ast.Sub, "add": ast.Add, "radd": ast.Add, "mul": ast.Mult, "rmul": ast.Mult},
-    **{"div": ast.Div, "truediv": ast.Div, "rdiv": ast.Div, "rtruediv": ast.Div},
-}
-_EACH = frozenset(
-    ("neg", "pow", "abs", "square", "exp", "log", "clamp", "min", "max", "minimum", "maximum", "relu")
-) | {"detach", "clone", "to", "float"}
+_SIGNS: dict[str, type[ast.operator]] = {"sub": ast.Sub, "add": ast.Add, "mul": ast.Mult, "div": ast.Div}
+_EACH = {"neg", "pow", "abs", "square", "exp", "log", "clamp", "min", "max", "minimum", "maximum", "relu"}
+_EACH |= {"detach", "clone", "to", "float", "rsub", "radd", "rmul", "rdiv", *_SIGNS}
 _WHOLE = frozenset(("mean", "sum", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
 _KEPT = 16
 
@@ -60,7 +56,7 @@ class Squares(BaseCheck):
         parts = args[0] if args and isinstance(args[0], list | tuple) else args
         given = [a for a in parts if isinstance(a, torch.Tensor)]
         squares = [a.__dict__[_SQUARE] for a in given if _SQUARE in a.__dict__]
-        name = getattr(func, "__name__", "").strip("_")
+        name = getattr(func, "__name__", "").strip("_").replace("truediv", "div")
         if squares:
             self._goes_on(name, given, squares, result)
         elif any(_COLUMN in a.__dict__ for a in given):
@@ -83,27 +79,23 @@ class Squares(BaseCheck):
         key = (frame.f_code.co_filename, frame.f_lineno)
         if key not in self._met:
             place = source.place(*key)
-            operands = args[::-1] if name.startswith("r") else args
-            node = operand(place, frame, operands, 1 - at if name.startswith("r") else at, _SIGNS[name])
+            node = operand(place, frame, args, at, _SIGNS[name])
             fix, edits = mends_losses.squeezed(place, node)
             n = len(row)
-            text = f"A layer's column [{n}, 1] meets a row [{n}] and becomes [{n}, {n}], of which the loss is the mean."
+            text = f"A layer's column [{n}, 1] meets a row [{n}]: the loss is the mean of all with all, [{n}, {n}]."
             cause = cause_at(place, "one side is a column and the other a row, which broadcast to a square")
             self._met[key] = Finding("wrong-loss", "fault", text, place, cause, fix, "broadcast", edits=edits)
-        scales = _SIGNS[name] in (ast.Mult, ast.Div)
-        own = row.requires_grad and not column.requires_grad
-        own = own or (scales and column.requires_grad)
+        # A difference of which both sides, or the column alone, have a graph may be meant, or `Losses` tells it.
+        own = name in ("mul", "div") if column.requires_grad else row.requires_grad
         result.__dict__[_SQUARE] = (key, own)
 
-    def _goes_on(
-        self, name: str, given: list[torch.Tensor], squares: list[Any], result: torch.Tensor
-    ) -> None:
+    def _goes_on(self, name: str, given: list[Any], squares: list[Any], result: torch.Tensor) -> None:
         key, n = squares[0][0], next(len(a) for a in given if _SQUARE in a.__dict__)
         others = [a for a in given if _SQUARE not in a.__dict__ and a.numel() > 1]
         if any(tuple(a.shape) not in ((n,), (n, 1)) for a in others):
             return
         own = bool(others) or any(one[1] for one in squares)
-        if tuple(result.shape) == (n, n) and (name in _EACH or name in _SIGNS):
+        if tuple(result.shape) == (n, n) and name in _EACH:
             result.__dict__[_SQUARE] = (key, own)
         elif result.dim() == 0 and name in _WHOLE and result.requires_grad and own:
             self._sums = [*self._sums[1 - _KEPT :], (result.grad_fn, key)]
