@@ -26,7 +26,9 @@ from trimtab.rehearse.checks.nothing_loaded import NothingLoaded
 from trimtab.rehearse.checks.replicas import Replicas
 from trimtab.rehearse.checks.roles import Roles
 from trimtab.rehearse.checks.rounded import Rounded
+from trimtab.rehearse.checks.rows import Rows
 from trimtab.rehearse.checks.scaler import Scaler
+from trimtab.rehearse.checks.squares import Squares
 from trimtab.rehearse.checks.states import States
 from trimtab.rehearse.checks.steps import Steps
 from trimtab.rehearse.checks.underflow import Underflow
@@ -549,6 +551,33 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         for _ in range(2):
             x, y = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
             ((value(x) - y) ** 2).mean().backward()  # where, cause
+        """,
+    ),
+    "a detached column of values against a row of returns": (
+        Squares,
+        "wrong-loss",
+        """
+        value, policy = nn.Linear(4, 1).cuda(), nn.Linear(4, 3).cuda()
+        for _ in range(2):
+            x, returns = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
+            advantage = returns - 0.5 * value(x).detach()  # where, cause
+            advantage = (advantage - advantage.mean()) / advantage.std()
+            chosen = policy(x).log_softmax(-1)[:, 0]
+            (-(chosen * advantage).mean()).backward()
+        """,
+    ),
+    "a stream that every worker gives whole": (
+        Rows,
+        "same-rows",
+        """
+        from torch.utils.data import DataLoader, IterableDataset
+        class Stream(IterableDataset):
+            def __iter__(self):
+                for epoch in range(1):
+                    for n in range(12):  # cause
+                        yield torch.arange(4) + n
+        for batch in DataLoader(Stream(), batch_size=2, num_workers=2):  # where
+            pass
         """,
     ),
     "an average that is only bound to a name": (
@@ -1105,6 +1134,42 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
             column = model(x) @ torch.ones(3, 1).cuda()
             nearest, kernel = (column - y).abs().min(dim=1).values, torch.exp(-((column - y) ** 2))
             (loss + nearest.mean() + kernel.mean()).backward()
+        """,
+    ),
+    "columns made of rows, masked, summed along one side, compared with themselves, and rows with rows": (
+        Squares,
+        """
+        value, policy = nn.Linear(4, 1).cuda(), nn.Linear(4, 1).cuda()
+        for _ in range(3):
+            x, y = torch.randn(6, 4).cuda(), torch.randn(6).cuda()
+            seen, score = value(x).detach(), policy(x)
+            row = score.squeeze(-1)
+            loss = (row * (y - seen.squeeze(-1))).mean() + (row * (y - seen.squeeze(-1)[:, None])).mean()
+            loss = loss + ((y - seen) * row * (torch.ones(6, 6).cuda().triu())).mean()
+            loss = loss + ((y - seen) * row).logsumexp(1).mean() + (score - row).abs().mean()
+            (y - seen).mean()
+            loss.backward()
+        """,
+    ),
+    "streams that share out or draw their rows, one worker, rows that are all alike, and rows by number": (
+        Rows,
+        """
+        from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+        class Stream(IterableDataset):
+            def __init__(self, rows):
+                self.rows = rows
+            def __iter__(self):
+                return iter(self.rows(get_worker_info()))
+        def shared(info):
+            return (torch.arange(4) + n for n in range(info.id, 12, info.num_workers))
+        def drawn(info):
+            return (torch.rand(4) for _ in range(12))
+        def alike(info):
+            return (torch.arange(4) for _ in range(3))
+        for rows in (shared, drawn, alike):
+            list(DataLoader(Stream(rows), batch_size=2, num_workers=2))
+        list(DataLoader(Stream(shared), batch_size=2, num_workers=1))
+        list(DataLoader([torch.arange(4) + n % 4 for n in range(16)], batch_size=2, num_workers=2))
         """,
     ),
     "loops that read what they bind, lines under a condition, a property and a flag that is read": (

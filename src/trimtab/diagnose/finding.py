@@ -42,7 +42,7 @@ KINDS: dict[str, str] = {
     "autocast-device": "autocast is opened for another device type than the tensors'",
     "backend-unsupported": "this device or build has no such operation",
     "ranks-apart": "ranks train, and nothing averages their gradients or weights",
-    "same-rows": "several ranks read the same rows",
+    "same-rows": "several ranks, or workers of a loader, read the same rows",
     "data-unreachable": "the program asks for data, or weights, that cannot be reached from here",
     "out-of-memory": "the device has not enough memory",
     "other-error": "the program stopped for a reason that has no kind of its own",

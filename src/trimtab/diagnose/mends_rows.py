@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import linecache
 
 from trimtab.diagnose import flow, rewrite, source, trace
 from trimtab.diagnose.finding import Edit, Place
@@ -176,3 +177,48 @@ def sliced_by_rank(file: str) -> Place | None:
         if by_rank and "rank" in ast.unparse(node.lower).lower():  # type: ignore[attr-defined]
             return source.place(file, node.lower.lineno)  # type: ignore[attr-defined]
     return None
+
+
+def among_workers(method: Place | None) -> Fix:
+    """An `__iter__` that gives all rows in every worker of a loader, so that each worker gives its own part."""
+    function = source.function_at(method.file, method.line) if method is not None else None
+    over = _gone_through(method.file, function) if method is not None and function is not None else None
+    statement = source.statement_of(method.file, over) if method is not None and over is not None else None
+    if method is None or function is None or over is None or statement is None:
+        text = "Let each worker give its own part: in __iter__ of the data set, itertools.islice of its rows from "
+        return Fix(f"{text}torch.utils.data.get_worker_info().id on, in steps of its num_workers.", method)
+    file, asks = method.file, imported(method.file, "get_worker_info", "torch.utils.data.get_worker_info")
+    name = "worker" if "worker" not in source.names_in(function) else "this_worker"
+    lines = [] if "import itertools\n" in linecache.getlines(file) else ["import itertools"]
+    lines += [] if asks else ["from torch.utils.data import get_worker_info"]
+    lines.append(f"{name} = {asks or 'get_worker_info'}()")
+    part = f"{name}.id if {name} else 0, None, {name}.num_workers if {name} else 1"
+    code = f"itertools.islice({ast.unparse(over)}, {part})"
+    edits = [rewrite.before(file, statement, "\n".join(lines)), rewrite.in_place_of(file, over, code)]
+    # Lines can only be put before a statement that begins its line.
+    alone = not linecache.getline(file, statement.lineno)[: statement.col_offset].strip()
+    said = (
+        f"Let each worker give its own part: {'; '.join(lines)}, then {code} in place of {ast.unparse(over)}."
+    )
+    return Fix(said, source.place(file, statement.lineno), edits if alone else [])
+
+
+def _gone_through(file: str, function: source.Function) -> ast.expr | None:
+    """What an `__iter__` goes through, where there is one such thing: what it loops over, or what it returns."""
+    own = [n for n in ast.walk(function) if source.function_at(file, getattr(n, "lineno", 0)) is function]
+    yields = [n for n in own if isinstance(n, ast.Yield | ast.YieldFrom)]
+    if not yields:
+        given = [n.value for n in own if isinstance(n, ast.Return) and n.value is not None]
+        itself = given and ast.unparse(given[0]) in [a.arg for a in function.args.args[:1]]
+        return given[0] if len(given) == 1 and not itself and function.name == "__iter__" else None
+    # A loop that only counts (epochs) is none over rows: its variable is not used.
+    loops = [n for n in own if isinstance(n, ast.For) and any(y in ast.walk(n) for y in yields)]
+    loops = [
+        n for n in loops if source.bound(n) & {name for part in n.body for name in source.names_in(part)}
+    ]
+    outer = [n for n in loops if not any(n is not other and n in ast.walk(other) for other in loops)]
+    if len(outer) == 1 and all(y.lineno >= outer[0].lineno for y in yields):
+        return outer[0].iter
+    return (
+        yields[0].value if len(yields) == 1 and not loops and isinstance(yields[0], ast.YieldFrom) else None
+    )

@@ -39,6 +39,7 @@ def all_checks(process: Process) -> list[BaseCheck]:
     from trimtab.rehearse.checks.rows import Rows
     from trimtab.rehearse.checks.scaler import Scaler
     from trimtab.rehearse.checks.sharded import Sharded
+    from trimtab.rehearse.checks.squares import Squares
     from trimtab.rehearse.checks.stale_optimizer import StaleOptimizer
     from trimtab.rehearse.checks.states import States
     from trimtab.rehearse.checks.steps import Steps
@@ -49,6 +50,6 @@ def all_checks(process: Process) -> list[BaseCheck]:
 
     first = (Checkpoints, Gradients, Untrained, StaleOptimizer, LeftOut, Clearing, Modes, Consumed, GraphKept)
     second = (InPlace, LostTerms, Ddp, DataOrder, Apart, Rows, Replicas, Reduced, Gathered)
-    third = (OneSided, Sharded, StaleLauncher, Scaler, Underflow, Rounded, Averages, Angles, Losses, States)
-    last = (Roles, NoEffect, NothingLoaded, MadeAnew, Unwritten, Values, Steps)
+    third = (OneSided, Sharded, StaleLauncher, Scaler, Underflow, Rounded, Averages, Angles, Losses)
+    last = (Squares, States, Roles, NoEffect, NothingLoaded, MadeAnew, Unwritten, Values, Steps)
     return [check(process) for check in (*first, *second, *third, *last)]

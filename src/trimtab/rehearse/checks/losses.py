@@ -140,7 +140,7 @@ class Losses(BaseCheck):
         predicted, known = (one, other) if one.requires_grad else (other, one)
         if not predicted.requires_grad or known.requires_grad or known.dim() == 0:
             return
-        if any(known is held for module in _modules() for held in module._buffers.values()):
+        if held_by_modules(known):
             return  # a grid of its own, not the targets of these rows
         # Whoever compares all with all makes the column on purpose, by a view of a row.
         if not is_loss and (one is not predicted or _is_view(one)):
@@ -148,7 +148,7 @@ class Losses(BaseCheck):
         frame, place = next(places.frames(), None), places.here()
         if frame is None or place is None or self._seen.get(place, 0) > 1 or len(self._squares) > 63:
             return
-        node = _operand(place, frame, args, column, is_loss)
+        node = operand(place, frame, args, column)
         message = (
             f"Tensors of the shapes {list(args[0].shape)} and {list(args[1].shape)} are compared: each of the "
             f"{len(one)} predictions with the targets of all {len(one)} rows, so the model learns their mean."
@@ -184,9 +184,11 @@ def _is_averaged(node: Any, users: dict[Any, list[Any]]) -> bool:
     return node is None or (bool(names) and sizes and all(_is_averaged(user, users) for user in inner))
 
 
-def _modules() -> list[nn.Module]:
+def held_by_modules(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a buffer or parameter."""
     here = state.machine()
-    return list(here.modules) if here is not None else []
+    held = (m._buffers.values() for m in (here.modules if here is not None else ()))
+    return isinstance(tensor, nn.Parameter) or any(tensor is one for buffers in held for one in buffers)
 
 
 def _activation(frame: FrameType) -> bool:
@@ -223,14 +225,14 @@ def _some_positive(tensor: Any) -> bool:
         return tensor.device.type != "meta" and bool((tensor.detach() > 1e-3).any())
 
 
-def _operand(
-    place: Place, frame: FrameType, args: tuple[Any, ...], column: int, is_loss: bool
+def operand(
+    place: Place, frame: FrameType, args: tuple[Any, ...], column: int, kind: type[ast.operator] = ast.Sub
 ) -> ast.expr | None:
     """The expression on a line that is the column."""
     statement = source.statement(place.file, place.line)
     nodes = list(source.header(statement)) if statement is not None else []
     pairs: list[list[ast.expr]] = [
-        [n.left, n.right] for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)
+        [n.left, n.right] for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, kind)
     ]
     pairs += [n.args[:2] for n in nodes if isinstance(n, ast.Call) and len(n.args) >= 2]
     for pair in pairs:

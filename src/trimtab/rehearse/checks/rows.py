@@ -1,5 +1,6 @@
 """The rows that ranks read: writes down fingerprints of batches and of what the model is fed, for the parent to compare
-(see `same_rows`). It decides nothing, and changes no batch."""
+(see `same_rows`). Of ranks it decides nothing; of a loader's workers it tells by itself when two of them begin alike.
+Changes no batch."""
 
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, Subset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from trimtab.diagnose import mends_rows, rows
-from trimtab.diagnose.finding import Place
+from trimtab.diagnose.finding import Place, cause_at, place_from
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, world_size
 from trimtab.virtual.tensor import payload_of
 
 _STEPS = 8
+_VALUES = 8
 _ROWS = 2048
 _BYTES = 1 << 16
 
@@ -33,6 +35,8 @@ class Rows(BaseCheck):
     def install(self) -> None:
         self._known: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
         self._iterates: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._handed: WeakKeyDictionary[Any, dict[int, list[tuple[list[int], int]]]] = WeakKeyDictionary()
+        """By iterator and worker, the first batches of a stream: a number for each row, and how many values."""
         self._seen: dict[int, list[int]] = {}
         self._last: Any = None
         self._trained: Any = None
@@ -51,6 +55,7 @@ class Rows(BaseCheck):
         around(_BaseDataLoaderIter, "__init__", self._begun)
         around(_BaseDataLoaderIter, "_next_index", self._indexed)
         around(_BaseDataLoaderIter, "__next__", self._fetch)
+        around(_MultiProcessingDataLoaderIter, "_process_data", self._hand_over)
         nn.modules.module.register_module_forward_pre_hook(self._called)
         backward_hub().before.append(self._backward)
         register_optimizer_step_pre_hook(self._step)
@@ -121,6 +126,41 @@ class Rows(BaseCheck):
             if known is not None and known["sliced"] and not known["sampler"]:
                 self._draw(loader, known, _prints(batch))
         return batch
+
+    def _hand_over(self, real: Any, iterator: Any, data: Any, worker: int) -> Any:
+        """A stream that every worker gives whole: its first batches are those of another worker."""
+        batch, loader = real(iterator, data, worker), self._iterates.get(iterator)
+        if loader is None or not isinstance(loader.dataset, IterableDataset) or loader not in self._known:
+            return batch
+        handed = self._handed.setdefault(iterator, {})
+        mine = handed.setdefault(worker, [])
+        if len(mine) < 2 or sum(n for _, n in mine) < _VALUES:
+            mine.append(
+                (_prints(batch) or [_print(batch)], sum(tensor.numel() for tensor in _tensors(batch)))
+            )
+            # Rows that are all alike tell nothing: they are so wherever they come from.
+            tells = (
+                len(mine) > 1
+                and len({row for prints, _ in mine for row in prints}) > 1
+                and sum(n for _, n in mine) >= _VALUES
+            )
+            if tells and any(other == mine for n, other in handed.items() if n != worker):
+                self._whole_stream(loader, place_from(self._known[loader]["place"]))
+        return batch
+
+    def _whole_stream(self, loader: Any, place: Place | None) -> None:
+        fix, n = mends_rows.among_workers(rows.method_of_rows(loader.dataset)), loader.num_workers
+        self.report(
+            "same-rows",
+            f"The {n} workers of this DataLoader give the same rows, so that each row comes {n} times: the first "
+            "batches of two of them are equal.",
+            place,
+            cause_at(fix.place or place, "every worker goes through all rows of the stream"),
+            fix.text,
+            "DataLoader",
+            once=f"{place}",
+            edits=fix.edits,
+        )
 
     def _called(self, module: nn.Module, args: Any) -> None:
         if self._awaits and torch.is_grad_enabled() and (tensors := _tensors(args)):
