@@ -60,8 +60,8 @@ def made_in_forward(scene: Scene, stray: Suspect) -> Verdict | None:
     name = f"{name}_made" if hasattr(model, name) else name
     sizes = {n: str(size) for n in ast.walk(call) if isinstance(size := _size(n, frame), int)}
     text = ast.unparse(call)
-    for node, size in sizes.items():
-        text = text.replace(ast.unparse(node), size)
+    for node, number in sizes.items():
+        text = text.replace(ast.unparse(node), number)
     known = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} & frame.f_locals.keys()
     inits = [n for n in owner.body if isinstance(n, source.Function) and n.name == "__init__"]
     edits = []
