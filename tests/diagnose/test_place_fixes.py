@@ -36,6 +36,33 @@ CASES = {
         forward(torch.randn(3, 5, device="cuda"))
         """,
     ),
+    "a layer that is made in every call": (
+        "self.batchnorm = nn.BatchNorm2d(8)",
+        """
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(3, 8, 3)
+            def forward(self, x):
+                x = self.conv(x)
+                x = nn.BatchNorm2d(x.size(1))(x)  # CAUSE
+                return x
+        Block().to("cuda")(torch.randn(2, 3, 5, 5, device="cuda"))
+        """,
+    ),
+    "a draw with the generator of a loader": (
+        "torch.randint(0, 10, (x.shape[0],), generator=g).to(x.device)",
+        """
+        from torch.utils.data import DataLoader
+        def shifted(x, g):
+            return x + torch.randint(0, 10, (x.shape[0],), generator=g, device=x.device)  # CAUSE
+        def train():
+            g = torch.Generator().manual_seed(0)
+            for x in DataLoader(torch.randn(8), batch_size=4, shuffle=True, generator=g):
+                shifted(x.to("cuda"), g)
+        train()
+        """,
+    ),
     "a result that goes on through a parameter": (
         "net(draw(4).to(device))",
         """

@@ -48,6 +48,38 @@ FAULTS = {
         for (rows,) in loader:
             out = model(rows.cuda())
         """,
+    "a last slice of one row": """
+        rows, size = torch.randn(9, 4), 4
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).cuda()
+        for i in range(0, len(rows), size):  # CAUSE
+            out = model(rows[i : i + size].cuda())
+        """,
+    "a head whose loss joins later is stepped from the start": """
+        def train(warmup):
+            body, aux = nn.Linear(4, 1).cuda(), nn.Linear(4, 1).cuda()
+            opt, aux_opt = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (body, aux))
+            scaler = torch.amp.GradScaler("cuda")
+            for epoch in range(4):
+                x = torch.ones(2, 4).cuda()
+                loss, side = body(x).mean(), aux(x).mean()
+                if epoch >= warmup:
+                    loss = loss + side
+                scaler.scale(loss).backward()
+                scaler.step(opt)
+                scaler.step(aux_opt)  # CAUSE
+                scaler.update()
+                opt.zero_grad(), aux_opt.zero_grad()
+        train(2)
+        """,
+    "a frozen teacher in DDP": """
+        import torch.distributed as dist
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        teacher = nn.Linear(4, 2).requires_grad_(False).cuda()
+        wrapped = nn.parallel.DistributedDataParallel(teacher)  # CAUSE
+        out = wrapped.module(torch.ones(1, 4).cuda())
+        dist.destroy_process_group()
+        """,
     "a saved head of another size": """
         saved = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 9)).state_dict()
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).cuda()

@@ -58,6 +58,7 @@ _CERTAIN: tuple[_Rule, ...] = (
     rules_aside.kept_aside,
     rules_aside.passed_over,
     rules_held.unregistered,
+    rules_late.made_in_forward,
     rules_late.placed_late,
     rules_modules.never_moved,
     rules_given.placement_conflict,

@@ -23,7 +23,7 @@ ddp-unused: ddp-static-graph
   why  static_graph=True promises DDP that every step uses the same parameters, and the steps differ
   fix  find_unused_parameters=True in place of static_graph=True
 no-gradient: ddp-no-gradient
-  text DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient
+  text DistributedDataParallel is not needed when a module doesn't have any parameters? that requires? a gradient
   why  everything is frozen, so DDP has nothing to average
   fix  add the adapters (or unfreeze) before wrapping; leave a frozen reference model unwrapped
 ranks-disagree: ddp-models-differ

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trimtab.diagnose import flow, holders, mends_layers, rewrite, source, trace
 from trimtab.diagnose.finding import Place, cause_at
-from trimtab.diagnose.raised_common import known_here, own_frames, values_named
+from trimtab.diagnose.raised_common import own_frames, values_named
 from trimtab.diagnose.rules_common import Verdict
 
 
@@ -71,44 +71,6 @@ def _asked(node: ast.Subscript, index: str, frame: FrameType) -> tuple[int | Non
             if isinstance(more, int) and isinstance(first, int):
                 return first + more, f"len({base}) - {rewrite.operand(offset)}"
     return None, ""
-
-
-def lone_row(error: BaseException) -> Verdict | None:
-    """A last batch of one row, of which batch norm can take no statistics."""
-    if "more than 1 value per channel" not in str(error):
-        return None
-    for frame, name, loader in known_here(error, _may_hold_loader):
-        held = {name: loader} if isinstance(loader, DataLoader) else vars(loader)
-        for key, one in held.items():
-            size = getattr(one, "batch_size", None)
-            if (
-                not isinstance(one, DataLoader)
-                or not size
-                or one.drop_last
-                or not hasattr(one.dataset, "__len__")
-            ):
-                continue
-            if size == 1 or len(one.dataset) % size != 1:
-                continue
-            for call in source.calls(frame.f_code.co_filename, "DataLoader"):
-                file = frame.f_code.co_filename
-                node = source.statement(file, call.lineno)
-                names = source.bound(node) | source.self_targets(node) if node is not None else set()
-                if key in names or len(source.calls(file, "DataLoader")) == 1:
-                    why = f"{len(one.dataset)} rows in batches of {size} leave a last batch of 1; batch norm needs 2"
-                    return Verdict(
-                        source.cause(file, call.lineno, why),
-                        "Leave the last rows of an epoch out: drop_last=True.",
-                        edits=[rewrite.add_keyword(file, call, "drop_last", "True")],
-                    )
-    return None
-
-
-def _may_hold_loader(value: Any) -> bool:
-    own = getattr(value, "__dict__", None)
-    return isinstance(value, DataLoader) or (
-        isinstance(own, dict) and any(isinstance(inner, DataLoader) for inner in own.values())
-    )
 
 
 def too_many_steps(error: BaseException) -> Verdict | None:

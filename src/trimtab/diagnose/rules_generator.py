@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from types import FrameType
 
 import torch
 
-from trimtab.diagnose import devices, holders, mend, rewrite, source
+from trimtab.diagnose import devices, holders, mend, rewrite, source, spot
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene
 
@@ -27,6 +28,8 @@ def generator(scene: Scene) -> Verdict | None:
         why = _WHY.format(has=has, wants=wants)
         if call is None:
             continue
+        if wants != "cpu" and (apart := _drawn_apart(scene, file, made)) is not None:
+            return apart
         if wants == "cpu":
             device: str | None = '"cpu"'
         else:
@@ -37,6 +40,34 @@ def generator(scene: Scene) -> Verdict | None:
         fix = mend.Mend.by("make it there", rewrite.in_place_of(file, call, text))
         return fix.blames(file, call.lineno, why)
     return _given(frame.file, frame.line, has, wants) or _default_device(frame.file, frame.line)
+
+
+def _drawn_apart(scene: Scene, file: str, made: ast.stmt) -> Verdict | None:
+    """A CPU generator that a loader or split draws with as well stays where it is: this draw goes over the host."""
+    names = source.bound(made) | source.self_targets(made)
+    given = [(c, source.keyword(c, "generator")) for c in source.calls(file, *_DRAWING)]
+    shared = next((c for c, g in given if g is not None and source.last_name(g) in names), None)
+    frame = scene.frames[0]
+    here, draw = frame.f_code.co_filename, spot.running(frame)
+    if shared is None or not isinstance(draw, ast.Call):
+        return None
+    device = source.keyword(draw, "device")
+    said = f"line {shared.lineno} draws on the CPU with the same generator"
+    why = f"this draws on the GPU with a generator of the CPU, and {said}"
+    fix = "Draw on the CPU here and move the numbers"
+    if device is None or draw.args[:1] == [device]:
+        own = f"torch.Generator(device={ast.unparse(device) if device else repr('cuda')})"
+        return Verdict(source.cause(here, draw.lineno, why), f"Give this draw a generator of its own: {own}.")
+    changed = copy.deepcopy(draw)
+    changed.keywords = [k for k in changed.keywords if k.arg != "device"]
+    code = f"{ast.unparse(changed)}.to({ast.unparse(device)})"
+    edits = [rewrite.in_place_of(here, draw, code)]
+    own = f"torch.Generator(device={ast.unparse(device)})"
+    return Verdict(
+        source.cause(here, draw.lineno, why),
+        f"{fix}: {code}; or give it a second generator, {own}.",
+        edits=edits,
+    )
 
 
 def _devices(message: str) -> tuple[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from types import FrameType
 
+import torch
 from torch import nn
 
 from trimtab.diagnose import devices, holders, mend, owners, rewrite, source
@@ -34,6 +36,54 @@ def placed_late(scene: Scene, stray: Suspect) -> Verdict | None:
     fix = _moved_in_place(line, placement) or _not_assigned(line) or _whole_moved(scene, stray, root, line)
     fix = fix or _move_again(scene, stray, root, line)
     return fix.blames(line.file, line.line, why)
+
+
+def made_in_forward(scene: Scene, stray: Suspect) -> Verdict | None:
+    """A layer that is made anew in every call of a model, on the CPU: made once, in the model's constructor."""
+    file, made = stray.made_by or ("", None)
+    if stray.registered is None or stray.moved is not None or made is None:
+        return None
+    frame = devices.frame_of(scene.frames, file, made.lineno)
+    owner = source.class_at(file, made.lineno)
+    model = frame.f_locals.get("self") if frame is not None else None
+    layer = type(stray.registered.module).__name__
+    calls = [c for c in source.call_on(file, made.lineno) if source.called_name(c) == layer]
+    if frame is None or owner is None or not isinstance(model, nn.Module) or len(calls) != 1:
+        return None
+    statement, call = source.statement(file, made.lineno), calls[0]
+    # A layer that the model keeps is made in the first call alone, on purpose.
+    kept_by = any(not isinstance(t, ast.Name | ast.Tuple) for t in getattr(statement, "targets", ()))
+    if frame.f_code.co_name == "__init__" or kept_by or stray.registered.module in set(model.modules()):
+        return None
+    kept = source.bound(statement) if getattr(statement, "value", None) is call else set()
+    name = next(iter(kept), layer.rstrip("d0123456789").lower())
+    name = f"{name}_made" if hasattr(model, name) else name
+    sizes = {n: str(size) for n in ast.walk(call) if isinstance(size := _size(n, frame), int)}
+    text = ast.unparse(call)
+    for node, number in sizes.items():
+        text = text.replace(ast.unparse(node), number)
+    known = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} & frame.f_locals.keys()
+    inits = [n for n in owner.body if isinstance(n, source.Function) and n.name == "__init__"]
+    edits = []
+    if inits and known <= {"self"}:
+        edits = [rewrite.after(file, inits[0].body[-1], f"self.{name} = {text}")]
+        edits.append(rewrite.in_place_of(file, call, f"self.{name}"))
+    why = "this makes a new layer in every call, on the CPU, and no optimizer will ever train it"
+    fix = f"Make it once, in __init__ of {owner.name}: self.{name} = {text}; and use self.{name} here."
+    return Verdict(source.cause(file, call.lineno, why), fix, edits=edits)
+
+
+def _size(node: ast.AST, frame: FrameType) -> int | None:
+    """What `x.size(1)` or `x.shape[1]` of a running function's tensor is."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=of, attr="size"), args=[ast.Constant(value=int(at))]):
+            pass
+        case ast.Subscript(value=ast.Attribute(value=of, attr="shape"), slice=ast.Constant(value=int(at))):
+            pass
+        case _:
+            return None
+    tensor = holders.value_of(of, frame)
+    return int(tensor.shape[at]) if isinstance(tensor, torch.Tensor) and at < tensor.dim() else None
 
 
 def _placements(attribute: owners.Attribute, scene: Scene) -> Iterator[Placement]:

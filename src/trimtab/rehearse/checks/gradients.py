@@ -223,7 +223,7 @@ class Gradients(BaseCheck):
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
         """An error of the scaler or of backward often comes from a loss that was rebuilt as a new leaf."""
-        if finding.kind not in {"scaler-misuse", "no-gradient"}:
+        if finding.kind not in {"scaler-misuse", "no-gradient"} or finding.edits:
             return finding
         if not self._reached and self._broken is not None:
             self._told = True

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from trimtab.diagnose import mends_rows, rows
-from trimtab.diagnose.finding import Place, cause_at, place_from
+from trimtab.diagnose import mends_rows, raised_batches, rows
+from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
 from trimtab.rehearse import agreement, places
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, world_size
 from trimtab.virtual.tensor import payload_of
@@ -39,6 +39,7 @@ class Rows(BaseCheck):
         """By iterator and worker, the first batches of a stream: a number for each row, and how many values."""
         self._seen: dict[int, list[int]] = {}
         self._last: Any = None
+        self._giver: Any = None
         self._trained: Any = None
         self._fed: list[int] = []
         self._awaits = False
@@ -118,7 +119,7 @@ class Rows(BaseCheck):
 
     def _fetch(self, real: Any, iterator: Any) -> Any:
         batch = real(iterator)
-        loader = self._iterates.get(iterator)
+        self._giver = loader = self._iterates.get(iterator)
         if loader is not None and world_size() > 1 and sum(self._steps.values()) < 4 * _STEPS:
             self._last, self._awaits = loader, True
             self._seen.setdefault(id(loader), []).append(_print(batch))
@@ -161,6 +162,12 @@ class Rows(BaseCheck):
             once=f"{place}",
             edits=fix.edits,
         )
+
+    def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
+        """A batch of one row that batch norm refuses: the line that made the loader which gave it."""
+        made = self._known.get(self._giver, {}).get("place") if self._giver is not None else None
+        said = raised_batches.lone_row(error, self._giver, Place(**made)) if error and made else None
+        return replace(finding, cause=said.cause, fix=said.fix, edits=said.edits) if said else finding
 
     def _called(self, module: nn.Module, args: Any) -> None:
         if self._awaits and torch.is_grad_enabled() and (tensors := _tensors(args)):
