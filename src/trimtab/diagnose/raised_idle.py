@@ -48,7 +48,8 @@ def wrapped_frozen(error: BaseException) -> Verdict | None:
         said = rewrite.after_edits(file, node, edits)
         if kept == code and node.end_lineno is not None and len(flow.block_of(file, node)) > 1:
             edits, said = [rewrite.without(file, node)], f"take this line out, and use {code} as it is"
-        inner = [n for n in source.walk(file) if isinstance(n, ast.Attribute) and n.attr == "module"]
+        inside = source.scope_at(file, line)  # elsewhere the same name may mean another model
+        inner = [n for n in ast.walk(inside) if isinstance(n, ast.Attribute) and n.attr == "module"]
         edits += [rewrite.in_place_of(file, n, kept) for n in inner if kept and ast.unparse(n.value) == kept]
         more = f"; {kept}.module is {kept} then" if len(edits) > 1 else ""
         return Verdict(source.cause(file, line, why), f"Leave it unwrapped: {said}{more}.", edits=edits)
