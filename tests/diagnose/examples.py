@@ -141,6 +141,7 @@ EXAMPLES: dict[str, str] = {
     " created in inference mode in computation tracked by autograd.",
     "rnn-dtype": "ValueError: RNN input dtype (torch.float64) does not match weight dtype (torch.float32). Convert"
     " input: input.to(torch.float32), or convert model: model.to(torch.float64)",
+    "rnn-in-eval-mode": "RuntimeError: cudnn RNN backward can only be called in training mode",
     "numpy-of-grad": "RuntimeError: Can't call numpy() on Tensor that requires grad. Use"
     " tensor.detach().numpy() instead.",
     "non-scalar-backward": "RuntimeError: grad can be implicitly created only for scalar outputs",

@@ -163,8 +163,8 @@ def _of_a_wrapper() -> bool:
 
 
 def memory(tensor: Any) -> int:
-    """Where a tensor's values lie, as a number; 0 for one that has none of its own."""
-    values = payload_of(tensor)
+    """Where a tensor's values (of a sharded one: this rank's) lie, as a number; 0 for one that has none of its own."""
+    values = payload_of(getattr(tensor, "_local_tensor", tensor))
     if (
         values.is_meta
         or values.layout is not torch.strided
