@@ -77,7 +77,7 @@ def answer_for_shards() -> None:
     state.replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
     # Nothing runs asynchronously here, so a result is waited for at once.
     state.replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
-    for name in ("_resolve_group", "_resolve_group_name"):  # torch before 2.13 has the second alone
+    for name in ("_resolve_group", "_resolve_group_name"):  # torch 2.11 has the second alone
         if resolve := getattr(functional, name, None):
             state.replace(undo, functional, name, _announced(resolve))
     for module in (_random, _dispatch):
