@@ -54,7 +54,7 @@ def make(prefix: str, place: Path, session: Path | None = None) -> Held:
 
 
 def guard(held: Held) -> Callable[[], None]:
-    """Have a process wait for the end of ours; answers with what sends it away. Without /proc it finds nobody."""
+    """Have a process wait for the end of ours; answers with what sends it away. Without /proc it does nothing."""
     heard, hold = os.pipe()
     process = os.fork()
     if process == 0:
@@ -67,7 +67,8 @@ def guard(held: Held) -> Callable[[], None]:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one, signal.SIGKILL)
                 time.sleep(0.05)
-            _delete(held.path)
+            if processes():  # where the system tells of none, they may still write there
+                _delete(held.path)
         finally:
             leave()
     os.close(heard)
