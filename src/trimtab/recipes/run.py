@@ -14,13 +14,14 @@ import torch
 from transformers import set_seed
 
 from trimtab.config import Config
-from trimtab.files import write_whole
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
 from trimtab.recipes.card import model_card
+from trimtab.recipes.checkpoints import checkpoint_to_resume, clear_leftovers, set_aside_later
+from trimtab.recipes.kept_folder import clear_half_made, whole_kept, write_card
 from trimtab.recipes.look import Look
 from trimtab.recipes.recipe import Driver, Job, Recipe, Say
-from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
+from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.table import recipe_of
 from trimtab.redaction import without_secrets
 
@@ -37,7 +38,7 @@ def run_recipe(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = p
 
 def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[str, Any]:
     set_seed(config.seed)
-    checkpoint = checkpoint_to_resume(config, run)
+    checkpoint = checkpoint_to_resume(config, run, say)
     job = Job(config, plan, run, say, checkpoint, recipe.prepare(config, plan, say))
 
     job.model = load_tuned(config, plan, recipe.family, recipe.fit)
@@ -51,6 +52,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
                 driver.open()  # what may refuse to go on comes first: then nothing of the run has been overwritten
             if driver.main:
                 run.begin(config, plan, job.prepared.report.as_dict(), say)
+                _tidy(job)
             if checkpoint is None:
                 driver.open()
         before = _first_look(recipe, job, driver)
@@ -74,6 +76,14 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
             _compare(recipe, job, summary, before, _look(recipe, job, driver, "after"))
             _tell(job, driver, summary)
     return summary
+
+
+def _tidy(job: Job) -> None:
+    """Clear away what a kill left half-written, and set aside what a course that is not gone on with left behind."""
+    clear_half_made(job.run.path, job.say)
+    clear_leftovers(job.run.checkpoints)
+    if job.checkpoint is not None:
+        set_aside_later(job.run.checkpoints, job.checkpoint, job.say)
 
 
 def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
@@ -135,10 +145,10 @@ def _keep(job: Job, driver: Driver) -> None:
     """Write the adapter (or the whole model) and the tokenizer, from the process that writes."""
     weights = driver.settle()
     if driver.main:
-        target = job.run.claim(job.run.kept_folder(job.config).name)
         driver.model.config.use_cache = True
-        driver.model.save_pretrained(target, state_dict=weights)
-        job.prepared.processor.save_pretrained(target)
+        with whole_kept(job.run.claim(job.run.kept_folder(job.config).name), job.say) as target:
+            driver.model.save_pretrained(target, state_dict=weights)
+            job.prepared.processor.save_pretrained(target)
 
 
 def _tell(job: Job, driver: Driver, summary: dict[str, Any]) -> None:
@@ -146,5 +156,5 @@ def _tell(job: Job, driver: Driver, summary: dict[str, Any]) -> None:
     if driver.main:
         if not driver.ended_early:
             card = without_secrets(model_card(job.config, job.plan, summary))
-            write_whole(job.run.kept_folder(job.config) / "README.md", card)
+            write_card(job.run.kept_folder(job.config), card)
         job.run.write_json("summary.json", summary)

@@ -20,6 +20,7 @@ from trimtab.config import Config, dump_config
 from trimtab.config.problems import without_secrets
 from trimtab.errors import RequestError, some_of
 from trimtab.files import write_json_whole, write_whole
+from trimtab.recipes.checkpoints import newest
 from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ NAMES = (
     *("adapter", "model", "export"),
 )
 """What is in a run's folder."""
-TRAINER_STATE, OWN_STATE = "trainer_state.json", "state.json"
-"""The last file of a checkpoint, which makes it whole: of a trainer of Hugging Face, and of a loop of our own."""
 _ERROR_LINES = 30
 _ERROR_CHARACTERS = 4000
 
@@ -60,15 +59,9 @@ class RunFolder:
         """Where the weights go that the run made."""
         return self.path / ("adapter" if config.method == "lora" else "model")
 
-    def checkpoint_folders(self) -> dict[int, Path]:
-        """The run's checkpoints by step, in order. A copy that somebody set aside (checkpoint-40-good) is theirs."""
-        numbers = {f.name.removeprefix("checkpoint-"): f for f in self.checkpoints.glob("checkpoint-*")}
-        return {int(number): numbers[number] for number in sorted(filter(str.isdecimal, numbers), key=int)}
-
     def newest_checkpoint(self) -> Path | None:
-        """The last checkpoint that was written whole."""
-        whole = [folder for folder in self.checkpoint_folders().values() if _is_whole(folder)]
-        return whole[-1] if whole else None
+        """The last checkpoint that looks whole; whether it is, a resume checks byte by byte."""
+        return newest(self.checkpoints)
 
     def held(self) -> list[str]:
         """Names of a run's files that are taken, by whomever."""
@@ -199,10 +192,6 @@ def check_room(run: RunFolder, config: Config) -> None:
         )
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    return any((checkpoint / name).is_file() for name in (TRAINER_STATE, OWN_STATE))
-
-
 def _is_inside(name: str, folder: Path) -> bool:
     """Whether the path leads into the folder, by its name or by way of links."""
     inner, outer = ({os.path.abspath(p), os.path.realpath(p)} for p in (os.path.expanduser(name), folder))
@@ -263,27 +252,3 @@ def _is_this_runs(run: RunFolder, config: Config) -> bool:
         return True
     holds = run.held() if mark is None else mark.holds_a_run(run.path)
     return not holds and not config.training.resume
-
-
-def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:
-    """The checkpoint that `training.resume` names, or None when the run starts afresh."""
-    wanted = config.training.resume
-    if wanted is False:
-        return None
-    if isinstance(wanted, str):
-        path = Path(wanted).expanduser()
-        if not _is_whole(path):
-            raise RequestError.of(
-                f"training.resume={wanted}: not a checkpoint",
-                f"a checkpoint folder holds {TRAINER_STATE} or {OWN_STATE}",
-                "name a folder such as RUN/checkpoints/checkpoint-40, or use training.resume=true",
-            )
-        return path
-    newest = run.newest_checkpoint()
-    if newest is None:
-        raise RequestError.of(
-            f"training.resume=true, but {run.checkpoints} holds no checkpoint",
-            "the earlier run ended before its first save, or output_dir names another folder",
-            "check output_dir, or start afresh with training.resume=false",
-        )
-    return newest

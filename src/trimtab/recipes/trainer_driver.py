@@ -17,6 +17,7 @@ from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, tra
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.trainer_saving import save_whole
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
 """How names of what an evaluation tells of itself end."""
@@ -59,7 +60,8 @@ def trainer_arguments(
         "eval_steps": training.eval_steps,
         "save_strategy": saves,
         "save_steps": training.save_steps or training.eval_steps or 500,
-        "save_total_limit": training.save_total_limit,
+        # The trainer would delete whatever is named checkpoint-*; which ones go is ours to decide (trainer_saving.py).
+        "save_total_limit": None,
         "load_best_model_at_end": keep_best,
         "metric_for_best_model": best if keep_best else None,
         "greater_is_better": not best.endswith("loss") if keep_best else None,
@@ -110,6 +112,7 @@ class TrainerDriver:
             **own,
         )
         self.trainer.remove_callback(PrinterCallback)
+        save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         _end_at_the_last_step(self.trainer)
 
     def __enter__(self) -> TrainerDriver:
