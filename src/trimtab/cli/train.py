@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,18 @@ def train(arguments: Arguments = None) -> None:
     from trimtab.export import export_as_asked
     from trimtab.recipes.launch import launch, quiet_libraries
     from trimtab.recipes.planning import plan_run
-    from trimtab.recipes.run_folder import RunFolder, default_folder, failure_kept, open_run_folder
+    from trimtab.recipes.run_folder import (
+        RunFolder,
+        check_room,
+        default_folder,
+        failure_kept,
+        open_run_folder,
+    )
+    from trimtab.recipes.run_lock import only_run_in, refuse_if_running
 
     request = request_from(arguments or [])
     config = request.config
+    _stay_beside(request)
     planned = plan_run(config)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0
@@ -37,6 +46,8 @@ def train(arguments: Arguments = None) -> None:
             )
         config.output_dir = default_folder(config)
     if planned.plan.starts_launcher:
+        refuse_if_running(Path(config.output_dir).expanduser())
+        _check_resume(config, planned)
         raise typer.Exit(launch(arguments or [], config, planned))
 
     if main:
@@ -49,17 +60,50 @@ def train(arguments: Arguments = None) -> None:
         if main:
             print(text, flush=True)
 
-    with failure_kept(run, config, planned.plan, launcher.rank):
-        quiet_libraries()
-        from trimtab.recipes.run import run_recipe
+    with only_run_in(run.path, say) if main else nullcontext():
+        if main:
+            check_room(run, config)  # again: another run may have begun there since
+        with failure_kept(run, config, planned.plan, launcher.rank):
+            quiet_libraries()
+            from trimtab.recipes.run import run_recipe
 
-        summary = run_recipe(config, planned.plan, run, say)
-    if main:
-        _conclude(config, summary)
-    if summary["status"] != "finished":
-        raise typer.Exit(1)
-    if main and config.export.to is not None:
-        print("\n".join(export_as_asked(config, say).lines()))
+            summary = run_recipe(config, planned.plan, run, say)
+        if main:
+            _conclude(config, summary)
+        if summary["status"] != "finished":
+            raise typer.Exit(1)
+        if main and config.export.to is not None:
+            print("\n".join(export_as_asked(config, say).lines()))
+
+
+def _stay_beside(request: Request) -> None:
+    """A run's own config.yaml resumes the run that it lies in, also where the folder was moved, copied or mounted."""
+    from trimtab.config import load_config
+    from trimtab.recipes.run_folder import STARTS
+    from trimtab.recipes.run_mark import MARK
+
+    config, file = request.config, Path(request.origin).expanduser()
+    home = file.parent
+    of_a_run = file.name == "config.yaml" and any(
+        (home / name).is_file() for name in (MARK, STARTS, "plan.json")
+    )
+    if config.training.resume is not True or not of_a_run or config.output_dir is None:
+        return
+    named = Path(config.output_dir).expanduser()
+    if named.resolve() == home.resolve() or load_config(file).output_dir != config.output_dir:
+        return
+    print(f"{file} names output_dir={named}, but lies in {home}: the run goes on there, where it lies")
+    config.output_dir = str(home)
+
+
+def _check_resume(config: Config, planned: Planned) -> None:
+    """What would be refused by each of the processes is refused before they are started."""
+    from trimtab.recipes.begun_with import Starting
+    from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
+
+    checkpoint = checkpoint_to_resume(config, RunFolder(Path(str(config.output_dir)).expanduser()))
+    if checkpoint is not None:
+        Starting(config, planned.plan, checkpoint)
 
 
 def _announce(request: Request, planned: Planned) -> None:

@@ -16,6 +16,7 @@ from transformers import set_seed
 from trimtab.config import Config
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
+from trimtab.recipes.begun_with import Starting
 from trimtab.recipes.card import model_card
 from trimtab.recipes.checkpoints import checkpoint_to_resume, clear_leftovers, set_aside_later
 from trimtab.recipes.kept_folder import clear_half_made, whole_kept, write_card
@@ -39,7 +40,9 @@ def run_recipe(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = p
 def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[str, Any]:
     set_seed(config.seed)
     checkpoint = checkpoint_to_resume(config, run, say)
+    start = Starting(config, plan, checkpoint)
     job = Job(config, plan, run, say, checkpoint, recipe.prepare(config, plan, say))
+    start.check_data(job.prepared, say)
 
     job.model = load_tuned(config, plan, recipe.family, recipe.fit)
     say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
@@ -50,8 +53,9 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
         with driver.together("opening the run's folder"):
             if checkpoint is not None:
                 driver.open()  # what may refuse to go on comes first: then nothing of the run has been overwritten
+                start.check_steps(*driver.steps)
             if driver.main:
-                run.begin(config, plan, job.prepared.report.as_dict(), say)
+                run.begin(config, plan, job.prepared.report.as_dict(), say, start.record(run.path))
                 _tidy(job)
             if checkpoint is None:
                 driver.open()

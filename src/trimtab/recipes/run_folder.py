@@ -6,6 +6,7 @@ It deletes nothing. An earlier run is moved aside when that is asked for, by the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
 SUMMARY = "summary.json"
-ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
+STARTS = "starts.json"
+"""What the run began with, and what each later start changed (begun_with.py)."""
+ALWAYS = (
+    *("config.yaml", "plan.json", "data.json", STARTS, "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
+)
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
 NAMES = (
@@ -74,15 +79,23 @@ class RunFolder:
         return wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
 
     def begin(
-        self, config: Config, plan: PlacementPlan, data: dict[str, Any], say: Callable[[str], None] = print
+        self,
+        config: Config,
+        plan: PlacementPlan,
+        data: dict[str, Any],
+        say: Callable[[str], None] = print,
+        starts: dict[str, Any] | None = None,
     ) -> None:
         """The run is ready to start: make room, then write what was asked for, where it runs, and what its data is.
 
-        By the main process alone, before anything else writes to the folder.
+        By the main process alone, before anything else writes to the folder. `starts`: what it is compared with when
+        it goes on one day.
         """
         self._make_room(config, say)
         # Also what other processes write: one alone may change the list.
         claim(self.path, *ALWAYS, *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes)))
+        if starts is not None:
+            self.write_json(STARTS, starts)
         # Without `overwrite`, so that the kept config can resume this very run.
         write_whole(self.path / "config.yaml", dump_config(config.model_copy(update={"overwrite": False})))
         plan.save(self.path / "plan.json")
@@ -126,9 +139,21 @@ class RunFolder:
 
 
 def default_folder(config: Config) -> str:
-    """A new name under runs/, readable and in order of time."""
+    """A new folder under runs/, readable and in order of time; made here, so that no other run takes the name."""
     model = config.model.name.rstrip("/").split("/")[-1]
-    return f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        name = stem if number == 1 else f"{stem}-{number}"
+        try:
+            Path(name).mkdir(parents=True)
+        except FileExistsError:
+            if not Path("runs").is_dir():
+                break
+            continue
+        except OSError:
+            break
+        return name
+    return stem  # what stands in the way is told when the folder is opened
 
 
 def open_run_folder(config: Config) -> RunFolder:

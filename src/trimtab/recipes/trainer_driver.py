@@ -16,6 +16,7 @@ from trimtab.monitor.callback import MonitorCallback
 from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
+from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.trainer_saving import save_whole
 
@@ -108,7 +109,7 @@ class TrainerDriver:
             train_dataset=prepared.train,
             eval_dataset=prepared.eval,
             processing_class=prepared.processor,
-            callbacks=[self.monitor, guard, self._stop],
+            callbacks=[ResumedState(job.run.checkpoints), self.monitor, guard, self._stop],
             **own,
         )
         self.trainer.remove_callback(PrinterCallback)
