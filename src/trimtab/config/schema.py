@@ -43,6 +43,10 @@ class ModelSettings(Section):
     attn_implementation: str | None = None
     """Attention kernel (`sdpa`, `eager`, `flash_attention_2`); null leaves the choice to transformers."""
 
+    ignore_weights: list[str] = Field(default_factory=list)
+    """Parts of the weights that the model has no place for and does without, by how their tensors' names begin
+    (`score`, `v_head`; `*` stands for anything). Others that it has no place for are refused."""
+
 
 class DataSettings(Section):
     """What the model is tuned on. `data: PATH` is short for `data: {source: PATH}`."""
