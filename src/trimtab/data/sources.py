@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.config.schema import DataSettings
 from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, some_of
 
 if TYPE_CHECKING:
     import datasets
@@ -122,9 +122,11 @@ def _load_s3(source: str, settings: DataSettings, setting: str) -> Loaded:
     files = s3.fetch(source, settings.endpoint_url, choose, setting)
     rows = [row for file in files for row in read_file(file.path, file.address)]
     kept = sum(file.from_cache for file in files)
-    cache = "from the cache (etag unchanged)" if kept else "downloaded"
+    cache = "from the cache (etag unchanged, checksum verified)" if kept else "downloaded"
     if 0 < kept < len(files):
         cache = f"{kept} of {len(files)} files {cache}, the others downloaded"
+    if damaged := [file.address for file in files if file.damaged]:
+        notes.append(f"the cached copy of {some_of(damaged, 3)} was damaged, and was downloaded again")
     return Loaded(rows, f"{source} (S3)", [file.address for file in files], cache, notes)
 
 
