@@ -28,6 +28,9 @@ from trimtab.data.sources import Cell
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkqA", "TU0AK")
 _SHORTEST_BASE64 = 48
 
+_LONGEST_LIST = 100_000
+"""Characters of a list in Python's spelling: answers have a few."""
+
 _INSIDE = ("bytes", "base64", "data", "image", "path", "file_name", "url", "image_url")
 """Where an object keeps its picture: Hugging Face's {bytes, path}, and the parts of messages."""
 
@@ -138,8 +141,8 @@ def _read_back(value: Any, tally: Tally) -> Any:
     if not isinstance(value, str) or not (value.strip().startswith("[") and value.strip().endswith("]")):
         return value
     found = parse_list(value)
-    if not isinstance(found, list):
-        with suppress(ValueError, SyntaxError):
+    if not isinstance(found, list) and len(value) < _LONGEST_LIST:
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             found = ast.literal_eval(value.strip())
     if isinstance(found, list):
         tally.change("list of answers that was stored as text")
