@@ -93,6 +93,10 @@ class DataSettings(Section):
     subset: str | None = None
     """Which configuration of a hub data set to read."""
 
+    media_root: str | None = None
+    """A folder outside of the data's own in which rows may name pictures and clips; `/` allows every folder. Without
+    it, a path in a row that leads out of the data's folder (absolute, `..`, a link) is refused."""
+
     endpoint_url: str | None = None
     """Endpoint of an S3-compatible store (R2, MinIO); without it AWS_ENDPOINT_URL or AWS itself."""
 

@@ -91,7 +91,7 @@ def picture_of(value: Any, name: str, row: Row, tally: Tally) -> Picture:
     elif text.startswith(_BASE64_STARTS) and len(text) >= _SHORTEST_BASE64:
         with suppress(binascii.Error):
             return Picture(base64.b64decode("".join(text.split()), validate=True), f"{row.where} (`{name}`)")
-    return Picture(_path(text, name, row, tally), f"{row.where} ({text})")
+    return Picture(_path(text, name, row), f"{row.where} ({text})")
 
 
 def _from_data_url(text: str, name: str) -> bytes:
@@ -104,13 +104,13 @@ def _from_data_url(text: str, name: str) -> bytes:
         raise BadRow(f"`{name}` is a data: URL whose base64 is broken") from None
 
 
-def _path(text: str, name: str, row: Row, tally: Tally) -> Path:
+def _path(text: str, name: str, row: Row) -> Path:
     if row.folder is None and not (text.startswith("~/") or Path(text).is_absolute()):
         raise BadRow(
             f"`{name}` is a path, and the rows do not come from a local file that it could start from; "
             "copy rows and pictures here, or put the bytes of the pictures into the rows"
         )
-    return from_folder(text, row.folder or Path(), "picture", tally)
+    return from_folder(text, row, "picture")
 
 
 def answers_of(value: Any, name: str, tally: Tally, written: bool = False) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ class Row(NamedTuple):
     unit: str = "row"
     folder: Path | None = None
     """Where paths in the row start from; None where the row does not come from a file of the user's."""
+    roots: tuple[Path, ...] = ()
+    """The folders that a path in the row may lead into; none: that where it starts."""
 
     @property
     def where(self) -> str:

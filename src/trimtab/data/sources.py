@@ -67,6 +67,7 @@ def load_rows(
     """Read the rows of `source`. `setting` is the name that errors use: data.source or data.eval_source.
     `encoded` leaves the pictures of a hub data set where they are, as a `Cell` each."""
     loaded = _load(source, settings, setting, encoded)
+    loaded.rows = within(loaded.rows, source, settings)
     if settings.max_rows is not None:
         loaded.rows = loaded.rows[: settings.max_rows]
     if not loaded.rows:
@@ -76,6 +77,19 @@ def load_rows(
             f"point {setting} at a file that has rows",
         )
     return loaded
+
+
+def within(rows: list[Row], source: str, settings: DataSettings) -> list[Row]:
+    """The rows with the folders that their paths may lead into: that of the source, and `data.media_root`."""
+    folder = Path(source).expanduser()
+    if settings.media_root is None and not folder.is_dir():
+        return rows
+    own = (folder,) if folder.is_dir() else ()
+    more = (Path(settings.media_root).expanduser(),) if settings.media_root is not None else ()
+    return [
+        row._replace(roots=(*(own or ((row.folder,) if row.folder is not None else ())), *more))
+        for row in rows
+    ]
 
 
 def _load(source: str, settings: DataSettings, setting: str, encoded: bool) -> Loaded:
