@@ -14,6 +14,7 @@ import torch
 from transformers import set_seed
 
 from trimtab.config import Config
+from trimtab.files import write_whole
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
 from trimtab.recipes.card import model_card
@@ -21,6 +22,7 @@ from trimtab.recipes.look import Look
 from trimtab.recipes.recipe import Driver, Job, Recipe, Say
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
 from trimtab.recipes.table import recipe_of
+from trimtab.redaction import without_secrets
 
 BASELINE = "baseline.json"
 
@@ -143,6 +145,6 @@ def _tell(job: Job, driver: Driver, summary: dict[str, Any]) -> None:
     """The summary, and the card beside the weights."""
     if driver.main:
         if not driver.ended_early:
-            card = model_card(job.config, job.plan, summary)
-            (job.run.kept_folder(job.config) / "README.md").write_text(card, encoding="utf-8")
+            card = without_secrets(model_card(job.config, job.plan, summary))
+            write_whole(job.run.kept_folder(job.config) / "README.md", card)
         job.run.write_json("summary.json", summary)
