@@ -49,6 +49,10 @@ class ModelSettings(Section):
     attn_implementation: str | None = None
     """Attention kernel (`sdpa`, `eager`, `flash_attention_2`); null leaves the choice to transformers."""
 
+    ignore_weights: list[str] = Field(default_factory=list)
+    """Parts of the weights that the model has no place for and does without, by how their tensors' names begin
+    (`score`, `v_head`; `*` stands for anything). Others that it has no place for are refused."""
+
 
 class DataSettings(Section):
     """What the model is tuned on. `data: PATH` is short for `data: {source: PATH}`."""
@@ -94,6 +98,10 @@ class DataSettings(Section):
 
     subset: str | None = None
     """Which configuration of a hub data set to read."""
+
+    media_root: str | None = None
+    """A folder outside of the data's own in which rows may name pictures and clips; `/` allows every folder. Without
+    it, a path in a row that leads out of the data's folder (absolute, `..`, a link) is refused."""
 
     endpoint_url: str | None = None
     """Endpoint of an S3-compatible store (R2, MinIO); without it AWS_ENDPOINT_URL or AWS itself."""
