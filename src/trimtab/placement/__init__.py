@@ -15,7 +15,7 @@ from trimtab.placement.apply import (
 )
 from trimtab.placement.arrival import verify_gradients
 from trimtab.placement.edges import on_several_devices, return_outputs, take_inputs
-from trimtab.placement.memory import out_of_memory
+from trimtab.placement.memory import OutOfMemory, host_out_of_memory, out_of_memory
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
 from trimtab.placement.resolve import check_request, resolve
@@ -41,6 +41,8 @@ __all__ = [
     "checkpoint_plainly",
     "move",
     "on_several_devices",
+    "OutOfMemory",
+    "host_out_of_memory",
     "out_of_memory",
     "own_stream",
     "place",

@@ -6,7 +6,7 @@ What a step is and what is measured is an engine's, which a recipe brings. Evalu
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from trimtab.config import keeps_best
 from trimtab.monitor.loop import LoopMonitor
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
+from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.zeroth_checkpoint import (
     Progress,
     forget_old,
@@ -123,7 +124,8 @@ class LoopDriver:
                 self._measure()  # the untouched model, or the step at which the run was stopped
                 progress.saved()
             while progress.step < engine.total and not self.ended_early:
-                progress.step, progress.taken, figures, shown = engine.step()
+                with step_watched() if training.halve_batch_on_oom else nullcontext():
+                    progress.step, progress.taken, figures, shown = engine.step()
                 last = progress.step == engine.total
                 log = last or progress.step == 1 or progress.step % training.logging_steps == 0
                 self._monitor.step(progress.step, figures, shown, log=log)

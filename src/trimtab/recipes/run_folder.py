@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
 SUMMARY = "summary.json"
-ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
+ALWAYS = (
+    *("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
+    "halved.json",
+)
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
 NAMES = (
@@ -87,7 +90,8 @@ class RunFolder:
 
         By the main process alone, before anything else writes to the folder.
         """
-        self._make_room(config, say)
+        if not self.begun:  # else this process begins again in its own folder, with a smaller batch
+            self._make_room(config, say)
         # Also what other processes write: one alone may change the list.
         claim(self.path, *ALWAYS, *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes)))
         # Without `overwrite`, so that the kept config can resume this very run.

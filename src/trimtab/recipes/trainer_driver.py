@@ -17,6 +17,7 @@ from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, tra
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.smaller_batches import step_watched
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
 """How names of what an evaluation tells of itself end."""
@@ -111,6 +112,8 @@ class TrainerDriver:
         )
         self.trainer.remove_callback(PrinterCallback)
         _end_at_the_last_step(self.trainer)
+        if job.config.training.halve_batch_on_oom:
+            self.trainer.training_step = step_watched()(self.trainer.training_step)
 
     def __enter__(self) -> TrainerDriver:
         return self
