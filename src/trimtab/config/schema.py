@@ -25,6 +25,11 @@ BadRows = Annotated[
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 
 
+def _names(said: object) -> object:
+    """One name is a list of one; false and null name none."""
+    return [said] if isinstance(said, str) else [] if said is None or said is False else said
+
+
 class ModelSettings(Section):
     """Which model is tuned. `model: NAME` is short for `model: {name: NAME}`."""
 
@@ -34,8 +39,9 @@ class ModelSettings(Section):
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
 
-    trust_remote_code: bool = False
-    """Run Python code that the model repository ships. Off unless you ask for it by this name."""
+    trust_remote_code: Annotated[list[str], BeforeValidator(_names)] = Field(default_factory=list)
+    """Repositories (or folders) whose Python code may run here, each by its name: `--trust-remote-code owner/name`.
+    Counts on the command line alone, is not kept with a run, and must name the model."""
 
     chat_template: str | None = None
     """A `.jinja` file (or the template text) to use in place of the model's own chat template."""

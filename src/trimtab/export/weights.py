@@ -101,10 +101,12 @@ def read_config(model: ModelSettings, tuned: Path | None = None) -> Any:
 
 def _place(model: ModelSettings, tuned: Path | None) -> dict[str, Any]:
     from trimtab.models import model_source
+    from trimtab.models.own_code import code_options
 
-    where = {"pretrained_model_name_or_path": str(tuned or model_source(model))}
+    source = str(tuned or model_source(model))
+    where = {"pretrained_model_name_or_path": source}
     revision = {"revision": model.revision} if model.revision and tuned is None else {}
-    return {**where, **revision, "trust_remote_code": model.trust_remote_code}
+    return {**where, **revision, **code_options(model, source)}
 
 
 def _check_tied(model: Any, adapter: Path) -> None:

@@ -12,6 +12,7 @@ from trimtab.errors import RequestError, some_of
 from trimtab.models import builtin, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
+from trimtab.models.own_code import code_options
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
 from trimtab.placement import take_inputs
 from trimtab.placement.stacks import under
@@ -213,7 +214,7 @@ def load_skeleton(settings: ModelSettings, family: Family = CAUSAL_LM) -> PreTra
     check_family(settings, config, family)
     with _readable_errors(settings, "architecture", family), torch.device("meta"):
         model: PreTrainedModel = family.auto.from_config(
-            config, trust_remote_code=settings.trust_remote_code, **family.options
+            config, trust_remote_code=bool(settings.trust_remote_code), **family.options
         )
     return model
 
@@ -250,7 +251,7 @@ def load_model_config(settings: ModelSettings) -> Any:
 
 
 def _remote(settings: ModelSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    options: dict[str, Any] = {**code_options(settings, model_source(settings))}
     if settings.revision and settings.name not in BUILT_IN:
         options["revision"] = settings.revision
     return options
@@ -280,7 +281,7 @@ def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL
         elif (other := next((kind for kind in ELSEWHERE if f"`{kind}`" in said), None)) is not None:
             change = ELSEWHERE[other]
         elif "trust_remote_code" in said:
-            change = "read that code, and if you trust it set model.trust_remote_code=true"
+            change = f"read that code, and if you trust it add --trust-remote-code {settings.name}"
         elif "safetensors" in said:
             change = "convert the weights to safetensors: Trimtab does not unpickle weight files"
         found = f"model.name={settings.name}: its {part} could not be loaded"

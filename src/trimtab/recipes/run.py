@@ -13,6 +13,7 @@ from typing import Any, Literal
 from transformers import set_seed
 
 from trimtab.config import Config
+from trimtab.files import write_whole
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, own_stream, prepare_process
 from trimtab.recipes.card import model_card
@@ -29,6 +30,7 @@ from trimtab.recipes.smaller_batches import (
     release,
 )
 from trimtab.recipes.table import recipe_of
+from trimtab.redaction import without_secrets
 
 BASELINE = "baseline.json"
 
@@ -168,6 +170,6 @@ def _tell(job: Job, driver: Driver, summary: dict[str, Any]) -> None:
     """The summary, and the card beside the weights."""
     if driver.main:
         if not driver.ended_early:
-            card = model_card(job.config, job.plan, summary)
-            (job.run.kept_folder(job.config) / "README.md").write_text(card, encoding="utf-8")
+            card = without_secrets(model_card(job.config, job.plan, summary))
+            write_whole(job.run.kept_folder(job.config) / "README.md", card)
         job.run.write_json("summary.json", summary)
