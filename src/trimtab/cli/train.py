@@ -99,9 +99,13 @@ def _stay_beside(request: Request) -> None:
 def _check_resume(config: Config, planned: Planned) -> None:
     """What would be refused by each of the processes is refused before they are started."""
     from trimtab.recipes.begun_with import Starting
-    from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
+    from trimtab.recipes.checkpoints import checkpoint_to_resume
+    from trimtab.recipes.run_folder import RunFolder
 
-    checkpoint = checkpoint_to_resume(config, RunFolder(Path(str(config.output_dir)).expanduser()))
+    # What it skips is told by the processes.
+    checkpoint = checkpoint_to_resume(
+        config, RunFolder(Path(str(config.output_dir)).expanduser()), lambda text: None
+    )
     if checkpoint is not None:
         Starting(config, planned.plan, checkpoint)
 

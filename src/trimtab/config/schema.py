@@ -149,6 +149,10 @@ class TrainingSettings(Section):
     """Rows of one optimizer step: `batch_size` × processes × `gradient_accumulation_steps`. When set, another product
     is an error, so that a run on other machines is the run that was meant; null: not checked."""
 
+    halve_batch_on_oom: bool = False
+    """Where a step finds no memory, begin again from the last checkpoint with half the `batch_size` and twice the
+    `gradient_accumulation_steps`, as often as it takes: the same rows a step. Said, and kept in the summary."""
+
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
 

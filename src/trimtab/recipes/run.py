@@ -10,12 +10,11 @@ import time
 from contextlib import nullcontext
 from typing import Any, Literal
 
-import torch
 from transformers import set_seed
 
 from trimtab.config import Config
 from trimtab.models.tuned import load_tuned
-from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
+from trimtab.placement import PlacementPlan, own_stream, prepare_process
 from trimtab.recipes.begun_with import Starting
 from trimtab.recipes.card import model_card
 from trimtab.recipes.checkpoints import checkpoint_to_resume, clear_leftovers, set_aside_later
@@ -23,6 +22,15 @@ from trimtab.recipes.kept_folder import clear_half_made, whole_kept, write_card
 from trimtab.recipes.look import Look
 from trimtab.recipes.recipe import Driver, Job, Recipe, Say
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.shortages import memory_error, shortages_told
+from trimtab.recipes.smaller_batches import (
+    StepOutOfMemory,
+    announced,
+    as_recorded,
+    made_smaller,
+    read_record,
+    release,
+)
 from trimtab.recipes.table import recipe_of
 from trimtab.redaction import without_secrets
 
@@ -33,8 +41,28 @@ def run_recipe(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = p
     """Train as the config says where the plan says; returns the summary that is also kept in the run's folder."""
     recipe = recipe_of(config)
     prepare_process(plan)
-    with own_stream(plan) if recipe.captures else nullcontext():
-        return _run(recipe, config, plan, run, say)
+    config = as_recorded(config, run, say)
+    while True:
+        try:
+            with (
+                shortages_told(recipe, config, plan, run),
+                own_stream(plan) if recipe.captures else nullcontext(),
+            ):
+                return _run(recipe, config, plan, run, say)
+        except StepOutOfMemory as error:
+            smaller = made_smaller(config, run, error.lack)
+            if smaller is None or plan.processes > 1:
+                # Of several processes the others wait for this one: all have to be started again.
+                raise memory_error(error.lack, recipe, config, plan, run) from error
+            say(announced(config, smaller, run, error.lack))
+            resume = run.newest_checkpoint() is not None
+        # Here, where the error and all that its traceback held are gone.
+        release()
+        config = _going_on(smaller) if resume else smaller
+
+
+def _going_on(config: Config) -> Config:
+    return config.model_copy(update={"training": config.training.model_copy(update={"resume": True})})
 
 
 def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[str, Any]:
@@ -63,8 +91,6 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
         started = time.perf_counter()
         try:
             driver.train()
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(plan, *recipe.need(config)) from error
         finally:
             run.reached(*driver.steps)
         summary = _summary(job, driver, time.perf_counter() - started)
@@ -94,6 +120,7 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
     """What every summary tells."""
     steps, planned = driver.steps
     prepared, plan = job.prepared, job.plan
+    smaller = read_record(job.run)
     return {
         "status": "interrupted" if driver.ended_early else "finished",
         "recipe": job.config.recipe,
@@ -108,6 +135,7 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
         "eval_rows": len(prepared.eval) if prepared.eval is not None else 0,
         "eval_loss": {"before": None, "after": None},
         "samples": [],
+        **({"halved": smaller} if smaller is not None else {}),
     }
 
 

@@ -32,6 +32,7 @@ STARTS = "starts.json"
 """What the run began with, and what each later start changed (begun_with.py)."""
 ALWAYS = (
     *("config.yaml", "plan.json", "data.json", STARTS, "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
+    "halved.json",
 )
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
@@ -91,7 +92,8 @@ class RunFolder:
         By the main process alone, before anything else writes to the folder. `starts`: what it is compared with when
         it goes on one day.
         """
-        self._make_room(config, say)
+        if not self.begun:  # else this process begins again in its own folder, with a smaller batch
+            self._make_room(config, say)
         # Also what other processes write: one alone may change the list.
         claim(self.path, *ALWAYS, *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes)))
         if starts is not None:

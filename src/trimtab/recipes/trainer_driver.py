@@ -18,6 +18,7 @@ from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_saving import save_whole
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
@@ -115,6 +116,8 @@ class TrainerDriver:
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         _end_at_the_last_step(self.trainer)
+        if job.config.training.halve_batch_on_oom:
+            _watch_memory(self.trainer)
 
     def __enter__(self) -> TrainerDriver:
         return self
@@ -178,6 +181,11 @@ class TrainerDriver:
         """All that was logged, also before a resume."""
         logged: list[dict[str, Any]] = self.trainer.state.log_history
         return logged
+
+
+def _watch_memory(trainer: Any) -> None:
+    """A step that finds no memory says so by an error of its own, for the run to go on with smaller batches."""
+    trainer.training_step = step_watched()(trainer.training_step)
 
 
 def _end_at_the_last_step(trainer: Any) -> None:
