@@ -17,10 +17,13 @@ from trimtab.config import Config
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, out_of_memory, own_stream, prepare_process
 from trimtab.recipes.card import model_card
+from trimtab.recipes.elastic import agree_on_checkpoint
 from trimtab.recipes.look import Look
+from trimtab.recipes.meeting import meet_the_others
 from trimtab.recipes.recipe import Driver, Job, Recipe, Say
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
 from trimtab.recipes.table import recipe_of
+from trimtab.recipes.vigil import open_board
 
 BASELINE = "baseline.json"
 
@@ -43,12 +46,15 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
     if recipe.prove is not None:
         recipe.prove(job)
 
+    meet_the_others(config, plan, say)
     with recipe.build(job) as driver:
+        agree_on_checkpoint(checkpoint, plan)
         with driver.together("opening the run's folder"):
             if checkpoint is not None:
                 driver.open()  # what may refuse to go on comes first: then nothing of the run has been overwritten
             if driver.main:
                 run.begin(config, plan, job.prepared.report.as_dict(), say)
+                open_board(run)
             if checkpoint is None:
                 driver.open()
         before = _first_look(recipe, job, driver)

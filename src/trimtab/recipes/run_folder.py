@@ -51,6 +51,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    again: bool = False
+    """Whether the launcher that began the run here has started it again, after one of its processes died."""
 
     @property
     def checkpoints(self) -> Path:
@@ -78,7 +80,7 @@ class RunFolder:
     def goes_on(self, config: Config) -> bool:
         """Whether the config resumes this very run."""
         wanted = config.training.resume
-        return wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
+        return self.again or wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
 
     def begin(
         self, config: Config, plan: PlacementPlan, data: dict[str, Any], say: Callable[[str], None] = print
@@ -138,10 +140,10 @@ def default_folder(config: Config) -> str:
     return f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def open_run_folder(config: Config) -> RunFolder:
+def open_run_folder(config: Config, *, again: bool = False) -> RunFolder:
     """Check that the run may be kept in `output_dir`, and make the folder. Nothing that is in it is touched."""
     assert config.output_dir is not None
-    run = RunFolder(Path(config.output_dir).expanduser())
+    run = RunFolder(Path(config.output_dir).expanduser(), again=again)
     try:
         if run.path.exists() and not run.path.is_dir():
             why = "it is a file, and a run is kept in a folder"
@@ -268,7 +270,9 @@ def _is_this_runs(run: RunFolder, config: Config) -> bool:
 def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:
     """The checkpoint that `training.resume` names, or None when the run starts afresh."""
     wanted = config.training.resume
-    if wanted is False:
+    if run.again and (newest := run.newest_checkpoint()) is not None:
+        return newest
+    if wanted is False or (wanted is True and run.again):
         return None
     if isinstance(wanted, str):
         path = Path(wanted).expanduser()
