@@ -18,8 +18,10 @@ from trimtab.placement import PlacementPlan, own_stream, prepare_process
 from trimtab.recipes.begun_with import Starting
 from trimtab.recipes.card import model_card
 from trimtab.recipes.checkpoints import checkpoint_to_resume, clear_leftovers, set_aside_later
+from trimtab.recipes.elastic import agree_on_checkpoint
 from trimtab.recipes.kept_folder import clear_half_made, whole_kept, write_card
 from trimtab.recipes.look import Look
+from trimtab.recipes.meeting import meet_the_others
 from trimtab.recipes.recipe import Driver, Job, Recipe, Say
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.shortages import memory_error, shortages_told
@@ -32,6 +34,7 @@ from trimtab.recipes.smaller_batches import (
     release,
 )
 from trimtab.recipes.table import recipe_of
+from trimtab.recipes.vigil import open_board
 from trimtab.redaction import without_secrets
 
 BASELINE = "baseline.json"
@@ -77,7 +80,9 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
     if recipe.prove is not None:
         recipe.prove(job)
 
+    meet_the_others(config, plan, say)
     with recipe.build(job) as driver:
+        agree_on_checkpoint(checkpoint, plan)
         with driver.together("opening the run's folder"):
             if checkpoint is not None:
                 driver.open()  # what may refuse to go on comes first: then nothing of the run has been overwritten
@@ -85,6 +90,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
             if driver.main:
                 run.begin(config, plan, job.prepared.report.as_dict(), say, start.record(run.path))
                 _tidy(job)
+                open_board(run)
             if checkpoint is None:
                 driver.open()
         before = _first_look(recipe, job, driver)

@@ -56,6 +56,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    again: bool = False
+    """Whether the launcher that began the run here has started it again, after one of its processes died."""
 
     @property
     def checkpoints(self) -> Path:
@@ -77,7 +79,7 @@ class RunFolder:
     def goes_on(self, config: Config) -> bool:
         """Whether the config resumes this very run."""
         wanted = config.training.resume
-        return wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
+        return self.again or wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
 
     def begin(
         self,
@@ -158,10 +160,10 @@ def default_folder(config: Config) -> str:
     return stem  # what stands in the way is told when the folder is opened
 
 
-def open_run_folder(config: Config) -> RunFolder:
+def open_run_folder(config: Config, *, again: bool = False) -> RunFolder:
     """Check that the run may be kept in `output_dir`, and make the folder. Nothing that is in it is touched."""
     assert config.output_dir is not None
-    run = RunFolder(Path(config.output_dir).expanduser())
+    run = RunFolder(Path(config.output_dir).expanduser(), again=again)
     try:
         if run.path.exists() and not run.path.is_dir():
             why = "it is a file, and a run is kept in a folder"
