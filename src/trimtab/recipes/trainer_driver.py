@@ -17,6 +17,7 @@ from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, tra
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.resumed_state import ResumedState
+from trimtab.recipes.row_order import order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_saving import save_whole
@@ -115,6 +116,7 @@ class TrainerDriver:
         )
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
+        order_by_epoch(self.trainer)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
             _watch_memory(self.trainer)
