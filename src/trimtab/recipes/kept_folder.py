@@ -29,7 +29,7 @@ def whole_kept(target: Path, say: Callable[[str], None]) -> Iterator[Path]:
     scratch.mkdir(parents=True)
     try:
         yield scratch
-        seal(scratch, {"kind": "kept"})
+        seal(scratch, {"kind": "kept"}, without=(CARD,))
         old = scratch.with_suffix(".old")
         if os.path.lexists(target):
             target.rename(old)

@@ -6,10 +6,13 @@ The device in force is the plan's: in the model, in the trainer's arguments and 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from trimtab.config import Config, keeps_best
 from trimtab.monitor.callback import MonitorCallback
@@ -55,7 +58,8 @@ def trainer_arguments(
         "max_grad_norm": training.max_grad_norm,
         "optim": training.optimizer,
         # Inside train(): evaluate() before it would leave the model unwrapped, and ranks would never meet.
-        "eval_on_start": evaluates,
+        # A run that goes on has the figures of its start, and those of the step that it stands at, in its checkpoint.
+        "eval_on_start": evaluates and not training.resume,
         "eval_strategy": rhythm if evaluates else "no",
         "eval_steps": training.eval_steps,
         "save_strategy": saves,
@@ -114,6 +118,7 @@ class TrainerDriver:
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         _end_at_the_last_step(self.trainer)
+        _draw_each_epoch_by_its_number(self.trainer)
 
     def __enter__(self) -> TrainerDriver:
         return self
@@ -177,6 +182,33 @@ class TrainerDriver:
         """All that was logged, also before a resume."""
         logged: list[dict[str, Any]] = self.trainer.state.log_history
         return logged
+
+
+class _Grouped(LengthGroupedSampler):
+    """Rows of similar length together, in an order that the seed and the epoch's number decide."""
+
+    def __init__(self, as_it_is: LengthGroupedSampler, trainer: Any) -> None:
+        super().__init__(as_it_is.batch_size, lengths=as_it_is.lengths)
+        self._trainer = trainer
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = int(self._trainer.state.epoch or 0)
+        self.generator = torch.Generator().manual_seed(self._trainer.args.data_seed + epoch)
+        return iter(super().__iter__())
+
+
+def _draw_each_epoch_by_its_number(trainer: Any) -> None:
+    """The trainer draws this one order from the chance that all else draws from as well.
+
+    A run that goes on, or the next rank, would take other rows than the run that was not stopped.
+    """
+    sampler_of = trainer._get_train_sampler
+
+    def by_number(*args: Any, **kwargs: Any) -> Any:
+        sampler = sampler_of(*args, **kwargs)
+        return _Grouped(sampler, trainer) if isinstance(sampler, LengthGroupedSampler) else sampler
+
+    trainer._get_train_sampler = by_number
 
 
 def _end_at_the_last_step(trainer: Any) -> None:
