@@ -27,6 +27,9 @@ class FaultLayer:
         self._folder, self._at, self._torn = os.path.realpath(folder), at, torn
 
     def install(self) -> None:
+        signal.signal(
+            signal.SIGXFSZ, signal.SIG_DFL
+        )  # Python ignores it; only here, for a thread may not set it
         for name in WRITES:
             setattr(os, name, self._counted(getattr(os, name)))
         os.fsync = self._counted(os.fsync)
@@ -58,6 +61,5 @@ class FaultLayer:
         if self._torn is None:
             os.kill(os.getpid(), signal.SIGKILL)
         else:
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._torn, self._torn))

@@ -108,7 +108,7 @@ def killed_until_done(
         ended = warm.train([*words, *more], folder, **how)
         tally.resumed += resumable
         tally.afresh += has_begun and not resumable
-        assert ended.killed or ended.code == 0, ended.output[-3000:]
+        assert ended.killed or ended.code == 0, f"{ended.code} {how}: {ended.output[-3000:]}"
         if ended.killed:
             tally.kills += 1
             tally.torn += ended.code == -25

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils.data import RandomSampler, Sampler
 from transformers import PrinterCallback, Trainer, TrainingArguments
-from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from trimtab.config import Config, keeps_best
 from trimtab.monitor.callback import MonitorCallback
@@ -184,29 +184,34 @@ class TrainerDriver:
         return logged
 
 
-class _Grouped(LengthGroupedSampler):
-    """Rows of similar length together, in an order that the seed and the epoch's number decide."""
+class _ByEpoch(Sampler[int]):
+    """A sampler's order, as the seed and the epoch's number decide it."""
 
-    def __init__(self, as_it_is: LengthGroupedSampler, trainer: Any) -> None:
-        super().__init__(as_it_is.batch_size, lengths=as_it_is.lengths)
-        self._trainer = trainer
+    def __init__(self, sampler: Any, trainer: Any) -> None:
+        self._sampler, self._trainer = sampler, trainer
+
+    def __len__(self) -> int:
+        return len(self._sampler)
 
     def __iter__(self) -> Iterator[int]:
         epoch = int(self._trainer.state.epoch or 0)
-        self.generator = torch.Generator().manual_seed(self._trainer.args.data_seed + epoch)
-        return iter(super().__iter__())
+        self._sampler.generator = torch.Generator().manual_seed(self._trainer.args.data_seed + epoch)
+        return iter(self._sampler)
 
 
 def _draw_each_epoch_by_its_number(trainer: Any) -> None:
-    """The trainer draws this one order from the chance that all else draws from as well.
+    """Orders of rows that the trainer draws from a chance that goes on from epoch to epoch.
 
-    A run that goes on, or the next rank, would take other rows than the run that was not stopped.
+    Of rows grouped by length that is the one that all else draws from as well; of TRL's prompts it begins anew with
+    each start. A run that goes on would take other rows than the run that was not stopped. A plain shuffle is drawn by
+    its epoch's number already.
     """
     sampler_of = trainer._get_train_sampler
 
     def by_number(*args: Any, **kwargs: Any) -> Any:
         sampler = sampler_of(*args, **kwargs)
-        return _Grouped(sampler, trainer) if isinstance(sampler, LengthGroupedSampler) else sampler
+        draws = hasattr(sampler, "generator") and not isinstance(sampler, RandomSampler)
+        return _ByEpoch(sampler, trainer) if draws else sampler
 
     trainer._get_train_sampler = by_number
 
