@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trimtab.redaction import hiding
+
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
@@ -67,19 +69,28 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_json_whole(path: Path, content: Any) -> None:
-    """Write the content as JSON that others can read, whole or not at all. NaN, which JSON lacks, becomes text."""
-    text = json.dumps(plain_value(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    """Write the content as JSON that others can read, whole or not at all. NaN, which JSON lacks, becomes text.
+
+    No secret goes into it: it is kept, shown and sent around.
+    """
+    hide = hiding()
+    plain = plain_value(content, of_text=hide)
+    text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False, default=lambda v: hide(str(v)))
     write_whole(path, text + "\n")
 
 
-def plain_value(value: Any, of_nonfinite: Callable[[float], Any] = str) -> Any:
+def plain_value(
+    value: Any, of_nonfinite: Callable[[float], Any] = str, of_text: Callable[[str], str] = str
+) -> Any:
     """The value as JSON can hold it; array scalars become numbers, non-finite numbers become strings."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return of_nonfinite(value)
     if isinstance(value, Mapping):
-        return {str(key): plain_value(entry, of_nonfinite) for key, entry in value.items()}
+        return {of_text(str(key)): plain_value(entry, of_nonfinite, of_text) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_value(entry, of_nonfinite) for entry in value]
+        return [plain_value(entry, of_nonfinite, of_text) for entry in value]
+    if isinstance(value, str):
+        return of_text(value)
     return value

@@ -85,11 +85,12 @@ def newest(checkpoints: Path) -> Path | None:
 def checkpoint_to_resume(config: Config, run: RunFolder, say: Callable[[str], None] = print) -> Path | None:
     """The checkpoint that `training.resume` asks for, every byte of it checked; None when the run starts afresh."""
     wanted = config.training.resume
-    if wanted is False:
-        return None
-    if isinstance(wanted, str):
-        return _named(Path(wanted).expanduser(), wanted, run, say)
     found = by_step(run.checkpoints)
+    if not (run.again and found):  # else its launcher has begun the run again: it goes on, whatever was asked
+        if isinstance(wanted, str):
+            return _named(Path(wanted).expanduser(), wanted, run, say)
+        if wanted is False or run.again:
+            return None
     reasons: list[str] = []
     for folder in reversed(found.values()):
         reason = fault(folder, run.path)

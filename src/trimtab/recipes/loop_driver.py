@@ -6,7 +6,7 @@ What a step is and what is measured is an engine's, which a recipe brings. Evalu
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from trimtab.monitor.loop import LoopMonitor
 from trimtab.recipes.checkpoints import check_best, fault, name_of, rotate
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
+from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.zeroth_checkpoint import Progress, load_checkpoint, load_weights, save_checkpoint
 from trimtab.zeroth.optimizer import NotFinite
 from trimtab.zeroth.peers import gather, together
@@ -135,7 +136,8 @@ class LoopDriver:
                 self._measure()  # the untouched model, or the step at which the run was stopped
                 progress.saved()
             while progress.step < engine.total and not self.ended_early:
-                progress.step, progress.taken, figures, shown = engine.step()
+                with step_watched() if training.halve_batch_on_oom else nullcontext():
+                    progress.step, progress.taken, figures, shown = engine.step()
                 last = progress.step == engine.total
                 log = last or progress.step == 1 or progress.step % training.logging_steps == 0
                 self._monitor.step(progress.step, figures, shown, log=log)

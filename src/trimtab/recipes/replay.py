@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,13 @@ def replay_run(
     out: Path | None = None,
     steps: int | None = None,
     check: bool = False,
+    trusted: Sequence[str] = (),
 ) -> Replayed:
     """Rebuild the weights of a run folder or of a trajectory file, and compare them with the kept ones on request."""
     file = source / TRAJECTORY if source.is_dir() else source
     trajectory = read_trajectory(file)
     _check_unchanged(file)
-    base = _base(trajectory, file)
+    base = _base(trajectory, file, trusted)
     run = RunFolder(file.parent)
     kept = run.kept_folder(base)
     if check and not any(kept.glob("*.safetensors")):
@@ -122,7 +123,7 @@ def _make_folder(out: Path) -> None:
         )
 
 
-def _base(trajectory: Trajectory, file: Path) -> Config:
+def _base(trajectory: Trajectory, file: Path, trusted: Sequence[str]) -> Config:
     """The settings that make the model before the first step, as the file tells them."""
     made = trajectory.header["about"].get("base")
     if made is None:
@@ -133,7 +134,8 @@ def _base(trajectory: Trajectory, file: Path) -> Config:
         )
     return Config(
         recipe="zeroth_order",
-        model=ModelSettings(**made["model"]),
+        # Of earlier versions' files: that code may run is not for a file to say.
+        model=ModelSettings(**{**made["model"], "trust_remote_code": list(trusted)}),
         method=made["method"],
         lora=LoraSettings(**made.get("lora", {})),
         seed=made["seed"],

@@ -6,6 +6,7 @@ It deletes nothing. An earlier run is moved aside when that is asked for, by the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
 SUMMARY = "summary.json"
-ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
+STARTS = "starts.json"
+"""What the run began with, and what each later start changed (begun_with.py)."""
+ALWAYS = (
+    *("config.yaml", "plan.json", "data.json", STARTS, "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
+    "halved.json",
+)
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
 NAMES = (
@@ -50,6 +56,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    again: bool = False
+    """Whether the launcher that began the run here has started it again, after one of its processes died."""
 
     @property
     def checkpoints(self) -> Path:
@@ -71,18 +79,27 @@ class RunFolder:
     def goes_on(self, config: Config) -> bool:
         """Whether the config resumes this very run."""
         wanted = config.training.resume
-        return wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
+        return self.again or wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
 
     def begin(
-        self, config: Config, plan: PlacementPlan, data: dict[str, Any], say: Callable[[str], None] = print
+        self,
+        config: Config,
+        plan: PlacementPlan,
+        data: dict[str, Any],
+        say: Callable[[str], None] = print,
+        starts: dict[str, Any] | None = None,
     ) -> None:
         """The run is ready to start: make room, then write what was asked for, where it runs, and what its data is.
 
-        By the main process alone, before anything else writes to the folder.
+        By the main process alone, before anything else writes to the folder. `starts`: what it is compared with when
+        it goes on one day.
         """
-        self._make_room(config, say)
+        if not self.begun:  # else this process begins again in its own folder, with a smaller batch
+            self._make_room(config, say)
         # Also what other processes write: one alone may change the list.
         claim(self.path, *ALWAYS, *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes)))
+        if starts is not None:
+            self.write_json(STARTS, starts)
         # Without `overwrite`, so that the kept config can resume this very run.
         write_whole(self.path / "config.yaml", dump_config(config.model_copy(update={"overwrite": False})))
         plan.save(self.path / "plan.json")
@@ -126,15 +143,27 @@ class RunFolder:
 
 
 def default_folder(config: Config) -> str:
-    """A new name under runs/, readable and in order of time."""
+    """A new folder under runs/, readable and in order of time; made here, so that no other run takes the name."""
     model = config.model.name.rstrip("/").split("/")[-1]
-    return f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        name = stem if number == 1 else f"{stem}-{number}"
+        try:
+            Path(name).mkdir(parents=True)
+        except FileExistsError:
+            if not Path("runs").is_dir():
+                break
+            continue
+        except OSError:
+            break
+        return name
+    return stem  # what stands in the way is told when the folder is opened
 
 
-def open_run_folder(config: Config) -> RunFolder:
+def open_run_folder(config: Config, *, again: bool = False) -> RunFolder:
     """Check that the run may be kept in `output_dir`, and make the folder. Nothing that is in it is touched."""
     assert config.output_dir is not None
-    run = RunFolder(Path(config.output_dir).expanduser())
+    run = RunFolder(Path(config.output_dir).expanduser(), again=again)
     try:
         if run.path.exists() and not run.path.is_dir():
             why = "it is a file, and a run is kept in a folder"

@@ -6,12 +6,9 @@ The device in force is the plan's: in the model, in the trainer's arguments and 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-from torch.utils.data import RandomSampler, Sampler
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from trimtab.config import Config, keeps_best
@@ -19,7 +16,10 @@ from trimtab.monitor.callback import MonitorCallback
 from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
+from trimtab.recipes.resumed_state import ResumedState
+from trimtab.recipes.row_order import draw_each_epoch_by_its_number
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_saving import save_whole
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
@@ -112,13 +112,15 @@ class TrainerDriver:
             train_dataset=prepared.train,
             eval_dataset=prepared.eval,
             processing_class=prepared.processor,
-            callbacks=[self.monitor, guard, self._stop],
+            callbacks=[ResumedState(job.run.checkpoints), self.monitor, guard, self._stop],
             **own,
         )
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         _end_at_the_last_step(self.trainer)
-        _draw_each_epoch_by_its_number(self.trainer)
+        draw_each_epoch_by_its_number(self.trainer)
+        if job.config.training.halve_batch_on_oom:
+            _watch_memory(self.trainer)
 
     def __enter__(self) -> TrainerDriver:
         return self
@@ -184,36 +186,9 @@ class TrainerDriver:
         return logged
 
 
-class _ByEpoch(Sampler[int]):
-    """A sampler's order, as the seed and the epoch's number decide it."""
-
-    def __init__(self, sampler: Any, trainer: Any) -> None:
-        self._sampler, self._trainer = sampler, trainer
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[int]:
-        epoch = int(self._trainer.state.epoch or 0)
-        self._sampler.generator = torch.Generator().manual_seed(self._trainer.args.data_seed + epoch)
-        return iter(self._sampler)
-
-
-def _draw_each_epoch_by_its_number(trainer: Any) -> None:
-    """Orders of rows that the trainer draws from a chance that goes on from epoch to epoch.
-
-    Of rows grouped by length that is the one that all else draws from as well; of TRL's prompts it begins anew with
-    each start. A run that goes on would take other rows than the run that was not stopped. A plain shuffle is drawn by
-    its epoch's number already.
-    """
-    sampler_of = trainer._get_train_sampler
-
-    def by_number(*args: Any, **kwargs: Any) -> Any:
-        sampler = sampler_of(*args, **kwargs)
-        draws = hasattr(sampler, "generator") and not isinstance(sampler, RandomSampler)
-        return _ByEpoch(sampler, trainer) if draws else sampler
-
-    trainer._get_train_sampler = by_number
+def _watch_memory(trainer: Any) -> None:
+    """A step that finds no memory says so by an error of its own, for the run to go on with smaller batches."""
+    trainer.training_step = step_watched()(trainer.training_step)
 
 
 def _end_at_the_last_step(trainer: Any) -> None:

@@ -199,7 +199,11 @@ def _outcome(job: Job, driver: LoopDriver) -> dict[str, Any]:
 
 def about(config: Config, plan: PlacementPlan) -> dict[str, Any]:
     """What a replay needs to make the model before the first step again."""
-    made = {"model": config.model.model_dump(), "method": config.method, "seed": config.seed}
+    made = {
+        "model": config.model.model_dump(exclude={"trust_remote_code"}),
+        "method": config.method,
+        "seed": config.seed,
+    }
     if config.method == "lora":
         made["lora"] = config.lora.model_dump()
     return {"base": made | {"weight_precision": plan.weight_precision}}
