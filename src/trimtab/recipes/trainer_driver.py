@@ -58,7 +58,8 @@ def trainer_arguments(
         "max_grad_norm": training.max_grad_norm,
         "optim": training.optimizer,
         # Inside train(): evaluate() before it would leave the model unwrapped, and ranks would never meet.
-        "eval_on_start": evaluates,
+        # A run that goes on has the figures of its start, and those of the step that it stands at, in its checkpoint.
+        "eval_on_start": evaluates and not training.resume,
         "eval_strategy": rhythm if evaluates else "no",
         "eval_steps": training.eval_steps,
         "save_strategy": saves,
