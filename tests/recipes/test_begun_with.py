@@ -160,11 +160,11 @@ def test_other_rows_are_refused_by_file_and_taken_on_request(
     assert "rows to train on" in done.stderr
     assert "was 36, is now 36 of other content" in done.stderr
     assert "data.source: moved.jsonl" in done.stderr
-    assert "training.resume_changed=[data] takes the new one from here on" in done.stderr
+    assert "training.resume_changed=data takes the new one from here on" in done.stderr
     moved.write_text(rows + "\n" + rows.replace("What is", "How much is"), encoding="utf-8")
     assert "was 36, is now 72" in trimtab(*words, f"data={moved}").stderr
     assert hashes(run) == now
-    done = trimtab(*words, f"data={moved}", "training.resume_changed=[data]", "training.max_steps=5")
+    done = trimtab(*words, f"data={moved}", "training.resume_changed=data", "training.max_steps=5")
     assert done.returncode == 0, done.stderr
     assert "! rows to train on: 36 before, 72 now, taken from here on" in done.stdout
 

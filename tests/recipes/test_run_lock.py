@@ -39,7 +39,7 @@ RACES = """
 import os, sys, time
 from pathlib import Path
 from trimtab.errors import RequestError
-from trimtab.recipes.run_folder import check_room, default_folder, open_run_folder
+from trimtab.recipes.run_folder import open_run_folder
 from trimtab.recipes.run_lock import only_run_in
 folder = Path(sys.argv[1])
 print("ready", flush=True)
@@ -255,10 +255,10 @@ def test_two_runs_without_a_name_in_the_same_second_take_two_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trimtab.config import load_config
-    from trimtab.recipes.run_folder import default_folder
+    from trimtab.recipes.run_folder import make_default_folder
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "now")
     config = load_config(None, [])
-    names = [default_folder(config) for _ in range(3)]
+    names = [make_default_folder(config) for _ in range(3)]
     assert names == ["runs/sft-smollm2-now", "runs/sft-smollm2-now-2", "runs/sft-smollm2-now-3"]

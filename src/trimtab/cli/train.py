@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trimtab.cli.arguments import Arguments, request_from
+from trimtab.errors import TrimtabError
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
@@ -18,22 +20,44 @@ if TYPE_CHECKING:
 
 def train(arguments: Arguments = None) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
+    from trimtab.monitor.last_words import tell_launcher
+    from trimtab.recipes.elastic import OWN_AGENT
+
+    try:
+        _train(arguments or [])
+    except KeyboardInterrupt:
+        raise typer.Exit(1) from None
+    except TrimtabError as error:
+        # One of several processes that `train` started: its launcher ends with this message, once for all of them.
+        if OWN_AGENT not in os.environ:
+            raise
+        tell_launcher(error)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _train(arguments: list[str]) -> None:
     from trimtab.errors import RequestError
     from trimtab.export import export_as_asked
+    from trimtab.hardware import detect_launcher
+    from trimtab.monitor.last_words import tell_launcher
+    from trimtab.recipes.elastic import begun_by_this_launch, keep_the_step
     from trimtab.recipes.launch import launch, quiet_libraries
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.run_folder import (
         RunFolder,
         check_room,
-        default_folder,
         failure_kept,
+        make_default_folder,
         open_run_folder,
     )
     from trimtab.recipes.run_lock import only_run_in, refuse_if_running
+    from trimtab.recipes.vigil import watched
 
-    request = request_from(arguments or [])
+    request = request_from(arguments)
     config = request.config
     _stay_beside(request)
+    again = begun_by_this_launch(config)
+    changed = keep_the_step(config, detect_launcher()) if again else None
     planned = plan_run(config)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0
@@ -44,26 +68,33 @@ def train(arguments: Arguments = None) -> None:
                 "every process must write to the same folder, and each would make up its own",
                 "set output_dir",
             )
-        config.output_dir = default_folder(config)
+        config.output_dir = make_default_folder(config)
     if planned.plan.starts_launcher:
         refuse_if_running(Path(config.output_dir).expanduser())
         _check_resume(config, planned)
-        raise typer.Exit(launch(arguments or [], config, planned))
+        raise typer.Exit(launch(arguments, config, planned))
 
     if main:
         _announce(request, planned)
-        run = open_run_folder(config)
+        if again:
+            print("begun again by the launcher" + (f"; {changed}" if changed else ""), flush=True)
+        run = open_run_folder(config, again=again)
     else:
-        run = RunFolder(Path(config.output_dir).expanduser())
+        run = RunFolder(Path(config.output_dir).expanduser(), again=again)
 
-    def say(text: str) -> None:
-        if main:
-            print(text, flush=True)
-
-    with only_run_in(run.path, say) if main else nullcontext():
+    with only_run_in(run.path) if main else nullcontext():
         if main:
             check_room(run, config)  # again: another run may have begun there since
-        with failure_kept(run, config, planned.plan, launcher.rank):
+        with (
+            failure_kept(run, config, planned.plan, launcher.rank),
+            watched(config, planned.plan, run, launcher) as watchdog,
+        ):
+
+            def say(text: str) -> None:
+                watchdog.beat("start-up" if watchdog.step is None else "the end of the run")
+                if main:
+                    print(text, flush=True)
+
             quiet_libraries()
             from trimtab.recipes.run import run_recipe
 
@@ -71,6 +102,7 @@ def train(arguments: Arguments = None) -> None:
         if main:
             _conclude(config, summary)
         if summary["status"] != "finished":
+            tell_launcher(KeyboardInterrupt(), interrupted=True)
             raise typer.Exit(1)
         if main and config.export.to is not None:
             print("\n".join(export_as_asked(config, say).lines()))
@@ -99,9 +131,13 @@ def _stay_beside(request: Request) -> None:
 def _check_resume(config: Config, planned: Planned) -> None:
     """What would be refused by each of the processes is refused before they are started."""
     from trimtab.recipes.begun_with import Starting
-    from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
+    from trimtab.recipes.checkpoints import checkpoint_to_resume
+    from trimtab.recipes.run_folder import RunFolder
 
-    checkpoint = checkpoint_to_resume(config, RunFolder(Path(str(config.output_dir)).expanduser()))
+    # What it skips is told by the processes.
+    checkpoint = checkpoint_to_resume(
+        config, RunFolder(Path(str(config.output_dir)).expanduser()), lambda text: None
+    )
     if checkpoint is not None:
         Starting(config, planned.plan, checkpoint)
 

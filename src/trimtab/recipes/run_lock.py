@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from trimtab.errors import RequestError
+from trimtab.recipes.elastic import restart_number
 from trimtab.recipes.run_mark import LOCK
 
 PATIENCE = 2.0
@@ -86,8 +87,7 @@ def only_run_in(folder: Path, say: Say = print, patience: float | None = None) -
     """Hold the folder's lock while the block runs, or refuse with the name of who holds it."""
     file, owner = folder / LOCK, os.getpid()
     if patience is None:
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        patience = PATIENCE_OF_A_RESTART if again else PATIENCE
+        patience = PATIENCE_OF_A_RESTART if restart_number() else PATIENCE
     handle = _take(file, patience)
     if handle is None:
         say(f"! {folder}: its file system cannot lock; runs there are told apart by {LOCK} alone")
