@@ -40,8 +40,8 @@ _BY_CLASS: dict[Change, str] = {
     "placed": "device precision sharding",
     "content": """
         model.name model.revision model.chat_template
-        data.source data.media_root data.format data.columns data.eval_fraction data.max_rows data.too_long data.bad_rows
-        data.keep_duplicates data.split data.subset data.endpoint_url
+        data.source data.media_root data.format data.columns data.eval_fraction data.max_rows data.too_long
+        data.bad_rows data.keep_duplicates data.split data.subset data.endpoint_url
         vision.dataset vision.max_pixels voice.min_seconds voice.max_seconds voice.silence voice.clipping
     """,
     "held_out": "data.eval_source",

@@ -26,7 +26,6 @@ from trimtab.config.schema import Config
 from trimtab.config.secrets import refuse_secrets
 from trimtab.errors import RequestError, some_of
 from trimtab.hardware.launcher import detect_launcher
-from trimtab.recipes.elastic import restart_number
 from trimtab.recipes.fingerprint import before_data, of_data
 from trimtab.recipes.resumed_length import length_change, step_of
 from trimtab.recipes.run_folder import STARTS
@@ -410,7 +409,7 @@ class Starting:
         if checkpoint is not None and self._now is not None:
             self._going_on = GoingOn.of(checkpoint)
             if self._going_on is not None:
-                self._going_on.check_request(self._now, restarted=restart_number() > 0)
+                self._going_on.check_request(self._now)
 
     def check_data(self, prepared: Prepared, say: Callable[[str], None]) -> None:
         """The rows are there: refuse others than those that the run began with, and tell what has changed."""
