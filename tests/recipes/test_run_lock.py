@@ -26,10 +26,13 @@ import os, subprocess, sys, time
 from pathlib import Path
 from trimtab.recipes.run_lock import only_run_in
 with only_run_in(Path(sys.argv[1]), patience=0):
+    told, tell = os.pipe()
     worker = os.fork()
     if not worker:
+        os.write(tell, b"!")
         time.sleep(60)
         os._exit(0)
+    os.read(told, 1)
     server = subprocess.Popen(["sleep", "60"], close_fds=False)
     print(worker, server.pid, flush=True)
     sys.stdin.read()
@@ -57,7 +60,7 @@ for line in sys.stdin:
                 time.sleep(0.02)
                 print("won", flush=True)
     except RequestError as error:
-        assert "a run is going on there: process" in str(error), error
+        assert "a run is going on there: " in str(error), error
         print("lost", flush=True)
 """
 

@@ -53,8 +53,8 @@ class Holder:
         return cls(os.getpid(), platform.node(), round(time.time(), 3), psutil.Process().create_time())
 
     @classmethod
-    def read(cls, file: Path) -> Holder | None:
-        for _ in range(3):
+    def read(cls, file: Path, tries: int = 3) -> Holder | None:
+        for _ in range(tries):
             try:
                 told = json.loads(file.read_text(encoding="utf-8"))
                 born = told.get("born")
@@ -223,7 +223,9 @@ def _note_a_lost_one(file: Path, say: Say) -> None:
 
 
 def _busy(folder: Path) -> RequestError:
-    holder = Holder.read(folder / LOCK)
+    holder = Holder.read(
+        folder / LOCK, tries=25
+    )  # one that has just taken it may not have written its name yet
     who = str(holder) if holder is not None else "another process"
     change = "wait until it has ended, or choose another output_dir"
     if holder is not None and holder.alive:
