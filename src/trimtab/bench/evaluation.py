@@ -18,6 +18,7 @@ from trimtab.errors import RequestError
 from trimtab.files import write_json_whole
 from trimtab.recipes.evaluate import evaluate
 from trimtab.recipes.run_folder import EVALUATION, SUMMARY
+from trimtab.recipes.run_lock import refuse_if_running
 from trimtab.recipes.run_mark import claim, is_free
 
 KIND = "trimtab evaluation"
@@ -80,6 +81,7 @@ def _told(value: Any) -> str:
 
 def check_place(folder: Path) -> None:
     """Refuse before anything is computed where the file's name is taken by something that no evaluation wrote."""
+    refuse_if_running(folder, "evaluate")
     target = folder / EVALUATION
     if is_free(target) or _is_ours(target):
         return

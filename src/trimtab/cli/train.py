@@ -46,8 +46,8 @@ def _train(arguments: list[str]) -> None:
     from trimtab.recipes.run_folder import (
         RunFolder,
         check_room,
-        default_folder,
         failure_kept,
+        make_default_folder,
         open_run_folder,
     )
     from trimtab.recipes.run_lock import only_run_in, refuse_if_running
@@ -68,7 +68,7 @@ def _train(arguments: list[str]) -> None:
                 "every process must write to the same folder, and each would make up its own",
                 "set output_dir",
             )
-        config.output_dir = default_folder(config)
+        config.output_dir = make_default_folder(config)
     if planned.plan.starts_launcher:
         refuse_if_running(Path(config.output_dir).expanduser())
         _check_resume(config, planned)

@@ -17,6 +17,7 @@ from trimtab.export.files import MARK, check_free, check_replaceable, claim_file
 from trimtab.files import write_whole
 from trimtab.models.families import AUDIO, CAUSAL_LM
 from trimtab.recipes.kept_folder import check_kept
+from trimtab.recipes.run_lock import refuse_if_running, running_in
 from trimtab.recipes.run_mark import claim
 from trimtab.recipes.table import recipe_of
 
@@ -178,9 +179,12 @@ def export_run(
     run.config.model.trust_remote_code = list(trusted)
     check_kind(run.config, to)
     folder = Path(out) if out is not None else run.folder / "export" / to
-    if out is None:
-        claim(run.folder, "export")
     say = say or _silent
+    if out is None:
+        refuse_if_running(run.folder, "export")
+        claim(run.folder, "export")
+    elif (holder := running_in(run.folder)) is not None:
+        say(f"! a run is going on in {run.folder} ({holder}): this is what it had kept before")
     if to == "merged":
         return _merged(run, folder, dtype, say)
     if to == "adapter-gguf":

@@ -143,9 +143,14 @@ class RunFolder:
 
 
 def default_folder(config: Config) -> str:
-    """A new folder under runs/, readable and in order of time; made here, so that no other run takes the name."""
+    """A new name under runs/, readable and in order of time."""
     model = config.model.name.rstrip("/").split("/")[-1]
-    stem = f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def make_default_folder(config: Config) -> str:
+    """A new folder of such a name, made at once, so that no other run takes it."""
+    stem = default_folder(config)
     for number in itertools.count(1):
         name = stem if number == 1 else f"{stem}-{number}"
         try:
