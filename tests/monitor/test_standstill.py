@@ -92,7 +92,7 @@ def test_all_in_one_exchange_is_the_network() -> None:
     [
         (None, "has said nothing"),
         (report(1, at=time.time() - 500), "has not answered for 8 min"),
-        (report(1, process=Process(own().pid, own().started - 99, own().host)), "is gone"),
+        (dataclasses.replace(report(1), process=Process(own().pid, 1.0, own().host)), "is gone"),
         (dataclasses.replace(report(1), state="failed", error="ValueError: bad row\nmore"), "bad row"),
     ],
 )
