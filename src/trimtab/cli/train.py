@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
 def train(arguments: Arguments = None) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
-    from trimtab.monitor.last_words import tell_launcher
-    from trimtab.recipes.elastic import OWN_AGENT
+    from trimtab.monitor.last_words import tell_launcher, told_by_the_launcher
 
     try:
         _train(arguments or [])
@@ -29,7 +27,7 @@ def train(arguments: Arguments = None) -> None:
         raise typer.Exit(1) from None
     except TrimtabError as error:
         # One of several processes that `train` started: its launcher ends with this message, once for all of them.
-        if OWN_AGENT not in os.environ:
+        if not told_by_the_launcher():
             raise
         tell_launcher(error)
         raise typer.Exit(error.exit_code) from None
