@@ -102,6 +102,10 @@ class LoopDriver:
         return int(self.engine.skipped)
 
     @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self._monitor.warnings
+
+    @property
     def model(self) -> Any:
         return self._job.model
 

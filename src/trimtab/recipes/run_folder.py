@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
 SUMMARY = "summary.json"
-ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
+ALWAYS = (
+    *("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
+    "nonfinite",
+)
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
 NAMES = (

@@ -106,9 +106,11 @@ class TrainerDriver:
             train_dataset=prepared.train,
             eval_dataset=prepared.eval,
             processing_class=prepared.processor,
-            callbacks=[self.monitor, guard, self._stop],
+            # The stop first: it may ask for a checkpoint, and the monitor looks before one is written.
+            callbacks=[self._stop, self.monitor, guard],
             **own,
         )
+        self.monitor.watch(self.trainer)
         self.trainer.remove_callback(PrinterCallback)
         _end_at_the_last_step(self.trainer)
 
@@ -144,6 +146,10 @@ class TrainerDriver:
     @property
     def skipped(self) -> int:
         return self.monitor.skipped
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self.monitor.warnings
 
     @property
     def model(self) -> Any:
