@@ -62,10 +62,12 @@ def bad_inputs(inputs: Mapping[str, Any]) -> Blame | None:
 
 def blame(again: Callable[[], torch.Tensor], model: nn.Module, *, backward: bool = True) -> Blame:
     """Run it again, `model` under hooks; the names told are those of `model`. `again` gives the loss."""
+    for parameter in model.parameters():
+        parameter.grad = None  # what the bad step has left
     watch = _Watch(model)
     with watch.on(), torch.compiler.set_stance("force_eager"), torch.enable_grad():
         loss = again()
-        if watch.first is None and bool(loss.detach().isfinite().all()) and backward:
+        if watch.first is None and bool(loss.detach().isfinite().all()) and backward and loss.requires_grad:
             loss.sum().backward()
     if watch.first is not None:
         return watch.first

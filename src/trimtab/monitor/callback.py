@@ -59,6 +59,7 @@ class MonitorCallback(Monitor, TrainerCallback):
                 recorder=self._recorder,
                 on_skip=self._skipped,
             )
+            self.growth = self.gradients.growth
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.beat(f"step {state.global_step + 1}")
@@ -130,12 +131,12 @@ class MonitorCallback(Monitor, TrainerCallback):
             return error
         self.beat("looking for the module that gave a number which is not finite")
         model, gradients = self._recorder.bare(), self.gradients
-        growth = gradients.growth() if gradients is not None else None
+        growth = self.growth()
         if gradients is not None:
             gradients.close()
         history = History(
             error.step - 1 - self._pace.begin_step,
-            self._losses,
+            self.losses,
             growth,
             error.standing.learning_rate,
             frozenset(name for name, p in model.named_parameters() if p.requires_grad),

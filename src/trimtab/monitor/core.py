@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -59,7 +59,11 @@ class Monitor:
         """Steps, also those before a resume, that an fp16 gradient scaler has skipped."""
         self.warnings: list[dict[str, Any]] = []
         """What was warned of, also before a resume; in the summary too."""
-        self._course = Course(lambda: self.gradients.growth() if self.gradients is not None else None)
+        self.losses: list[float] = []
+        """Those that were logged since training began, and finite."""
+        self.growth: Callable[[], float | None] = lambda: None
+        """How many times larger the trained weights are than when training began; asks the device."""
+        self._course = Course(lambda: self.growth())
         self._given = None if rank is None else (rank, processes)
         self._console = console
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
@@ -117,11 +121,10 @@ class Monitor:
         self._watchdog.start()
         self.beat("the first batch")
         self._training, self._timed, self._warned, self._good_loss = True, False, False, None
-        self._losses: list[float] = []
         self._readings.begin()
         self._pace = Pace(step, total)
         self.skipped = 0
-        self.warnings = []
+        self.warnings, self.losses = [], []
         if self._place[0] == 0:
             cut = self._metrics.begin(step)
             self.warnings = self._metrics.of_phase("warning")
@@ -163,6 +166,8 @@ class Monitor:
         """
         self._readings.take_in(values, tokens, self._pace, processes=self._place[1])
         self.write(step, "train", values)
+        if isinstance(loss := values.get("loss"), float) and math.isfinite(loss):
+            self.losses.append(loss)
         self._progress.update(self._readings.figures(self._pace))
         self.settle()
         self.warn(self._course.logged(step, values))
@@ -192,7 +197,6 @@ class Monitor:
                 self.say(f"warning: {error}")
         if loss is not None and math.isfinite(loss):
             self._good_loss = (loss, step)
-            self._losses.append(loss)
 
     def standing(self, step: int, learning_rate: float | None) -> Standing:
         """Where the run stands, for a message."""

@@ -199,7 +199,7 @@ class GradientCheck:
         else:
             found = (
                 f"step {step.standing.step}: the gradient of {len(names)} of {count_of(total, 'trainable parameter')}"
-                f" is NaN or infinite (nearest the loss first): {some_of(names, 3)}"
+                f" is NaN or infinite (nearest the loss first): {some_of(names, 2)}"
             )
         if self.scaler:
             found += f" ({self.skipped_in_a_row} steps in a row, which the fp16 gradient scaler skipped)"

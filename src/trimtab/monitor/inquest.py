@@ -35,6 +35,8 @@ class Scene:
     processor: Any
     history: History
     run_dir: Path
+    owner: Callable[[int], int] | None = None
+    """The rank that computed a pass, where one process looks at those of all."""
 
 
 def inquest(error: NonFiniteError, scene: Scene, rank: int, processes: int) -> NonFiniteError:
@@ -45,33 +47,52 @@ def inquest(error: NonFiniteError, scene: Scene, rank: int, processes: int) -> N
     bad = record.bad_passes
     mine = (bad[0] if bad else -1, bool(bad), bool(record.own_gradients))
     everywhere = _gather(mine, processes)
-    culprit = next((r for r, (_, loss, _) in enumerate(everywhere) if loss), None)
-    if culprit is None:
-        culprit = next((r for r, (_, _, gradients) in enumerate(everywhere) if gradients), 0)
-    which = everywhere[culprit][0]
-    said: tuple[str, str, str] | None = None
-    if rank == culprit:
-        said = _examine(error, scene, which, rank, processes)
-    elif scene.sharded:
-        _rerun(scene, _tried(record.passes, which)[:1])  # the culprit needs this process's part
-    found, why, change = _from(said, culprit, processes)
+    suspects = [r for r, (_, loss, _) in enumerate(everywhere) if loss][:1]
+    # Gradients may have been exchanged before they were noted: then each of these is a suspect.
+    suspects = suspects or [r for r, (_, _, gradients) in enumerate(everywhere) if gradients] or [0]
+    for suspect in suspects[:1] if scene.sharded else suspects:
+        which = everywhere[suspect][0]
+        said: tuple[str, str, str, bool] | None = None
+        if rank == suspect:
+            said = _examined(error, scene, which, rank, processes)
+        elif scene.sharded:
+            _rerun(scene, _tried(record.passes, which)[:1])  # the other needs this process's part
+        found, why, change, certain = _from(said, suspect, processes)
+        if certain:
+            break
     return NonFiniteError(found, why, change, error.standing, error.what, error.parameters, record)
+
+
+def _examined(
+    error: NonFiniteError, scene: Scene, which: int, rank: int, processes: int
+) -> tuple[str, str, str, bool]:
+    try:
+        return _examine(error, scene, which, rank, processes)
+    except Exception as failure:  # the others wait for a word, and the run's own error must not be lost
+        lost = f"looking for the module failed ({type(failure).__name__}: {failure})"
+        return error.found, f"{error.why}; {lost}", error.change, True
 
 
 def _examine(
     error: NonFiniteError, scene: Scene, which: int, rank: int, processes: int
-) -> tuple[str, str, str]:
+) -> tuple[str, str, str, bool]:
+    """What was found, why, what to change, and whether that is certain."""
     assert error.record is not None
     passes = error.record.passes
     tried = _tried(passes, which)
     place = [f"rank {rank} of {processes}"] if processes > 1 else []
+    weights = bad_weights(scene.model)
     if not tried:
         found = error.found + (f" ({place[0]})" if place else "")
+        if weights:
+            made = reason(Blame("weights"), scene.history, no_labels=False, bad_weights=weights)
+            return found, made.why, made.change, True
         lost = "; the batch was too large to keep, so that the module is not known" if passes else ""
-        return found, error.why + lost, error.change
-    weights = bad_weights(scene.model)
+        return found, error.why + lost, error.change, False
     one, told = _seen(tried, weights) or _rerun(scene, tried[:1] if scene.sharded else tried)
     inputs = one.inputs or {}
+    if scene.owner is not None and not weights:
+        place.append(f"rank {scene.owner(passes.index(one))}")
     if len(passes) > 1 and not weights:
         place.append(f"pass {passes.index(one) + 1} of {len(passes)}")
     found = error.found + (f" ({', '.join(place)})" if place else "")
@@ -86,7 +107,7 @@ def _examine(
         kept = f"the batch is kept in {path}"
     except OSError as lost_too:
         kept = f"the batch could not be kept ({lost_too})"
-    return found, why, f"{change}; {kept}"
+    return found, why, f"{change}; {kept}", cause != "unknown"
 
 
 def _seen(tried: list[Pass], weights: list[tuple[str, int, int]]) -> tuple[Pass, Blame | str] | None:

@@ -1,5 +1,5 @@
-"""Watches the logits of a generation: drawing a token from NaN ends in an assertion on the device, which hides the cause
-and ends all use of it.
+"""Watches the logits of a generation: drawing a token from NaN ends in an assertion on the device, which hides the
+cause and ends all use of it.
 
 Rows whose logits are no numbers get level ones in their place, so that nothing is asserted, and it is noted on the
 device; whoever asked for the tokens throws them away. It draws nothing, and sound logits pass as they are.

@@ -44,6 +44,7 @@ class PlacedGRPOTrainer(GRPOTrainer):
         """Gets the step, whether this process had them, what was asked, and how to run it again; ends the run."""
         self._proved = False
         policy: Any = self.model
+        self._bare = bare_model(policy)
         if REFERENCE in getattr(policy, "peft_config", {}):
             # TRL copies an adapter that it is given; ours starts at zero, so the model without it is the same.
             policy.delete_adapter(REFERENCE)
@@ -62,8 +63,8 @@ class PlacedGRPOTrainer(GRPOTrainer):
         return batch
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        watch, model = LogitsWatch(), bare_model(self.model)
-        with watch.on(model):
+        watch = LogitsWatch()
+        with watch.on(self._bare):
             told = super()._generate_single_turn(*args, **kwargs)
         if self.on_bad_logits is not None and not self.use_vllm:
             # All processes end together: the model is the same, a prompt may not be.
@@ -76,10 +77,9 @@ class PlacedGRPOTrainer(GRPOTrainer):
 
     def _logits_again(self, one: Any) -> torch.Tensor:
         """The forward pass over what was asked and drawn."""
-        model = bare_model(self.model)
-        model.eval()
+        self._bare.eval()
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits: torch.Tensor = model(**one.inputs).logits
+            logits: torch.Tensor = self._bare(**one.inputs).logits
         return logits.float().sum()
 
     def _get_per_token_logps_and_entropies(
