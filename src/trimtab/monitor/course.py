@@ -16,12 +16,14 @@ from typing import Any
 
 SEVERAL = 5
 """Steps in a row after which a figure that should move is said to stand still."""
+FIRST = 8
+"""Logged losses whose middle is where a run began, or is now."""
 WINDOW = 32
-"""Logged losses that a spike is held against; a third of them have to be there."""
-SPREADS = 10.0
+"""Logged losses that a spike is held against; half of them have to be there."""
+SPREADS = 8.0
 """A spike stands so many usual deviations above the middle of the window, and"""
 FACTOR = 2.0
-"""is at least so many times that, and at least half of what the loss was when the run began."""
+"""is at least so many times that, and higher by half of what the loss was when the run began."""
 GROWN = 10.0
 """Trained weights that are so many times what they were have been blown up: a healthy fine-tuning moves them by a
 fraction of themselves."""
@@ -155,17 +157,21 @@ class Course:
             )
         if len(before) > 2 and math.isfinite(loss):
             found += self._of_height(step, loss, before)
-        if len(self._start) < SEVERAL and math.isfinite(loss):
+        if len(self._start) < FIRST and math.isfinite(loss):
             self._start.append(loss)
         if math.isfinite(loss):
             self._losses.append(loss)
         return found
 
     def _of_height(self, step: int, loss: float, before: list[float]) -> list[Warned]:
-        middle, start = median(before), self._began
-        usual = 1.4826 * median(abs(value - middle) for value in before)
-        high = max(middle + SPREADS * usual, FACTOR * middle, middle + start / 2)
-        if len(before) >= WINDOW // 3 and loss > high and middle > 0:
+        middle, start, few = median(before), self._began, median([*before[-2:], loss])
+        if min(*before, loss, start) <= 0:
+            return []
+        # By their logarithms: the losses of single rows differ by factors, not by amounts.
+        logs = [math.log(value) for value in before]
+        spread = _spread(logs)
+        far = math.log(loss / middle) > max(SPREADS * spread, math.log(FACTOR))
+        if len(before) >= WINDOW // 2 and far and loss > middle + start / 2:
             return [
                 Warned(
                     "spike",
@@ -176,10 +182,13 @@ class Course:
                     "look at the rows; lower `training.learning_rate`, or clip harder (`training.max_grad_norm`)",
                 )
             ]
-        late, few = median([*before[1 - SEVERAL :], loss]), median([*before[-2:], loss])
-        slowly = len(before) > 2 * SEVERAL and late > 1.5 * start
+        late = median([*before[1 - FIRST :], loss])
+        # The middle of a few noisy numbers is noisy itself; from one to the next, so that a trend is no noise.
+        noise = 1.4826 * median(abs(b - a) for a, b in pairwise(logs)) / math.sqrt(2)
+        doubt = 5 * 1.25 * noise * math.sqrt(2 / FIRST)
+        slowly = len(before) >= 2 * FIRST and math.log(late / start) > max(doubt, math.log(1.5))
         recent = late if slowly else few
-        if start > 0 and (slowly or few > max(HOPELESS, 3 * self._start[0])):
+        if slowly or few > max(HOPELESS, 3 * self._start[0]):
             return [
                 Warned(
                     "rising loss",
@@ -240,6 +249,12 @@ def _gradients(step: int, steps: int) -> Warned:
         "the loss does not depend on what is trained: nothing is learned",
         "look at the labels, at what is frozen (`lora.targets`, `method`), and at the loss",
     )
+
+
+def _spread(values: list[float]) -> float:
+    """The usual deviation, whatever a few of them are."""
+    middle = median(values)
+    return 1.4826 * median(abs(value - middle) for value in values)
 
 
 def _number(value: Any) -> float | None:
