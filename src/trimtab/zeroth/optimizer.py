@@ -34,6 +34,9 @@ LossFunction = Callable[[nn.Module, Any, int], Tensor]
 class NotFinite(TrimtabError):
     """A loss was not a finite number. The weights are those of the step before."""
 
+    on_all_ranks = False
+    """Whether every rank raises it, of the losses that they have exchanged."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -192,6 +195,10 @@ class ZerothOrder:
             header = make_header(self.settings, self.tuned, self.projected, about)
             self._trajectory = TrajectoryWriter(Path(path), header, self.step_number, self._rounds)
 
+    def recorded(self) -> tuple[int, str] | None:
+        """The trajectory's length by now and its SHA-256, once all of it is on the disk; None where none is kept."""
+        return self._trajectory.written() if self._trajectory is not None else None
+
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs beside the weights."""
         return {
@@ -245,11 +252,13 @@ class ZerothOrder:
             losses = mean_losses(batches, of_batch, count)
         self.forwards += count
         if not all(map(math.isfinite, losses)):
-            raise NotFinite(
+            error = NotFinite(
                 f"{what}: the losses are {', '.join(f'{loss:g}' for loss in losses)}\n"
                 "  why: a step along a slope that is not a number would destroy the weights; it was not made\n"
                 "  change: a smaller learning_rate or eps, or bf16 in place of fp16; check the batch's labels"
             )
+            error.on_all_ranks = True
+            raise error
         return losses
 
     def _lane_losses(self, batch: Any, change: Change, count: int, *, captured: bool = True) -> Tensor:
