@@ -5,7 +5,7 @@ Every line has `step`, `time` (Unix seconds) and `phase`; the measured values st
     {"step": 12, "time": 1767225600.25, "phase": "train", "loss": 1.31, "learning_rate": 0.0002, ...}
 
 Phases: `train` and `eval` (what the trainer logged), `completions` (a few, with their rewards), `save`, `resume`,
-`skip` (a step that the fp16 gradient scaler skipped), `nonfinite`, `summary`.
+`skip` (a step that the fp16 gradient scaler skipped), `warning` (its `kind` and `message`), `nonfinite`, `summary`.
 NaN and infinities have no JSON number, so they are the strings "nan", "inf" and "-inf".
 
 The file only grows, with one exception. A run that goes on from the checkpoint of step N makes the steps after N
@@ -85,6 +85,15 @@ class MetricsFile:
     def count(self, phase: str) -> int:
         """How many lines of a phase there are."""
         return sum(entry["phase"] == phase for entry in read_metrics(self.path)) if self.path.exists() else 0
+
+    def of_phase(self, phase: str) -> list[dict[str, Any]]:
+        """The lines of a phase, without their times."""
+        lines = read_metrics(self.path) if self.path.exists() else []
+        return [
+            {key: value for key, value in line.items() if key not in ("time", "phase")}
+            for line in lines
+            if line["phase"] == phase
+        ]
 
     def close(self) -> None:
         if self._file is not None:

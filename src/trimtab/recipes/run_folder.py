@@ -32,7 +32,7 @@ STARTS = "starts.json"
 """What the run began with, and what each later start changed (begun_with.py)."""
 ALWAYS = (
     *("config.yaml", "plan.json", "data.json", STARTS, "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
-    "halved.json",
+    *("halved.json", "nonfinite"),
 )
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"

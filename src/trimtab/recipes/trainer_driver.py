@@ -112,9 +112,11 @@ class TrainerDriver:
             train_dataset=prepared.train,
             eval_dataset=prepared.eval,
             processing_class=prepared.processor,
-            callbacks=[ResumedState(job.run.checkpoints), self.monitor, guard, self._stop],
+            # The stop before the monitor: it may ask for a checkpoint, before which every verdict is read.
+            callbacks=[ResumedState(job.run.checkpoints), self._stop, self.monitor, guard],
             **own,
         )
+        self.monitor.watch(self.trainer)
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         order_by_epoch(self.trainer)
@@ -154,6 +156,10 @@ class TrainerDriver:
     @property
     def skipped(self) -> int:
         return self.monitor.skipped
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self.monitor.warnings
 
     @property
     def model(self) -> Any:
