@@ -33,6 +33,7 @@ from trimtab.cli.speak import speak
 from trimtab.cli.train import train
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
 from trimtab.redaction import without_secrets
+from trimtab.shortage import refusals_told
 
 app = typer.Typer(
     name="trimtab",
@@ -76,7 +77,8 @@ def main() -> None:
         # Where the console's or the file's encoding has no ✓, a question mark stands in its place.
         sys.stdout.reconfigure(errors="replace")
     try:
-        app()
+        with refusals_told():
+            app()
     except TrimtabError as error:
         if not _told_by_the_rehearsal(error):
             print(f"error: {without_secrets(str(error))}", file=sys.stderr)

@@ -14,9 +14,11 @@ from transformers import set_seed
 
 from trimtab.config import Config
 from trimtab.files import write_whole
+from trimtab.hardware.launcher import detect_launcher
 from trimtab.models.tuned import load_tuned
-from trimtab.placement import PlacementPlan, own_stream, prepare_process
+from trimtab.placement import PlacementPlan, own_stream, prepare_process, profile_model
 from trimtab.recipes.card import model_card
+from trimtab.recipes.disk_needs import room_for
 from trimtab.recipes.look import Look
 from trimtab.recipes.recipe import Driver, Job, Recipe, Say
 from trimtab.recipes.run_folder import RunFolder, checkpoint_to_resume
@@ -42,7 +44,10 @@ def run_recipe(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = p
     config = as_recorded(config, run, say)
     while True:
         try:
-            with shortages_told(recipe, config, plan, run), own_stream(plan) if recipe.captures else nullcontext():
+            with (
+                shortages_told(recipe, config, plan, run),
+                own_stream(plan) if recipe.captures else nullcontext(),
+            ):
                 return _run(recipe, config, plan, run, say)
         except StepOutOfMemory as error:
             smaller = made_smaller(config, run, error.lack)
@@ -67,6 +72,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
 
     job.model = load_tuned(config, plan, recipe.family, recipe.fit)
     say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
+    _check_room(job)
     if recipe.prove is not None:
         recipe.prove(job)
 
@@ -97,6 +103,19 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
             _compare(recipe, job, summary, before, _look(recipe, job, driver, "after"))
             _tell(job, driver, summary)
     return summary
+
+
+def _check_room(job: Job) -> None:
+    """Once more what will be written, now that the number of rows, and so of checkpoints, is known."""
+    if detect_launcher().rank == 0:
+        tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
+        room = room_for(
+            job.config, job.plan, profile_model(job.model), tensors, job.run, len(job.prepared.train)
+        )
+        room.check(job.config)
+        job.run.needs = room.needs()
+        if room.close:
+            job.say(f"! disk: {room.figures()}")
 
 
 def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:

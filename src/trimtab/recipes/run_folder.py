@@ -54,6 +54,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    needs: str = ""
+    """What it will write at most, in words, once that is known."""
 
     @property
     def checkpoints(self) -> Path:

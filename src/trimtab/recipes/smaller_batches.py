@@ -26,7 +26,7 @@ RECORD = "halved.json"
 
 
 class StepOutOfMemory(Exception):
-    """A step's own passes found no memory; before the optimizer, or after, makes no difference: the step is made again."""
+    """The passes of a step found no memory: it can be made again of smaller ones."""
 
     def __init__(self, lack: MemoryFault) -> None:
         super().__init__(lack.said)
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
         return self.batch_size * self.gradient_accumulation_steps
 
     def smaller(self) -> Batch | None:
-        """Half as many rows in a pass (where that is no whole number, the next fewer that divide them), or None at one."""
+        """Half as many rows in a pass (of an odd number its next smaller divisor), or None where it is one."""
         size = next((n for n in range(self.batch_size // 2, 0, -1) if self.batch_size % n == 0), None)
         return None if size is None else Batch(size, self.rows // size)
 
@@ -118,7 +118,9 @@ def as_recorded(config: Config, run: RunFolder, say: Callable[[str], None]) -> C
     asked, now = Batch.of(config), Batch(**record["now"])
     if asked.rows != now.rows or asked.batch_size <= now.batch_size:
         return config
-    say(f"! training.batch_size × gradient_accumulation_steps {now} in place of {asked}: more found no memory before")
+    say(
+        f"! training.batch_size × gradient_accumulation_steps {now} in place of {asked}: more found no memory before"
+    )
     return with_batch(config, now)
 
 

@@ -113,7 +113,7 @@ class TrainerDriver:
         self.trainer.remove_callback(PrinterCallback)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
-            self.trainer.training_step = step_watched()(self.trainer.training_step)
+            _watch_steps(self.trainer)
 
     def __enter__(self) -> TrainerDriver:
         return self
@@ -190,3 +190,8 @@ def _end_at_the_last_step(trainer: Any) -> None:
             run_epoch(*args, **kwargs)
 
     trainer._run_epoch = unless_done
+
+
+def _watch_steps(trainer: Any) -> None:
+    """What finds no memory in a forward or backward pass is told from what finds none elsewhere."""
+    trainer.training_step = step_watched()(trainer.training_step)
