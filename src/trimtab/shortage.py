@@ -177,7 +177,7 @@ def in_words(fault: WriteFault, folder: Path, to_free: str) -> tuple[str, str, s
             else "use a file system without such a limit (FAT holds files of up to 4 GiB)",
         ),
         "device": (f"the disk behind {system.mount} failed", "see `dmesg`, and use another disk"),
-        "unknown": ("a file could not be written", f"{to_free}; look for a quota, which is not shown here"),
+        "unknown": ("a write failed", f"{to_free}; look for a quota, which is not shown here"),
     }[kind]
     return f"{found}: {what} could not be written", f"{there} (said was: {fault.said})", change
 
@@ -211,12 +211,12 @@ def _kind_of(error: BaseException) -> Kind | None:
     text = str(error)
     if number := _NUMBER.search(text):
         return SYSTEM.get(int(number[1] or number[2]))
-    if isinstance(error, RuntimeError) and _STREAM.search(text):
-        return "unknown"
+    # A library's own class, or a plain Exception (tokenizers): a text that only mentions it is no such error.
+    if not isinstance(error, OSError | RuntimeError) and type(error) is not Exception:
+        return None
     low = text.lower()
     found = next((kind for words, kind in SAID.items() if words in low), None)
-    # A library's own class, or a plain Exception (tokenizers): a text that only mentions it is no such error.
-    return found if isinstance(error, OSError | RuntimeError) or type(error) is Exception else None
+    return found or ("unknown" if _STREAM.search(text) else None)
 
 
 def _named(error: BaseException) -> Path | None:

@@ -86,7 +86,7 @@ def room_for(
         + _samples(config)
         + 4 * 16 * (steps or 0) * work.lanes,
         there=size_of(run.checkpoints) + size_of(run.kept_folder(config)) if run.goes_on(config) else 0,
-        largest=max(weights, optimizer, export, kept_weights),
+        largest=max(weights, optimizer, export, kept_weights) + tensors * _EACH_TENSOR,
     )
 
 

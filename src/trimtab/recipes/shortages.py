@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.cache import cache_root
-from trimtab.config import Config
+from trimtab.config import Config, keeps_best
 from trimtab.errors import TrimtabError
 from trimtab.file_system import amount, file_system_of, nearest, size_of
 from trimtab.placement import PlacementPlan, host_out_of_memory, out_of_memory
@@ -112,7 +112,8 @@ def _room_to_make(config: Config, run: RunFolder, folder: Path) -> str:
     older = sorted(run.path.glob("replaced-*"))
     ways += [f"remove {path} ({amount(size_of(path))}, an earlier run)" for path in older if path.is_dir()]
     newest, folders = newest_readable(run), list(run.checkpoint_folders().values())
-    spare = [path for path in folders if path != newest]
+    # Which of the older ones is the best, only the run knows.
+    spare = [] if keeps_best(config) else [path for path in folders if path != newest and size_of(path)]
     if spare and newest is not None:
         ways.append(f"remove {spare[0]} ({amount(size_of(spare[0]))})")
     limit = config.training.save_total_limit
