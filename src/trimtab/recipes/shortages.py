@@ -18,6 +18,7 @@ from trimtab.config import Config, keeps_best
 from trimtab.errors import TrimtabError
 from trimtab.file_system import amount, file_system_of, nearest, size_of
 from trimtab.placement import PlacementPlan, host_out_of_memory, out_of_memory
+from trimtab.recipes.checkpoints import by_step
 from trimtab.recipes.recipe import Recipe
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import StepOutOfMemory
@@ -111,7 +112,7 @@ def _room_to_make(config: Config, run: RunFolder, folder: Path) -> str:
     ways = []
     older = sorted(run.path.glob("replaced-*"))
     ways += [f"remove {path} ({amount(size_of(path))}, an earlier run)" for path in older if path.is_dir()]
-    newest, folders = newest_readable(run), list(run.checkpoint_folders().values())
+    newest, folders = newest_readable(run), list(by_step(run.checkpoints).values())
     # Which of the older ones is the best, only the run knows.
     spare = [] if keeps_best(config) else [path for path in folders if path != newest and size_of(path)]
     if spare and newest is not None:
