@@ -142,16 +142,19 @@ def _check_resume(config: Config, planned: Planned) -> None:
 
 def _announce(request: Request, planned: Planned) -> None:
     from trimtab.config import config_warnings
+    from trimtab.recipes.disk_needs import planned_room
     from trimtab.recipes.plan_text import parts_table, plan_lines
 
     config = request.config
+    room = planned_room(config, planned)
     print(f"trimtab train: {request.origin}, into {config.output_dir}")
-    for line in plan_lines(request, planned):
+    for line in plan_lines(request, planned, room):
         print("  " + line)
     if planned.plan.strategy == "split":
         print("\n".join("  " + line for line in parts_table(planned)))
     for warning in config_warnings(config):
         print(f"  ! {warning}")
+    room.check(config)
 
 
 def _conclude(config: Config, summary: dict[str, Any]) -> None:

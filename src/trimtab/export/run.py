@@ -20,6 +20,7 @@ from trimtab.recipes.kept_folder import check_kept
 from trimtab.recipes.run_lock import refuse_if_running, running_in
 from trimtab.recipes.run_mark import claim
 from trimtab.recipes.table import recipe_of
+from trimtab.shortage import refusals_told
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -142,7 +143,10 @@ def export_as_asked(config: Config, say: Say) -> ExportResult:
     assert config.output_dir is not None
     folder, trusted = Path(config.output_dir).expanduser(), config.model.trust_remote_code
     try:
-        return export_run(folder, wanted.to, dtype=wanted.dtype, name=wanted.name, trusted=trusted, say=say)
+        with refusals_told():
+            return export_run(
+                folder, wanted.to, dtype=wanted.dtype, name=wanted.name, trusted=trusted, say=say
+            )
     except (TrimtabError, OSError) as error:
         again = ["trimtab", "export", str(folder), "--to", wanted.to]
         again += ["--dtype", wanted.dtype] if wanted.dtype else []

@@ -96,9 +96,10 @@ class MetricsFile:
         ]
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        # First forgotten: on a full disk closing fails, and the next call would fail once more.
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _opened(self) -> TextIO:
         if self._file is None:

@@ -56,6 +56,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    needs: str = ""
+    """What it will write at most, in words, once that is known."""
     again: bool = False
     """Whether the launcher that began the run here has started it again, after one of its processes died."""
 
