@@ -94,7 +94,7 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no such folder"):
         model_source(ModelSettings(name=str(tmp_path / "nothing")))
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RequestError, match="its config could not be loaded"):
+    with pytest.raises(RequestError, match=r"config\.json is not valid JSON"):
         load_skeleton(ModelSettings(name=str(tmp_path)))
 
 
