@@ -90,7 +90,9 @@ def rehearse(
     """
     from trimtab.cli.faults import show_tracebacks
     from trimtab.errors import RequestError
+    from trimtab.files import plain_value
     from trimtab.hardware.catalogue import accelerators
+    from trimtab.redaction import hiding
     from trimtab.rehearse.report import render
     from trimtab.rehearse.run import rehearse as run
     from trimtab.rehearse.session import Settings
@@ -140,13 +142,15 @@ def rehearse(
         )
         if write_fixes is not None and texts:
             write_fixes.write_text(fixes.patch(texts), encoding="utf-8")
-    print(render(result, colour=sys.stdout.isatty()))
+    hide = hiding()
+    print(hide(render(result, colour=sys.stdout.isatty())))
     if json_file is not None:
-        json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+        told = plain_value(result.to_dict(), of_text=hide)
+        json_file.write_text(json.dumps(told, indent=1) + "\n")
     if html_file is not None:
         from trimtab.report.page import rehearsal_page
 
-        html_file.write_text(rehearsal_page(result), encoding="utf-8")
+        html_file.write_text(hide(rehearsal_page(result)), encoding="utf-8")
     if write_fixes is not None:
         print(
             f"the fixes that help: {write_fixes} (git apply, or patch -p1)"
@@ -159,9 +163,11 @@ def rehearse(
 
         root = repository(Path.cwd())
         if sarif_file is not None:
-            sarif_file.write_text(json.dumps(sarif(result, root), indent=1) + "\n", encoding="utf-8")
+            sarif_file.write_text(
+                json.dumps(plain_value(sarif(result, root), of_text=hide), indent=1) + "\n", encoding="utf-8"
+            )
         if github:
-            print("\n".join(as_annotations(result, root)))
+            print(hide("\n".join(as_annotations(result, root))))
     raise typer.Exit(result.exit_code)
 
 

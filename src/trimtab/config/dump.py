@@ -15,18 +15,23 @@ from trimtab.config.yaml_text import Dumper
 
 
 def dump_config(config: Config) -> str:
-    """Every setting of the run as YAML; `load_config` reads it back to an equal `Config`.
+    """Every setting of the run as YAML; `load_config` reads it back to an equal `Config`, but for trust in code.
 
     A default that would read as a conflict once written down (`epochs` next to `max_steps`) stays out, and a
     comment names it. A setting that holds a secret is an error: what is written here is kept and shown.
     """
     refuse_secrets(config)
     tree = config.model_dump()
+    trusted, tree["model"]["trust_remote_code"] = tree["model"]["trust_remote_code"], []
     left_out = _silent_defaults(config)
     for key in left_out:
         section, _, leaf = key.rpartition(".")
         del (tree[section] if section else tree)[leaf]
     header = "# Every setting of this run.\n"
+    if trusted:
+        header += (
+            f"# The code of {', '.join(trusted)} was trusted by a flag, which has to be given each time.\n"
+        )
     if left_out:
         header += f"# At their defaults, and without effect here: {', '.join(left_out)}\n"
     return header + yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -94,7 +94,7 @@ def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]
     """The config, or None with the reasons added to `problems`. Keys in `wrong` are known to be so already."""
     usable = {key: _as_meant(setting) for key, setting in found.items() if key not in wrong}
     for key, setting in list(usable.items()):
-        problem = _secret(setting) or _before_pydantic(setting)
+        problem = _secret(setting) or _trust_by_file(setting) or _before_pydantic(setting)
         if problem:
             problems.append(problem)
             wrong.add(key)
@@ -153,6 +153,16 @@ def _secret(setting: Setting) -> Problem | None:
     if why is None:
         return None
     return Problem(setting.key, "(not shown)", *why, setting.given.origin)
+
+
+def _trust_by_file(setting: Setting) -> Problem | None:
+    """A file may come from anywhere: that code of a repository may run is for the person at the command line to say."""
+    if setting.key != "model.trust_remote_code" or setting.given.origin.layer or not setting.value:
+        return None
+    return setting.problem(
+        "would run a repository's code because a file says so",
+        "remove it here; read that code, and if you trust it add --trust-remote-code OWNER/NAME to the command",
+    )
 
 
 def _before_pydantic(setting: Setting) -> Problem | None:

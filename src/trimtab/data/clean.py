@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from trimtab.data.read import Row
+from trimtab.data.read import Row, is_text
 from trimtab.errors import RequestError
 
 Made = TypeVar("Made")
@@ -81,6 +81,9 @@ def text_of(value: Any, name: str, tally: Tally) -> str:
         return str(value)
     if not isinstance(value, str):
         raise BadRow(f"`{name}` is a {type(value).__name__}, not text")
+    if not value.isascii() and not is_text(value):
+        half = next(character for character in value if not is_text(character))
+        raise BadRow(f"`{name}` holds the half of a character U+{ord(half):04X}")
     if "\r\n" in value:
         tally.change("CRLF line ends inside a text turned into LF")
         return value.replace("\r\n", "\n")

@@ -37,6 +37,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 SPEAKERS = "ref_speakers"
 """Where the community's layout keeps the references of a row with several voices."""
 
+_LONGEST_TEXT = 1 << 20
+"""Bytes of a file that says what is spoken in one clip."""
 _SPECIAL = re.compile(r"<\|.*?\|>")
 _NAME = re.compile(r"\w+")
 
@@ -179,7 +181,7 @@ class _Reading:
             text = unquote(urlsplit(text).path)
         if not text.strip("/"):
             raise BadRow(f"`{name}` is {'empty' if not text else 'no file'}")
-        return from_folder(text, self.row.folder or Path(), "clip", self.tally)
+        return from_folder(text, self.row, "clip")
 
     def said(self, column: str, file_column: str, clip: Clip | None) -> str | None:
         """The words of a clip: in the row, in the file that it names, or in the .txt file beside the clip."""
@@ -229,6 +231,10 @@ def checked_text(text: str, name: str, empty: bool = False) -> str:
 
 def _text_in(file: Path) -> str:
     try:
+        if not file.is_file():
+            raise BadRow(f"the text file cannot be read ({'not a file' if file.exists() else 'not there'})")
+        if file.stat().st_size > _LONGEST_TEXT:
+            raise BadRow(f"the text file has over {_LONGEST_TEXT >> 20} MiB")
         return decode_text(file.read_bytes(), str(file))
     except OSError as error:
         raise BadRow(f"the text file cannot be read ({error.strerror or error})") from None

@@ -20,6 +20,8 @@ from trimtab.models.learned_codec import learned_folder
 from trimtab.models.load import BUILT_IN, load_model_config, model_source, shapes_only
 from trimtab.models.shape_codes import ShapeCodec
 from trimtab.models.shape_names import is_shape
+from trimtab.models.weight_files import check_folder
+from trimtab.models.whole import say
 
 if TYPE_CHECKING:
     from trimtab.data.voice_rows import VoiceRow
@@ -142,13 +144,28 @@ def _loaded(config: Config, plan: PlacementPlan, source: str) -> Codec:
             made = higgs_codec_class()
         else:
             made = SpectralCodec
+        check_folder(Path(source), f"voice.codec={config.voice.codec}")
         codec, report = made.from_pretrained(
-            source, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+            source,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    absent = sorted(report["missing_keys"])
+    absent = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
+    if unread := sorted(report["unexpected_keys"]):
+        told = f"voice.codec={config.voice.codec}: the weights in {source} hold {some_of(unread, 3)}"
+        if kind != REAL:
+            raise RequestError.of(
+                f"{told}, which the codec has no place for",
+                "they are not those that its config.json was saved with",
+                "put back the codec's folder as it was kept, or learn it again",
+            )
+        say(f"{told}, which {type(codec).__name__} has no place for: left out")
     if absent:
         raise RequestError.of(
-            f"voice.codec={config.voice.codec}: the weights in {source} lack {some_of(absent, 3)}",
+            f"voice.codec={config.voice.codec}: the weights in {source} lack {some_of(absent, 3)}, or have "
+            "them in another shape",
             "those tensors would start from random numbers",
             "give the folder or hub id of a whole codec",
         )

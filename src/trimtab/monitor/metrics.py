@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trimtab.files import plain_value, write_whole
+from trimtab.redaction import hiding
 
 _OWN_KEYS = ("step", "time", "phase")
 
@@ -48,7 +49,8 @@ class MetricsFile:
         if taken:
             raise ValueError(f"a metric cannot be named {taken[0]!r}: every line already has {_OWN_KEYS}")
         line = {"step": step, "time": round(time.time(), 3), "phase": phase}
-        line.update((key, plain_value(value)) for key, value in values.items())
+        hide = hiding()
+        line.update((hide(key), plain_value(value, of_text=hide)) for key, value in values.items())
         file = self._opened()
         file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()

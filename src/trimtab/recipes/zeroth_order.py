@@ -15,6 +15,7 @@ from trimtab.config import schema
 from trimtab.config.schema import Config
 from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError
+from trimtab.manifest import Part
 from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
@@ -147,6 +148,10 @@ class ZerothEngine:
     def state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
 
+    def beside(self) -> dict[str, Part]:
+        written = self.optimizer.recorded()
+        return {TRAJECTORY: Part(*written)} if written is not None else {}
+
     def restore(self, state: dict[str, Any], taken: int) -> None:
         self.optimizer.load_state_dict(state)
         self._batches.taken = taken
@@ -194,7 +199,11 @@ def _outcome(job: Job, driver: LoopDriver) -> dict[str, Any]:
 
 def about(config: Config, plan: PlacementPlan) -> dict[str, Any]:
     """What a replay needs to make the model before the first step again."""
-    made = {"model": config.model.model_dump(), "method": config.method, "seed": config.seed}
+    made = {
+        "model": config.model.model_dump(exclude={"trust_remote_code"}),
+        "method": config.method,
+        "seed": config.seed,
+    }
     if config.method == "lora":
         made["lora"] = config.lora.model_dump()
     return {"base": made | {"weight_precision": plan.weight_precision}}
