@@ -8,10 +8,11 @@ the file and the key. Reads only; never looks at weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimtab.config.facts import kernel_home
 from trimtab.errors import RequestError
 from trimtab.reading import MOST_SETTINGS, read_json_object, read_text
 
@@ -53,7 +54,7 @@ _MOST = 2**53
 _KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 
 
-def check_folder_files(folder: Path, *, trust_remote_code: bool = False) -> None:
+def check_folder_files(folder: Path, *, trusted: Sequence[str] = ()) -> None:
     """Refuse a folder whose settings cannot be what they should; one without them is for others to judge."""
     for name in _OBJECTS:
         file = folder / name
@@ -61,7 +62,7 @@ def check_folder_files(folder: Path, *, trust_remote_code: bool = False) -> None
             continue
         content = read_json_object(file, f"the model's {name}", _CHANGE, _SMALL)
         if name == CONFIG:
-            check_config(content, file, trust_remote_code=trust_remote_code)
+            check_config(content, file, trusted=trusted)
     for name in _TEMPLATES:
         if _stands(folder / name):
             read_text(folder / name, MOST_SETTINGS)
@@ -74,15 +75,15 @@ def check_folder_files(folder: Path, *, trust_remote_code: bool = False) -> None
             )
 
 
-def check_config(content: Mapping[str, Any], file: Path, *, trust_remote_code: bool = False) -> None:
+def check_config(content: Mapping[str, Any], file: Path, *, trusted: Sequence[str] = ()) -> None:
     """Refuse sizes that no model has, and code that the config would fetch."""
     for key, value in _entries(content, ""):
         name = key.rpartition(".")[2]
-        if name in _KERNELS and isinstance(value, str) and "/" in value and not trust_remote_code:
+        if name in _KERNELS and isinstance(value, str) and "/" in value and kernel_home(value) not in trusted:
             raise RequestError.of(
                 f"{file}: {key} is {value[:100]!r}",
                 "it names a kernel on the hub: code that would be fetched and run here",
-                "remove the entry, or read that code and, if you trust it, set model.trust_remote_code=true",
+                f"remove it, or read that code and, if you trust it, --trust-remote-code {kernel_home(value)[:100]}",
             )
         why = _wrong(name, value)
         if why is not None:

@@ -45,7 +45,7 @@ def model_source(settings: ModelSettings) -> str:
                 "a model folder holds config.json, safetensors weights and tokenizer files",
                 "point model.name at the folder that `save_pretrained` wrote, or at a hub id",
             )
-        check_folder_files(folder, trust_remote_code=settings.trust_remote_code)
+        check_folder_files(folder, trusted=settings.trust_remote_code)
         return str(folder)
     if settings.name.count("/") > 1 or settings.name.startswith((".", "~", "/")):
         raise RequestError.of(
