@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import shlex
 import time
@@ -21,6 +20,7 @@ from trimtab.config import Config, dump_config
 from trimtab.config.problems import without_secrets
 from trimtab.errors import RequestError, some_of
 from trimtab.files import write_json_whole, write_whole
+from trimtab.reading import read_json_object
 from trimtab.recipes.checkpoints import newest
 from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 
@@ -140,8 +140,7 @@ class RunFolder:
         write_json_whole(self.claim(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
-        return content
+        return read_json_object(self.path / name, f"the run's {name}", "put back the file that the run wrote")
 
 
 def default_folder(config: Config) -> str:
