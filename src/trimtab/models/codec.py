@@ -193,11 +193,18 @@ def _fitting(codec: Codec, config: Config) -> Codec:
 
 @contextmanager
 def _readable_errors(config: Config, source: str) -> Iterator[None]:
+    import torch
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        *(OSError, ValueError, ImportError, SafetensorError),
+        # What a config of other kinds of values ends in, wherever it is used first.
+        *(TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    ) as error:
         said = str(error).strip()
         raise RequestError.of(
             f"voice.codec={config.voice.codec}: {source} could not be loaded",

@@ -223,7 +223,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         )
     if header.get("version") != VERSION:
         raise RequestError.of(
-            f"{path} has version {header.get('version')} of the format",
+            f"{path} has version {str(header.get('version'))[:20]} of the format",
             f"this program reads version {VERSION}",
             "use the program that wrote it",
         )
