@@ -73,7 +73,7 @@ class Damage:
     def __init__(self, seed: int, number: int) -> None:
         self.random = Random(f"{seed}:{number}")
 
-    def bytes(self, data: bytes, other: bytes = b"") -> bytes:
+    def raw(self, data: bytes, other: bytes = b"") -> bytes:
         """The data with one to four faults; `other` is another valid file, to put pieces of into it."""
         for _ in range(self.random.choice((1, 1, 1, 2, 4))):
             data = self._once(bytearray(data), other or data)
@@ -197,4 +197,4 @@ class Damage:
     def as_json(self, value: Any) -> bytes:
         """The value as JSON text, now and then with bytes damaged as well."""
         text = json.dumps(value, ensure_ascii=self.random.random() < 0.5).encode("utf-8", "surrogatepass")
-        return self.bytes(text) if self.random.random() < 0.2 else text
+        return self.raw(text) if self.random.random() < 0.2 else text

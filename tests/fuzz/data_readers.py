@@ -70,7 +70,7 @@ def text_case(folder: Path, suffix: str, files: list[bytes]) -> Case:
     path = folder / f"rows{suffix}"
 
     def case(damage: Damage) -> object:
-        path.write_bytes(damage.bytes(damage.random.choice(files), damage.random.choice(files)))
+        path.write_bytes(damage.raw(damage.random.choice(files), damage.random.choice(files)))
         return read_file(path)
 
     return case
@@ -138,10 +138,10 @@ def parquet(folder: Path) -> Case:
         file, end = made[at], ends[at]
         kind = damage.random.randrange(3)
         if kind == 0:
-            damaged = damage.bytes(file, damage.random.choice(made))
+            damaged = damage.raw(file, damage.random.choice(made))
         else:  # the footer decides what is read; or the pages alone, with a whole footer behind them
-            pages = damage.bytes(file[4:end])[: end - 4].ljust(end - 4, b"\0") if kind == 1 else file[4:end]
-            footer = damage.bytes(file[end:-8]) if kind == 2 else file[end:-8]
+            pages = damage.raw(file[4:end])[: end - 4].ljust(end - 4, b"\0") if kind == 1 else file[4:end]
+            footer = damage.raw(file[end:-8]) if kind == 2 else file[end:-8]
             damaged = b"PAR1" + pages + footer + struct.pack("<I", len(footer)) + b"PAR1"
         path.write_bytes(damaged)
         return read_file(path)
@@ -156,9 +156,7 @@ def pictures(folder: Path) -> Case:
 
     made = []
     image = Image.radial_gradient("L").resize((24, 20))
-    shapes = (
-        "PNG:RGB PNG:P PNG:I PNG:LA JPEG:RGB JPEG:CMYK JPEG:L GIF:P WEBP:RGB BMP:RGB TIFF:RGB TIFF:F PPM:RGB"
-    )
+    shapes = "PNG:RGB PNG:P PNG:I;16 PNG:LA JPEG:RGB JPEG:CMYK JPEG:L GIF:P WEBP:RGB BMP:RGB TIFF:RGB TIFF:F PPM:RGB"
     for form, mode in (shape.split(":") for shape in f"{shapes} JPEG2000:RGB TIFF:I;16".split()):
         for options in ({}, {"exif": _exif()} if form in ("JPEG", "PNG", "WEBP") else {}):
             held = io.BytesIO()
@@ -173,7 +171,7 @@ def pictures(folder: Path) -> Case:
 
     def case(damage: Damage) -> object:
         return Picture(
-            damage.bytes(damage.random.choice(made), damage.random.choice(made)), "rows.jsonl, line 1"
+            damage.raw(damage.random.choice(made), damage.random.choice(made)), "rows.jsonl, line 1"
         ).open()
 
     return case
@@ -206,7 +204,7 @@ def sounds(folder: Path) -> Case:
     path = folder / "clip.wav"
 
     def case(damage: Damage) -> object:
-        data = damage.bytes(damage.random.choice(made), damage.random.choice(made))
+        data = damage.raw(damage.random.choice(made), damage.random.choice(made))
         if damage.random.random() < 0.5:
             path.write_bytes(data)
             sound = read_sound(path, "clip.wav")
@@ -261,8 +259,7 @@ def picture_rows(folder: Path) -> Case:
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "q"}]},
         {"role": "assistant", "content": "a"},
     ]
-    talk = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}]
-    sets = [
+    sets: list[Any] = [
         [{"image": "red.png", "question": f"q{n}", "answer": f"a{n}"} for n in range(3)],
         [{"images": ["red.png"], "messages": turns}, {"images": [], "messages": [turns[1]]}],
         [{"image": {"path": "red.png", "bytes": None}, "question": "q", "answer": ["a", "b"]}],
@@ -332,7 +329,7 @@ def _tiny() -> Any:
 def _tensors(damage: Damage, file: bytes) -> bytes:
     """A safetensors file with damaged bytes, or with a damaged tree for its header."""
     if damage.random.random() < 0.5:
-        return damage.bytes(file)
+        return damage.raw(file)
     end = 8 + int.from_bytes(file[:8], "little")
     header = damage.as_json(damage.tree(json.loads(file[8:end])))
     return len(header).to_bytes(8, "little") + header + file[end:]
@@ -347,7 +344,7 @@ def _quiet() -> None:
 
 def weight_headers(folder: Path) -> Case:
     """The headers of a model's files and its index, without loading them."""
-    from trimtab.models.weight_files import check_folder
+    from trimtab.models.weight_files import model_tensors
 
     _quiet()
     single, shards = folder / "single", folder / "shards"
@@ -367,7 +364,7 @@ def weight_headers(folder: Path) -> Case:
         else:
             file.write_bytes(_tensors(damage, kept[file]))
         try:
-            return check_folder(file.parent, "model.name=x")
+            return model_tensors(file.parent, "model.name=x")
         finally:
             file.write_bytes(kept[file])
 
@@ -453,7 +450,7 @@ def trajectories(folder: Path) -> Case:
     def case(damage: Damage) -> object:
         line, _, rest = damage.random.choice(made).partition(b"\n")
         if damage.random.random() < 0.5:
-            path.write_bytes(damage.bytes(line + b"\n" + rest))
+            path.write_bytes(damage.raw(line + b"\n" + rest))
         else:
             path.write_bytes(damage.as_json(damage.tree(json.loads(line))) + b"\n" + rest)
         return _base(read_trajectory(path), path, ())
@@ -525,7 +522,7 @@ def fuzz(reader: str, cases: int, seed: int = 0, first: int = 0) -> tuple[Counte
                 ends["value"] += 1
             except TrimtabError as error:
                 ends[type(error).__name__] += 1
-                if len(str(error)) > 5000 or str(error).count("\n") != 2:
+                if len(str(error)) > 7000 or str(error).count("\n") != 2:
                     bad.append(f"{reader} {seed}:{number}: a message of another form: {str(error)[:500]!a}")
             except Exception as error:
                 ends[type(error).__name__] += 1

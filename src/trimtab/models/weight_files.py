@@ -68,7 +68,7 @@ def _sharded(folder: Path, index: Path, what: str) -> dict[str, Stored]:
     named = _weight_map(index, what)
     held: dict[str, Stored] = {}
     for file in sorted(set(named.values())):
-        here = file_tensors(folder / file, f"{what}: {INDEX} names {file}")
+        here = file_tensors(folder / file, f"{what}: {INDEX} names {file[:200]}")
         for name in here.keys() & held.keys():
             raise RequestError.of(
                 f"{what}: {name} is in {held[name].file.name} and in {file}",
