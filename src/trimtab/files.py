@@ -5,6 +5,7 @@ Also what JSON needs before it can be written. Nothing here knows what is writte
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -30,14 +31,35 @@ def whole_file(target: Path) -> Iterator[Path]:
     os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield scratch
-        handle = os.open(scratch, os.O_RDWR)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_file(scratch)
         scratch.replace(target)
+        sync_folder(target.parent)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the file's content is on the disk, whoever wrote it."""
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Return when the folder's names are on the disk, where the system can be asked for that."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems know no folder that could be synced; their renames are in order all the same.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

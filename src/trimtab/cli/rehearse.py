@@ -80,6 +80,7 @@ def rehearse(
         bool,
         typer.Option("--in-place", help="Let the script write its files for real, where it wants them."),
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error of ours.")] = False,
 ) -> None:
     """Run a training script, unchanged, on GPUs that are not there, and report every fault that it meets.
 
@@ -87,6 +88,7 @@ def rehearse(
     an overlay, where the system permits one, and nothing of yours is changed. Exit code: 0 clean, 1 a fault
     was found, 2 the request is wrong, 3 unproven (time ran out, or the process was killed).
     """
+    from trimtab.cli.faults import show_tracebacks
     from trimtab.errors import RequestError
     from trimtab.files import plain_value
     from trimtab.hardware.catalogue import accelerators
@@ -95,6 +97,8 @@ def rehearse(
     from trimtab.rehearse.run import rehearse as run
     from trimtab.rehearse.session import Settings
 
+    if debug:
+        show_tracebacks()
     outputs = (
         ("--json", json_file),
         ("--html", html_file),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from trimtab.cli.arguments import Arguments, request_from
+from trimtab.errors import TrimtabError
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
@@ -17,14 +20,44 @@ if TYPE_CHECKING:
 
 def train(arguments: Arguments = None) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
+    from trimtab.monitor.last_words import tell_launcher
+    from trimtab.recipes.elastic import OWN_AGENT
+
+    try:
+        _train(arguments or [])
+    except KeyboardInterrupt:
+        raise typer.Exit(1) from None
+    except TrimtabError as error:
+        # One of several processes that `train` started: its launcher ends with this message, once for all of them.
+        if OWN_AGENT not in os.environ:
+            raise
+        tell_launcher(error)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _train(arguments: list[str]) -> None:
     from trimtab.errors import RequestError
     from trimtab.export import export_as_asked
+    from trimtab.hardware import detect_launcher
+    from trimtab.monitor.last_words import tell_launcher
+    from trimtab.recipes.elastic import begun_by_this_launch, keep_the_step
     from trimtab.recipes.launch import launch, quiet_libraries
     from trimtab.recipes.planning import plan_run
-    from trimtab.recipes.run_folder import RunFolder, default_folder, failure_kept, open_run_folder
+    from trimtab.recipes.run_folder import (
+        RunFolder,
+        check_room,
+        default_folder,
+        failure_kept,
+        open_run_folder,
+    )
+    from trimtab.recipes.run_lock import only_run_in, refuse_if_running
+    from trimtab.recipes.vigil import watched
 
-    request = request_from(arguments or [])
+    request = request_from(arguments)
     config = request.config
+    _stay_beside(request)
+    again = begun_by_this_launch(config)
+    changed = keep_the_step(config, detect_launcher()) if again else None
     planned = plan_run(config)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0
@@ -37,29 +70,76 @@ def train(arguments: Arguments = None) -> None:
             )
         config.output_dir = default_folder(config)
     if planned.plan.starts_launcher:
-        raise typer.Exit(launch(arguments or [], config, planned))
+        refuse_if_running(Path(config.output_dir).expanduser())
+        _check_resume(config, planned)
+        raise typer.Exit(launch(arguments, config, planned))
 
     if main:
         _announce(request, planned)
-        run = open_run_folder(config)
+        if again:
+            print("begun again by the launcher" + (f"; {changed}" if changed else ""), flush=True)
+        run = open_run_folder(config, again=again)
     else:
-        run = RunFolder(Path(config.output_dir).expanduser())
+        run = RunFolder(Path(config.output_dir).expanduser(), again=again)
 
-    def say(text: str) -> None:
+    with only_run_in(run.path) if main else nullcontext():
         if main:
-            print(text, flush=True)
+            check_room(run, config)  # again: another run may have begun there since
+        with (
+            failure_kept(run, config, planned.plan, launcher.rank),
+            watched(config, planned.plan, run, launcher) as watchdog,
+        ):
 
-    with failure_kept(run, config, planned.plan, launcher.rank):
-        quiet_libraries()
-        from trimtab.recipes.run import run_recipe
+            def say(text: str) -> None:
+                watchdog.beat("start-up" if watchdog.step is None else "the end of the run")
+                if main:
+                    print(text, flush=True)
 
-        summary = run_recipe(config, planned.plan, run, say)
-    if main:
-        _conclude(config, summary)
-    if summary["status"] != "finished":
-        raise typer.Exit(1)
-    if main and config.export.to is not None:
-        print("\n".join(export_as_asked(config, say).lines()))
+            quiet_libraries()
+            from trimtab.recipes.run import run_recipe
+
+            summary = run_recipe(config, planned.plan, run, say)
+        if main:
+            _conclude(config, summary)
+        if summary["status"] != "finished":
+            tell_launcher(KeyboardInterrupt(), interrupted=True)
+            raise typer.Exit(1)
+        if main and config.export.to is not None:
+            print("\n".join(export_as_asked(config, say).lines()))
+
+
+def _stay_beside(request: Request) -> None:
+    """A run's own config.yaml resumes the run that it lies in, also where the folder was moved, copied or mounted."""
+    from trimtab.config import load_config
+    from trimtab.recipes.run_folder import STARTS
+    from trimtab.recipes.run_mark import MARK
+
+    config, file = request.config, Path(request.origin).expanduser()
+    home = file.parent
+    of_a_run = file.name == "config.yaml" and any(
+        (home / name).is_file() for name in (MARK, STARTS, "plan.json")
+    )
+    if config.training.resume is not True or not of_a_run or config.output_dir is None:
+        return
+    named = Path(config.output_dir).expanduser()
+    if named.resolve() == home.resolve() or load_config(file).output_dir != config.output_dir:
+        return
+    print(f"{file} names output_dir={named}, but lies in {home}: the run goes on there, where it lies")
+    config.output_dir = str(home)
+
+
+def _check_resume(config: Config, planned: Planned) -> None:
+    """What would be refused by each of the processes is refused before they are started."""
+    from trimtab.recipes.begun_with import Starting
+    from trimtab.recipes.checkpoints import checkpoint_to_resume
+    from trimtab.recipes.run_folder import RunFolder
+
+    # What it skips is told by the processes.
+    checkpoint = checkpoint_to_resume(
+        config, RunFolder(Path(str(config.output_dir)).expanduser()), lambda text: None
+    )
+    if checkpoint is not None:
+        Starting(config, planned.plan, checkpoint)
 
 
 def _announce(request: Request, planned: Planned) -> None:

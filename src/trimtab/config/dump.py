@@ -8,10 +8,10 @@ import yaml
 
 from trimtab.config.checks import run_checks
 from trimtab.config.facts import is_given
-from trimtab.config.keys import SECTIONS, SHORTHANDS
-from trimtab.config.read import Dumper
+from trimtab.config.keys import SECTIONS, SHORTHANDS, schema_with_limits
 from trimtab.config.schema import Config
 from trimtab.config.secrets import refuse_secrets
+from trimtab.config.yaml_text import Dumper
 
 
 def dump_config(config: Config) -> str:
@@ -46,7 +46,7 @@ def _silent_defaults(config: Config) -> list[str]:
 
 def config_schema() -> dict[str, Any]:
     """The settings as JSON schema, with a description for each; sections that have a short form also take text."""
-    schema = Config.model_json_schema()
+    schema = schema_with_limits()
     for name in SECTIONS:
         reference = {"$ref": f"#/$defs/{SECTIONS[name].__name__}"}
         described = {"description": schema["$defs"][SECTIONS[name].__name__]["description"]}

@@ -211,3 +211,11 @@ def _warmup_of_a_constant(config: Config) -> Conflict | None:
 def _first_set(config: Config, *keys: str) -> str | None:
     """The first of these that is neither null nor 0."""
     return next((key for key in keys if value_of_setting(config, key)), None)
+
+
+RULES.blame(
+    "model.attn_implementation model.trust_remote_code",
+    lambda c: "/" in (c.model.attn_implementation or "") and not c.model.trust_remote_code,
+    "names a kernel on the hub: code that would be fetched and run here",
+    "write sdpa, or read that code and, if you trust it, set model.trust_remote_code: true",
+)

@@ -149,6 +149,10 @@ class TrainingSettings(Section):
     """Rows of one optimizer step: `batch_size` × processes × `gradient_accumulation_steps`. When set, another product
     is an error, so that a run on other machines is the run that was meant; null: not checked."""
 
+    halve_batch_on_oom: bool = False
+    """Where a step finds no memory, begin again from the last checkpoint with half the `batch_size` and twice the
+    `gradient_accumulation_steps`, as often as it takes: the same rows a step. Said, and kept in the summary."""
+
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
 
@@ -197,6 +201,10 @@ class TrainingSettings(Section):
     resume: bool | str = False
     """`true` goes on from the newest checkpoint in `output_dir`; a path goes on from that checkpoint."""
 
+    resume_changed: list[Literal["data", "reward"]] = Field(default_factory=list)
+    """What may be another than the resumed run began with, and is taken from there on: `data` (the rows and how they
+    are read), `reward` (functions, their source and weights). Otherwise another one is refused."""
+
 
 class MonitorSettings(Section):
     """What is shown and watched while the run goes."""
@@ -207,8 +215,21 @@ class MonitorSettings(Section):
     slow_after_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Without a finished step for this long, say that the run is slow and where it is."""
 
-    stuck_after_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """Without a finished step for this long and without processor time used, say that it is stuck, with every stack."""
+    stuck_after_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """Without a finished step for this long (three times the longest recent one, where that is more), idle or waiting
+    for another rank: the run is stuck."""
+
+    start_stuck_after_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    """The same until the end of the first step: downloads, loading and compiling take long. Also how long the processes
+    wait for each other at the start."""
+
+    on_stuck: Literal["warn", "stop"] = "warn"
+    """What is done about a run that is stuck: say so with every stack and who is behind, or end it as well, with its
+    last checkpoint to go on from."""
+
+    restarts: Annotated[int, Field(ge=0)] = 3
+    """How often in a row, without a new checkpoint between, `train` begins again from the last checkpoint by itself
+    when one of the several processes that it started dies; 0 never."""
 
     stop_on_nonfinite: bool = True
     """Stop loudly at a NaN or infinite loss or gradient."""

@@ -16,6 +16,7 @@ from trimtab.export.codec_files import keep_codec
 from trimtab.export.files import MARK, check_free, check_replaceable, claim_file, readable_size
 from trimtab.files import write_whole
 from trimtab.models.families import AUDIO, CAUSAL_LM
+from trimtab.recipes.kept_folder import check_kept
 from trimtab.recipes.run_mark import claim
 from trimtab.recipes.table import recipe_of
 
@@ -102,6 +103,7 @@ def read_run(run_dir: Path) -> FinishedRun:
             "these are written when training ends, so the run is not finished",
             "finish it: the same `trimtab train` command with training.resume=true",
         )
+    check_kept(weights)
     return FinishedRun(folder=run_dir, config=config, weights=weights)
 
 

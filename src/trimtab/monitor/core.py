@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -19,16 +19,38 @@ import torch.distributed as dist
 from rich.console import Console
 
 from trimtab.config.schema import MonitorSettings
+from trimtab.monitor.board import Board
 from trimtab.monitor.health import GradientCheck, NonFiniteError, Standing, check_logged
 from trimtab.monitor.memory import gpu_busy_share
 from trimtab.monitor.metrics import MetricsFile
 from trimtab.monitor.pace import Pace
 from trimtab.monitor.progress import Quiet, make_progress
 from trimtab.monitor.readings import Readings
-from trimtab.monitor.watchdog import Watchdog
+from trimtab.monitor.watchdog import Watchdog, current
 from trimtab.monitor.wording import count_of, duration, size
 
 _SAVE_LINE_SECONDS = 60.0
+
+
+def watchdog_for(
+    settings: MonitorSettings,
+    run_dir: Path,
+    rank: int,
+    processes: int,
+    board: Board | None,
+    say: Callable[[str], None] = print,
+) -> Watchdog:
+    """A watchdog as the settings ask for it."""
+    return Watchdog(
+        settings.slow_after_seconds,
+        settings.stuck_after_seconds,
+        say,
+        run_dir / (f"stacks-rank{rank}.txt" if rank else "stacks.txt"),
+        processes=processes,
+        start_after=settings.start_stuck_after_seconds,
+        board=board,
+        stop=settings.on_stuck == "stop",
+    )
 
 
 class Monitor:
@@ -63,6 +85,7 @@ class Monitor:
         self._training = self._timed = self._warned = False
         self._good_loss: tuple[float, int] | None = None
         self._last_save_line = -math.inf
+        self._own_watchdog = False
 
     @cached_property
     def _place(self) -> tuple[int, int]:
@@ -77,15 +100,16 @@ class Monitor:
 
     @cached_property
     def _watchdog(self) -> Watchdog:
+        """The one that watches this process from its start, where there is one; else the monitor's own."""
         rank, processes = self._place
-        return Watchdog(
-            self.settings.slow_after_seconds,
-            self.settings.stuck_after_seconds,
-            lambda text: self.say(f"rank {rank}: {text}" if processes > 1 else text),
-            self.run_dir / (f"stacks-rank{rank}.txt" if rank else "stacks.txt"),
-            gpu_busy=lambda: gpu_busy_share(self.device),
-            processes=processes,
-        )
+        watchdog = current()
+        if watchdog is None:
+            board = Board(self.run_dir, rank, processes) if processes > 1 else None
+            watchdog = watchdog_for(self.settings, self.run_dir, rank, processes, board)
+            self._own_watchdog = True
+        watchdog.say = lambda text: self.say(f"rank {rank}: {text}" if processes > 1 else text)
+        watchdog.gpu_busy = lambda: gpu_busy_share(self.device)
+        return watchdog
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +134,10 @@ class Monitor:
         """Training begins after `step`; metrics of abandoned later steps are cut."""
         atexit.register(self.close)
         self._watchdog.start()
+        self._watchdog.settled(False)
+        self._watchdog.step = step
+        if self._watchdog.board is not None:
+            self._watchdog.board.tell(step=step)
         self.beat("the first batch")
         self._training, self._timed, self._warned, self._good_loss = True, False, False, None
         self._readings.begin()
@@ -131,6 +159,8 @@ class Monitor:
     def step_done(self, step: int) -> None:
         """A step is done; its figures may follow, by `logged`."""
         self._pace.step_done(step)
+        self._watchdog.step = step
+        self._watchdog.settled()
         self._time_first_step()
         self._progress.update(self._readings.figures(self._pace))
 
@@ -193,7 +223,7 @@ class Monitor:
         """An evaluation is over; `seconds` is how long it took, where the caller knows."""
         self._progress.evaluated()
         took = self._pace.set_aside() if self._training else None
-        if not self._training:
+        if not self._training and self._own_watchdog:
             self._watchdog.stop()
         took = took if seconds is None else seconds
         if not figures:
@@ -246,7 +276,7 @@ class Monitor:
 
     def close(self) -> None:
         """Stop watching and give the terminal back. May be called twice, and at any time."""
-        self._watchdog.stop()
+        self._rest()
         if self.gradients is not None:
             self.gradients.close()
             self.gradients = None
@@ -254,6 +284,15 @@ class Monitor:
         self._metrics.close()
         self._training = False
         atexit.unregister(self.close)
+
+    def _rest(self) -> None:
+        """Stop watching; the watchdog of the whole process goes on, with the patience that an end needs."""
+        if self._own_watchdog:
+            self._watchdog.stop()
+        elif self._training:
+            self._watchdog.settled(False)
+            self._watchdog.say = lambda text: print(text, flush=True)
+            self.beat("the end of the run")
 
     def _time_first_step(self, *, last: bool = False) -> None:
         """Said once: when the second step has shown the pace, or when there is no second one."""

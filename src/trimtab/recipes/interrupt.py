@@ -1,5 +1,7 @@
 """Ctrl-C and SIGTERM end a run at the next whole step, with a checkpoint; a second one ends it at once.
 
+Where the main thread is stuck, so that no handler runs, second_signal.py does the latter.
+
 Of several processes one that is told is enough: they agree at the end of each step, so that all stop at the same one.
 """
 
@@ -8,12 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
+
+from trimtab.recipes.second_signal import told_twice_by_torchrun
 
 
 class GracefulStop(TrainerCallback):
@@ -29,6 +34,7 @@ class GracefulStop(TrainerCallback):
         self._every = every
         self._before: dict[int, Any] = {}
         self._process = os.getpid()
+        self._told = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Handlers can only be set in the main thread; elsewhere the default behaviour stays.
@@ -67,9 +73,12 @@ class GracefulStop(TrainerCallback):
         if os.getpid() != self._process:
             # A forked worker of the data loader, which a terminal tells as well: it goes on until it is not needed.
             return
+        now = time.monotonic()
         if self.stopped:
+            if told_twice_by_torchrun(self._told, now):
+                return
             self.restore()
             raise KeyboardInterrupt
-        self.stopped = True
+        self.stopped, self._told = True, now
         then = "this step" if self._every == 1 else f"this round of {self._every} steps"
         self._say(f"{signal.Signals(number).name}: saving after {then}; once more to stop at once")

@@ -7,6 +7,7 @@ from typing import Any
 
 from trimtab.config.schema import Config
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.kept_folder import check_kept
 from trimtab.recipes.recipe import Recipe
 
 
@@ -26,6 +27,7 @@ def kept_model(
     from trimtab.models.kept_adapter import with_adapter
     from trimtab.models.load import load_model
 
+    check_kept(weights)
     settings = config.model
     if config.method == "full":
         settings = settings.model_copy(update={"name": str(weights), "revision": None})

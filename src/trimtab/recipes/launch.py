@@ -28,15 +28,24 @@ def launch(arguments: list[str], config: Config, planned: Planned) -> int:
     env.setdefault("OMP_NUM_THREADS", str(max(1, planned.hardware.cpu.cores // count)))
     # How long torchrun waits for processes that save a checkpoint before it kills them; 30 seconds by itself.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command += ["-m", "trimtab", "train", *arguments]
+    folder = str(config.output_dir)
+    command = [
+        sys.executable,
+        "-m",
+        "trimtab.recipes.agent",
+        str(count),
+        str(config.monitor.restarts),
+        folder,
+    ]
+    command += ["train", *arguments]
     # Decided here once: each process would make up a folder, and judge by the memory that is free when it looks.
     command += [
-        f"output_dir={config.output_dir}",
+        f"output_dir={folder}",
         f"sharding={str(planned.plan.strategy == 'sharded').lower()}",
     ]
     print(f"starting {count} processes with torchrun: {planned.plan.reasons['strategy']}", flush=True)
-    return 1 if wait_for(command, env) else 0
+    ended = wait_for(command, env)
+    return ended if ended in (0, 2) else 1
 
 
 def wait_for(command: list[str], env: dict[str, str]) -> int:

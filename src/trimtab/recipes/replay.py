@@ -19,9 +19,11 @@ from safetensors import safe_open
 from trimtab.config import Config
 from trimtab.config.schema import LoraSettings, ModelSettings
 from trimtab.errors import RequestError
+from trimtab.manifest import Damaged, part_of, read_manifest
 from trimtab.models import load_tokenizer
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.checkpoints import by_step
 from trimtab.recipes.run_folder import SUMMARY, RunFolder
 from trimtab.recipes.zeroth_order import TRAJECTORY
 from trimtab.zeroth.trajectory import Trajectory, read_trajectory, replay
@@ -51,6 +53,7 @@ def replay_run(
     """Rebuild the weights of a run folder or of a trajectory file, and compare them with the kept ones on request."""
     file = source / TRAJECTORY if source.is_dir() else source
     trajectory = read_trajectory(file)
+    _check_unchanged(file)
     base = _base(trajectory, file, trusted)
     run = RunFolder(file.parent)
     kept = run.kept_folder(base)
@@ -87,6 +90,24 @@ def replay_run(
             n for n in names if n not in ours or n not in theirs or not _same(ours[n], theirs[n])
         )
         return Replayed(made, out, len(names), differing)
+
+
+def _check_unchanged(file: Path) -> None:
+    """Refuse a trajectory that is not what the run's checkpoints were made with, where there are any."""
+    for checkpoint in reversed(by_step(RunFolder(file.parent).checkpoints).values()):
+        try:
+            written = read_manifest(checkpoint).beside.get(file.name)
+        except Damaged:
+            continue
+        # One that was cut short still rebuilds the steps that it holds.
+        if written is not None and file.stat().st_size >= written.size:
+            if part_of(file, written.size) == written:
+                return
+            raise RequestError.of(
+                f"{file}: its content has changed since {checkpoint.name} was written",
+                "other losses than the run's own would rebuild other weights",
+                "put the file back from a copy",
+            )
 
 
 def _make_folder(out: Path) -> None:

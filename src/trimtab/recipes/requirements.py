@@ -1,17 +1,16 @@
 """What a run needs that can be told in a moment, before torch is imported: rank variables, optimizer, trackers.
 
-Loads nothing: transformers' own list of optimizers is read from its source, packages are looked for and not imported.
+Loads nothing: packages are looked for and not imported.
 """
 
 from __future__ import annotations
 
-import ast
 from difflib import SequenceMatcher
 from importlib.util import find_spec
-from pathlib import Path
 
 from trimtab.config import Config
 from trimtab.config.keys import has_effect
+from trimtab.config.library_names import optimizer_names
 from trimtab.errors import RequestError
 from trimtab.hardware.launcher import detect_launcher
 from trimtab.monitor.trackers import check_trackers
@@ -74,18 +73,3 @@ def _out_of_reach(name: str) -> str | None:
     packages = ((module, package) for beginnings, module, package in _PACKAGES if name.startswith(beginnings))
     module, package = next(packages, ("torch", "torch"))
     return None if find_spec(module) else f"its package is not installed (`pip install {package}`)"
-
-
-def optimizer_names() -> list[str]:
-    """The values of transformers' `OptimizerNames`; importing it would import torch."""
-    found = find_spec("transformers")
-    assert found is not None
-    assert found.origin is not None
-    source = Path(found.origin).with_name("training_args.py").read_text(encoding="utf-8")
-    (names,) = (
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == "OptimizerNames"
-    )
-    values = [statement.value for statement in names.body if isinstance(statement, ast.Assign)]
-    return [str(value.value) for value in values if isinstance(value, ast.Constant)]

@@ -6,6 +6,7 @@ It deletes nothing. An earlier run is moved aside when that is asked for, by the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -20,13 +21,19 @@ from trimtab.config import Config, dump_config
 from trimtab.config.problems import without_secrets
 from trimtab.errors import RequestError, some_of
 from trimtab.files import write_json_whole, write_whole
+from trimtab.recipes.checkpoints import newest
 from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 
 if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
 SUMMARY = "summary.json"
-ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
+STARTS = "starts.json"
+"""What the run began with, and what each later start changed (begun_with.py)."""
+ALWAYS = (
+    *("config.yaml", "plan.json", "data.json", STARTS, "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
+    "halved.json",
+)
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
 NAMES = (
@@ -34,8 +41,6 @@ NAMES = (
     *("adapter", "model", "export"),
 )
 """What is in a run's folder."""
-TRAINER_STATE, OWN_STATE = "trainer_state.json", "state.json"
-"""The last file of a checkpoint, which makes it whole: of a trainer of Hugging Face, and of a loop of our own."""
 _ERROR_LINES = 30
 _ERROR_CHARACTERS = 4000
 
@@ -51,6 +56,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    again: bool = False
+    """Whether the launcher that began the run here has started it again, after one of its processes died."""
 
     @property
     def checkpoints(self) -> Path:
@@ -60,15 +67,9 @@ class RunFolder:
         """Where the weights go that the run made."""
         return self.path / ("adapter" if config.method == "lora" else "model")
 
-    def checkpoint_folders(self) -> dict[int, Path]:
-        """The run's checkpoints by step, in order. A copy that somebody set aside (checkpoint-40-good) is theirs."""
-        numbers = {f.name.removeprefix("checkpoint-"): f for f in self.checkpoints.glob("checkpoint-*")}
-        return {int(number): numbers[number] for number in sorted(filter(str.isdecimal, numbers), key=int)}
-
     def newest_checkpoint(self) -> Path | None:
-        """The last checkpoint that was written whole."""
-        whole = [folder for folder in self.checkpoint_folders().values() if _is_whole(folder)]
-        return whole[-1] if whole else None
+        """The last checkpoint that looks whole; whether it is, a resume checks byte by byte."""
+        return newest(self.checkpoints)
 
     def held(self) -> list[str]:
         """Names of a run's files that are taken, by whomever."""
@@ -78,18 +79,27 @@ class RunFolder:
     def goes_on(self, config: Config) -> bool:
         """Whether the config resumes this very run."""
         wanted = config.training.resume
-        return wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
+        return self.again or wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
 
     def begin(
-        self, config: Config, plan: PlacementPlan, data: dict[str, Any], say: Callable[[str], None] = print
+        self,
+        config: Config,
+        plan: PlacementPlan,
+        data: dict[str, Any],
+        say: Callable[[str], None] = print,
+        starts: dict[str, Any] | None = None,
     ) -> None:
         """The run is ready to start: make room, then write what was asked for, where it runs, and what its data is.
 
-        By the main process alone, before anything else writes to the folder.
+        By the main process alone, before anything else writes to the folder. `starts`: what it is compared with when
+        it goes on one day.
         """
-        self._make_room(config, say)
+        if not self.begun:  # else this process begins again in its own folder, with a smaller batch
+            self._make_room(config, say)
         # Also what other processes write: one alone may change the list.
         claim(self.path, *ALWAYS, *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes)))
+        if starts is not None:
+            self.write_json(STARTS, starts)
         # Without `overwrite`, so that the kept config can resume this very run.
         write_whole(self.path / "config.yaml", dump_config(config.model_copy(update={"overwrite": False})))
         plan.save(self.path / "plan.json")
@@ -133,15 +143,27 @@ class RunFolder:
 
 
 def default_folder(config: Config) -> str:
-    """A new name under runs/, readable and in order of time."""
+    """A new folder under runs/, readable and in order of time; made here, so that no other run takes the name."""
     model = config.model.name.rstrip("/").split("/")[-1]
-    return f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        name = stem if number == 1 else f"{stem}-{number}"
+        try:
+            Path(name).mkdir(parents=True)
+        except FileExistsError:
+            if not Path("runs").is_dir():
+                break
+            continue
+        except OSError:
+            break
+        return name
+    return stem  # what stands in the way is told when the folder is opened
 
 
-def open_run_folder(config: Config) -> RunFolder:
+def open_run_folder(config: Config, *, again: bool = False) -> RunFolder:
     """Check that the run may be kept in `output_dir`, and make the folder. Nothing that is in it is touched."""
     assert config.output_dir is not None
-    run = RunFolder(Path(config.output_dir).expanduser())
+    run = RunFolder(Path(config.output_dir).expanduser(), again=again)
     try:
         if run.path.exists() and not run.path.is_dir():
             why = "it is a file, and a run is kept in a folder"
@@ -197,10 +219,6 @@ def check_room(run: RunFolder, config: Config) -> None:
             ("training.resume=true goes on from its last checkpoint, " if resumable else "")
             + "overwrite=true moves it aside, another output_dir keeps both",
         )
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    return any((checkpoint / name).is_file() for name in (TRAINER_STATE, OWN_STATE))
 
 
 def _is_inside(name: str, folder: Path) -> bool:
@@ -263,27 +281,3 @@ def _is_this_runs(run: RunFolder, config: Config) -> bool:
         return True
     holds = run.held() if mark is None else mark.holds_a_run(run.path)
     return not holds and not config.training.resume
-
-
-def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:
-    """The checkpoint that `training.resume` names, or None when the run starts afresh."""
-    wanted = config.training.resume
-    if wanted is False:
-        return None
-    if isinstance(wanted, str):
-        path = Path(wanted).expanduser()
-        if not _is_whole(path):
-            raise RequestError.of(
-                f"training.resume={wanted}: not a checkpoint",
-                f"a checkpoint folder holds {TRAINER_STATE} or {OWN_STATE}",
-                "name a folder such as RUN/checkpoints/checkpoint-40, or use training.resume=true",
-            )
-        return path
-    newest = run.newest_checkpoint()
-    if newest is None:
-        raise RequestError.of(
-            f"training.resume=true, but {run.checkpoints} holds no checkpoint",
-            "the earlier run ended before its first save, or output_dir names another folder",
-            "check output_dir, or start afresh with training.resume=false",
-        )
-    return newest

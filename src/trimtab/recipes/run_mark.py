@@ -10,13 +10,18 @@ import itertools
 import json
 import os
 import platform
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.errors import RequestError
 from trimtab.files import write_json_whole
 
 MARK = ".trimtab-run.json"
+LOCK = ".trimtab-lock"
+"""What a run holds while it goes on (run_lock.py). Never on the list: a lock that is moved is none."""
 FORMAT = 1
 
 
@@ -61,12 +66,36 @@ class Mark:
 
 def claim(folder: Path, *names: str) -> None:
     """Put names on a marked folder's list before they are written. What is there already is somebody else's."""
-    mark = Mark.of(folder)
-    if mark is None:
+    with _one_at_a_time(folder):  # a report of a run that goes on adds to the list beside the run itself
+        mark = Mark.of(folder)
+        if mark is None:
+            return
+        new = tuple(n for n in names if n not in mark.entries and is_free(folder / n))
+        if new:
+            dataclasses.replace(mark, entries=mark.entries + new).write(folder)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep others from changing the list, where the system can; a lock of somebody else's is not waited for long."""
+    if sys.platform == "win32" or not folder.is_dir():
+        yield
         return
-    new = tuple(n for n in names if n not in mark.entries and is_free(folder / n))
-    if new:
-        dataclasses.replace(mark, entries=mark.entries + new).write(folder)
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        for _ in range(50):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:
+                break  # not on this file system
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_free(path: Path) -> bool:
@@ -114,4 +143,4 @@ def _move(source: Path, target: Path) -> None:
 
 def _is_plain(name: str) -> bool:
     """Whether this is a name in the folder itself: a list changed by hand must not lead out of it."""
-    return name == Path(name).name and name not in ("..", MARK)
+    return name == Path(name).name and name not in ("..", MARK, LOCK)

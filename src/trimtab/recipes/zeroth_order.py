@@ -15,6 +15,7 @@ from trimtab.config import schema
 from trimtab.config.schema import Config
 from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError
+from trimtab.manifest import Part
 from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
@@ -146,6 +147,10 @@ class ZerothEngine:
 
     def state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
+
+    def beside(self) -> dict[str, Part]:
+        written = self.optimizer.recorded()
+        return {TRAJECTORY: Part(*written)} if written is not None else {}
 
     def restore(self, state: dict[str, Any], taken: int) -> None:
         self.optimizer.load_state_dict(state)

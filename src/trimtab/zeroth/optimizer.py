@@ -192,6 +192,10 @@ class ZerothOrder:
             header = make_header(self.settings, self.tuned, self.projected, about)
             self._trajectory = TrajectoryWriter(Path(path), header, self.step_number, self._rounds)
 
+    def recorded(self) -> tuple[int, str] | None:
+        """The trajectory's length by now and its SHA-256, once all of it is on the disk; None where none is kept."""
+        return self._trajectory.written() if self._trajectory is not None else None
+
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs beside the weights."""
         return {

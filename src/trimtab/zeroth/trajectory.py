@@ -9,6 +9,7 @@ still holds every complete record before the cut.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -89,9 +90,11 @@ class TrajectoryWriter:
         self._with_rate = settings.schedule == "given"
         if steps:
             self._file = self._go_on(path, header, settings, steps, rounds)
+            self._digest = hashlib.sha256(path.read_bytes())
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb")
+            self._digest = hashlib.sha256()
             self._write((json.dumps(header) + "\n").encode())
 
     def step(self, losses: Sequence[float], learning_rate: float) -> None:
@@ -100,9 +103,15 @@ class TrajectoryWriter:
     def round(self, pairs: Sequence[tuple[float, float]]) -> None:
         self._write(_pack([loss for pair in pairs for loss in pair]))
 
+    def written(self) -> tuple[int, str]:
+        """How many bytes the file has, and their SHA-256; they are on the disk when this returns."""
+        os.fsync(self._file.fileno())
+        return self._file.tell(), self._digest.hexdigest()
+
     def _write(self, data: bytes) -> None:
         self._file.write(data)
         self._file.flush()
+        self._digest.update(data)
 
     @staticmethod
     def _go_on(
