@@ -116,8 +116,11 @@ def _named_by_processor(config: Config) -> str | None:
                 source, name, revision=config.model.revision, _raise_exceptions_for_missing_entries=False
             )
             said = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-        own = said if name == AUDIO_TOKENIZER_NAME else said.get("audio_tokenizer") or {}
-        if place := own.get("audio_tokenizer_name_or_path"):
+            own = said if name == AUDIO_TOKENIZER_NAME else said.get("audio_tokenizer") or {}
+            place = own.get("audio_tokenizer_name_or_path")
+            if place and not isinstance(place, str):
+                raise ValueError(f"{name}: audio_tokenizer_name_or_path is no text")
+        if place:
             beside = Path(source, place)
             return str(beside) if beside.is_dir() else str(place)
     return None
