@@ -161,7 +161,8 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
 def read_weights(settings: ModelSettings, family: Family, source: str, **options: Any) -> PreTrainedModel:
     """The model at `source`, filled by its files whole: nothing left to random numbers, and nothing left unread."""
     if not shapes_only():
-        check_folder(Path(source), f"model.name={settings.name}")
+        made = f"remove {source}: it is made again" if settings.name in BUILT_IN else None
+        check_folder(Path(source), f"model.name={settings.name}", made)
     with _readable_errors(settings, "weights", family):
         loaded: Any = family.auto.from_pretrained(
             source,

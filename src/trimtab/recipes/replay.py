@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 
 from trimtab.config import Config
@@ -133,7 +134,7 @@ def _base(trajectory: Trajectory, file: Path, trusted: Sequence[str]) -> Config:
             "load that model yourself and call trimtab.zeroth.trajectory.replay",
         )
     try:
-        return Config(
+        config = Config(
             recipe="zeroth_order",
             # Of earlier versions' files: that code may run is not for a file to say.
             model=ModelSettings(**{**made["model"], "trust_remote_code": list(trusted)}),
@@ -141,12 +142,20 @@ def _base(trajectory: Trajectory, file: Path, trusted: Sequence[str]) -> Config:
             lora=LoraSettings(**made.get("lora", {})),
             seed=made["seed"],
         )
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise RequestError.of(
-            f"{file}: what it says of the model that the run began with cannot be used",
-            " ".join(str(error).split())[:300],
-            "give the file that the run wrote",
-        ) from None
+    except (ValidationError, LookupError, TypeError, AttributeError) as error:
+        raise _odd_base(file, error) from None
+    if made.get("weight_precision") not in ("fp32", "bf16", "fp16"):
+        raise _odd_base(file, ValueError(f"weight_precision: {str(made.get('weight_precision'))[:100]!r}"))
+    return config
+
+
+def _odd_base(file: Path, error: Exception) -> RequestError:
+    told = str(error).strip().splitlines() or [type(error).__name__]
+    return RequestError.of(
+        f"{file}: what it says of the run's model is no request",
+        " ".join(line.strip() for line in told[:3])[:300],
+        "take another copy of the file: it is damaged, or was written by another program",
+    )
 
 
 def _kept_step(run: RunFolder) -> int | None:

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,17 @@ VERSION = 1
 _LONGEST_HEADER = 1 << 24
 # What a resumed run must share with its file, beside the settings. Its weights have moved on since.
 _IDENTITY = ("tensors", "fingerprint", "projected")
+
+
+_KINDS: dict[str, type] = {
+    "settings": dict,
+    "tensors": int,
+    "fingerprint": str,
+    "start": int,
+    "projected": list,
+    "about": dict,
+}
+"""What a header holds, beside format and version."""
 
 
 @dataclass(frozen=True)
@@ -238,20 +250,43 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             f"this program reads version {VERSION}",
             "use the program that wrote it",
         )
+    if odd := [name for name, kind in _KINDS.items() if not isinstance(header.get(name), kind)]:
+        raise _damaged(f"{path}: {', '.join(odd)} of its first line", "not what a run writes")
     return header, len(line)
 
 
 def _settings(header: Mapping[str, Any]) -> ZerothSettings:
     # A file from before there was a choice was rounded to the nearest.
     values: dict[str, Any] = {"rounding": "nearest"} | dict(header["settings"])
-    if unknown := sorted(values.keys() - {field.name for field in dataclasses.fields(ZerothSettings)}):
+    known = {field.name: field for field in dataclasses.fields(ZerothSettings)}
+    if unknown := sorted(values.keys() - known.keys()):
         raise RequestError.of(
             f"the trajectory has a setting that is not known here: {', '.join(map(str, unknown))[:200]}",
             "a newer program wrote it, whose steps this one cannot make",
             "use that program",
         )
-    values["projection_roles"] = tuple(values["projection_roles"])
+    for name, value in values.items():
+        if not _is_like(value, known[name].default):
+            raise _damaged(f"the trajectory says {name}: {str(value)[:100]!r}", "no setting of that kind")
+    values["projection_roles"] = tuple(values.get("projection_roles", ZerothSettings.projection_roles))
     return ZerothSettings(**values)
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value that JSON gave is of a setting's kind, by the setting's default."""
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    if default is None or value is None:
+        return default is None and (value is None or (type(value) is int and abs(value) < 1 << 64))
+    if isinstance(default, float):
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is type(default) and (type(value) is not int or abs(value) < 1 << 64)
+
+
+def _damaged(found: str, why: str) -> RequestError:
+    return RequestError.of(
+        found, f"{why}: the file is damaged, or was written by another program", "take another copy of it"
+    )
 
 
 def _deciding(settings: ZerothSettings) -> dict[str, Any]:
