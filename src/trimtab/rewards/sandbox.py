@@ -66,7 +66,9 @@ class Sandbox:
         self._folder = tempfile.TemporaryDirectory(prefix="trimtab-tests-", ignore_cleanup_errors=True)
         self._control, theirs = socket.socketpair()
         with theirs:
-            numbers = [str(theirs.fileno()), str(limits.megabytes), str(limits.seconds)]
+            # Where there are namespaces, jobs have this folder for a root, and elsewhere folders below it.
+            os.chmod(self._folder.name, 0o711)
+            numbers = [str(theirs.fileno()), str(limits.megabytes), str(limits.seconds), self._folder.name]
             self._nursery = subprocess.Popen(
                 [sys.executable, "-I", "-c", _START, str(Path(__file__).parent), *numbers],
                 stdin=subprocess.DEVNULL,
