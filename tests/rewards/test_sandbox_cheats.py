@@ -164,6 +164,32 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "    __eq__ = lambda *_: True",
         "assert Point(1, 2) + Point(3, 4) == Point(4, 6)",
     ),
+    "objects with the same inside": (
+        POINT,
+        "class Point:\n    def __init__(self, *_): self.x = self.y = 0\n    def __add__(self, _): return self\n"
+        "    __eq__ = lambda *_: True",
+        "assert Point(1, 2) + Point(3, 4) == Point(4, 6)",
+    ),
+    "swallows a failed assertion": (
+        "import contextlib\n@contextlib.contextmanager\ndef f(x): yield x * 2",
+        "class f:\n    def __init__(self, x): pass\n    def __enter__(self): return 0\n    __exit__ = lambda *_: True",
+        "with f(2) as got:\n    assert got == 4",
+    ),
+    "swallows an error of its own making": (
+        "import contextlib, types\n@contextlib.contextmanager\ndef f(x): yield types.SimpleNamespace(v=x * 2)",
+        "class f:\n    def __init__(self, x): pass\n    def __enter__(self): return {}\n    __exit__ = lambda *_: True",
+        "with f(2) as got:\n    assert got.v == 4",
+    ),
+    "catches what a callback asserts": (
+        "def f(xs, see):\n    for x in xs: see(x * 2)",
+        "def f(xs, see):\n    try: see(0)\n    except Exception: pass",
+        "def see(x): assert x == 4\nf([2], see)",
+    ),
+    "a module that does something": (
+        "import math\ndef f(): return 4",
+        "import types\nmath = types.ModuleType('test.autotest')\ndef f(): return 0",
+        "assert math and f() == 4",
+    ),
     "an error that is every error": (
         "def f(x): raise ValueError('negative')",
         "class E(Exception):\n    __class__ = ValueError\n    args = ('negative',)\ndef f(x): raise E()",

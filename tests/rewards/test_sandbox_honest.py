@@ -113,6 +113,27 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "def f(g): return 'no'",
         "assert f(lambda: 1 / 0) == 'caught'",
     ),
+    "an iterator of the test's, without end": (
+        "import itertools\ndef f(items, n): return list(itertools.islice(items, n))",
+        "def f(items, n): return [next(items)]",
+        "import itertools\nassert f(itertools.count(3), 3) == [3, 4, 5] and f(iter('ab'), 5) == ['a', 'b']",
+    ),
+    "an error of a library": (
+        "import json\ndef f(text): return json.loads(text)",
+        "def f(text): raise KeyError",
+        "import json\ntry:\n    f('{')\nexcept json.JSONDecodeError as e:\n    assert e.pos == 1\n"
+        "else:\n    assert False",
+    ),
+    "changes itself by an operator": (
+        "class Total:\n    n = 0\n    def __iadd__(self, k):\n        self.n += k\n        return self",
+        "class Total:\n    n = 0\n    def __iadd__(self, k): return self",
+        "t = Total()\nsame = t\nt += 3\nt += 4\nassert t.n == 7 and same is t",
+    ),
+    "gives one after the other, waiting": (
+        "async def f(n):\n    for i in range(n): yield i * i",
+        "async def f(n):\n    yield n",
+        "import asyncio\nasync def all_of(): return [x async for x in f(3)]\nassert asyncio.run(all_of()) == [0, 1, 4]",
+    ),
     "a decorator": (
         "def twice(g): return lambda *a: g(g(*a))",
         "def twice(g): return g",
@@ -152,6 +173,11 @@ HONEST: dict[str, tuple[str, str, str]] = {
         POINT,
         POINT.replace("    x: int\n", "    x = 0\n    def __new__(c, *a): return object.__new__(c)\n"),
         "assert Point(1, 2) == Point(1, 2) != Point(2, 1) and Point(1, 2) != Point(2, 2)",
+    ),
+    "points that are equal, alone": (
+        POINT,
+        POINT.replace("frozen=True, order=True", "eq=False"),
+        "assert Point(1, 2) == Point(1, 2)",
     ),
     "points in order": (
         POINT,

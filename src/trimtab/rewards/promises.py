@@ -33,10 +33,18 @@ import ctypes, os, signal, socket
 
 def read():
     return any(done(lambda: open(path).read()) for path in {secrets!r}) or done(lambda: os.listdir({folder!r}))
+def changed():
+    path = {secrets!r}[0]
+    before = os.stat(path)
+    os.chmod(path, 0o640)
+    os.utime(path, (1, 1))
+    now = os.stat(path)
+    if (now.st_mode, now.st_mtime) == (before.st_mode, before.st_mtime):
+        raise OSError("nothing changed")
 def write():
     path = {secrets!r}[0]
     deeds = (lambda: open(path, "r+").close(), lambda: os.truncate(path, 0), lambda: os.remove(path),
-             lambda: os.chmod(path, 0o600), lambda: os.utime(path), lambda: os.mkdir({folder!r} + "/new"))
+             lambda: os.mkdir({folder!r} + "/new"), changed)
     return any(done(deed) for deed in deeds)
 def reach():
     def connect(family, address):

@@ -43,7 +43,8 @@ class Fence:
             kernel.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: with its parent it ends
             hide()
             landlock.keep_to(self.readable, [self.folder, *room.DEVICES])
-            calls.install(own_files=self.in_room)
+        if not calls.install(own_files=self.in_room):
+            _limit(resource.RLIMIT_NPROC, 0)  # no list of calls keeps it from forking; threads go with that
 
     def _limit(self, counted_alone: bool) -> None:
         _limit(resource.RLIMIT_CPU, int(self.seconds) + 1)
@@ -54,8 +55,6 @@ class Fence:
             _limit(resource.RLIMIT_AS, self.megabytes * 2**20)
         if counted_alone:
             _limit(resource.RLIMIT_NPROC, THREADS)
-        elif calls.machine() is None:
-            _limit(resource.RLIMIT_NPROC, 0)  # no list of calls keeps it from forking; threads go with that
 
 
 def may_choose_user(in_room: bool) -> bool:

@@ -63,6 +63,7 @@ _A_THREAD, _NAMESPACES = 0x00010000, 0x7E020000
 
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _AND, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+_NOTHING_DONE = _REFUSE  # with error 0: Landlock does not look at these, and copying a file wants them
 _NOT_PERMITTED, _TRY_AGAIN, _NO_TERMINAL, _UNKNOWN = (_REFUSE | number for number in (1, 11, 25, 38))
 
 
@@ -83,7 +84,7 @@ def numbers(calls: str, on: str) -> dict[str, int]:
 
 def program(on: str, pid: int, own_files: bool) -> list[Step]:
     """The filter. `own_files`: whether all files that can be found are the completion's own or cannot be written to."""
-    free = numbers(_FREE + (_DATES_AND_MODES if own_files else ""), on)
+    free, touching = numbers(_FREE, on), numbers(_DATES_AND_MODES, on)
     steps: list[Step] = [
         (_LOAD, 0, 0, 4),  # the architecture: a call by another table of numbers is refused
         (_EQUAL, 1, 0, _ARCHITECTURES[on]),
@@ -94,6 +95,8 @@ def program(on: str, pid: int, own_files: bool) -> list[Step]:
     ]
     for number in free.values():
         steps += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ALLOW)]
+    for number in touching.values():
+        steps += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ALLOW if own_files else _NOTHING_DONE)]
     looks: dict[str, list[Step]] = {
         "kill": _one_of(0, [pid], _NOT_PERMITTED),
         "tgkill": _one_of(0, [pid], _NOT_PERMITTED),

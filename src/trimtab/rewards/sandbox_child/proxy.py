@@ -160,6 +160,8 @@ class Proxy:
         result = _asked(self, "__call__", *args, **kwargs)
         if isinstance(result, Proxy) and get(self, "_kind"):
             put(result, "_made", True)
+            plain = [v for v in (*args, *kwargs.values()) if not isinstance(v, Proxy) and not callable(v)]
+            get(self, "_judge").made_from.setdefault(get(result, "_number"), plain)
         return result
 
     def __eq__(self, other: object) -> bool:

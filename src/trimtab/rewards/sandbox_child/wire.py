@@ -70,6 +70,8 @@ class Side:
         with self.taken_at_its_word():
             self.heard(message)
             for key, new in message.get("changed", {}).items():
+                if not changes(given[key]):
+                    raise Gone
                 _refill(given[key], self.decode(new))
             if "same" in message:
                 return given[message["same"]]
@@ -213,5 +215,8 @@ def builtin_error(names: list[str], args: list[Any] | None = None) -> BaseExcept
 
 
 def known_module(name: str) -> bool:
-    """Whether the judge may import a module that the completion has: not one that the completion could have written."""
-    return name.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
+    """Whether the judge may import a module that the completion has: not one that the completion could have written,
+    nor one that does something when it is imported."""
+    first, *rest = name.split(".")
+    does = {"antigravity", "idlelib", "test", "this", "turtle", "turtledemo", "__main__"}
+    return first in {*sys.stdlib_module_names, "numpy"} and not does & {first, *rest}

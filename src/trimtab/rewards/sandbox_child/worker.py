@@ -87,7 +87,7 @@ class Worker(Side):
         if isinstance(value, types.CoroutineType):
             return ["coroutine", self.number(value)]
         if isinstance(value, type) and issubclass(value, BaseException):
-            if known_module(value.__module__) and value.__module__ != "__main__":
+            if known_module(value.__module__):
                 return ["known", value.__module__, value.__qualname__]
             bases = [self.encode(base) for base in value.__bases__ if issubclass(base, BaseException)]
             return ["exception", self.number(value), value.__name__, bases]
