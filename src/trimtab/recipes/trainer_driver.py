@@ -20,6 +20,7 @@ from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.row_order import order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
+from trimtab.recipes.trainer_loading import load_all
 from trimtab.recipes.trainer_saving import save_whole
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
@@ -119,6 +120,7 @@ class TrainerDriver:
         self.monitor.watch(self.trainer)
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
+        load_all(self.trainer)
         order_by_epoch(self.trainer)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
