@@ -1,4 +1,4 @@
-"""The order of the rows of an epoch: decided by the seed and the epoch's number alone, so that a resume takes the same."""
+"""The order of the rows of an epoch: decided by the seed and the number of the epoch alone, for a resume as well."""
 
 from __future__ import annotations
 
