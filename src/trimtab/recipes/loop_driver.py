@@ -147,6 +147,8 @@ class LoopDriver:
         self._stop.on_train_begin(None, None, None)
         try:
             self._monitor.begin(progress.step, engine.total)
+            if self.main and progress.step:
+                self._rotate()  # a kill may have come between the last save and this
             due = engine.evaluates and progress.step % eval_every == 0
             if due and not progress.evaluation_at(progress.step):
                 self._measure()  # the untouched model, or the step at which the run was stopped
@@ -212,9 +214,13 @@ class LoopDriver:
             if self.main:
                 state, beside = self.engine.state(), self.engine.beside()
                 save_checkpoint(job.run, job.model, state, progress, beside)
-                best = progress.best_step if keeps_best(job.config) else None
-                rotate(job.run.checkpoints, job.config.training.save_total_limit, best)
+                self._rotate()
         self._monitor.saved(progress.step)
+
+    def _rotate(self) -> None:
+        config = self._job.config
+        best = self.progress.best_step if keeps_best(config) else None
+        rotate(self._job.run.checkpoints, config.training.save_total_limit, best)
 
     def measure(self) -> dict[str, float]:
         figures: dict[str, float] = self.engine.measure(self._monitor.evaluating)

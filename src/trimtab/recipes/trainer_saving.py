@@ -67,7 +67,7 @@ def save_whole(trainer: Any, run: RunFolder, keep: int | None, say: Callable[[st
     trainer._save_checkpoint, trainer._load_best_model = saved_whole, loaded_best
     # TRL writes a card of its own beside the checkpoints with each save; ours lies beside the kept weights.
     trainer.create_model_card = lambda *args, **kwargs: None
-    trainer.add_callback(BestIsWhole(run, say))
+    trainer.add_callback(BestIsWhole(run, keep, say))
 
 
 def _name_the_best(trainer: Any, place: Path, checkpoints: Path) -> None:
@@ -79,12 +79,21 @@ def _name_the_best(trainer: Any, place: Path, checkpoints: Path) -> None:
 class BestIsWhole(TrainerCallback):
     """A run that goes on looks whether the best checkpoint so far still is what it was, and says where it is not."""
 
-    def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
-        self._run, self._say = run, say
+    def __init__(self, run: RunFolder, keep: int | None, say: Callable[[str], None]) -> None:
+        self._run, self._keep, self._say = run, keep, say
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not args.load_best_model_at_end or not state.best_global_step:
-            return
+        if args.load_best_model_at_end and state.best_global_step:
+            self._look_at_the_best(state)
+        if args.should_save and state.global_step:
+            # A kill may have come between the last save and the removal that it makes room for.
+            rotate(
+                self._run.checkpoints,
+                self._keep,
+                state.best_global_step if state.best_model_checkpoint else None,
+            )
+
+    def _look_at_the_best(self, state: Any) -> None:
         own = self._run.checkpoints / name_of(state.best_global_step)
         # In the run's own folder first: it may have been moved since, and its state tells the old place.
         best = own if own.is_dir() or not state.best_model_checkpoint else Path(state.best_model_checkpoint)

@@ -16,6 +16,7 @@ from trimtab.manifest import Damaged
 TRAINER_STATE, OWN_STATE = "trainer_state.json", "state.json"
 """Where a run stands: as a trainer of Hugging Face keeps it, and as a loop of our own does."""
 _OWN_WEIGHTS = "weights.safetensors"
+_FSDP_WEIGHTS = "pytorch_model_fsdp.bin"
 _INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
 """As the format itself sets it."""
@@ -46,8 +47,12 @@ def _check_own(folder: Path, name: str, state: dict[str, Any]) -> None:
 def _check_trainers(folder: Path, state: dict[str, Any]) -> None:
     if type(state.get("global_step")) is not int:
         raise Damaged(f"{TRAINER_STATE} does not tell its step")
+    gathered = (folder / _FSDP_WEIGHTS).exists() or (folder / "optimizer.bin").exists()
     sharded = [child for child in folder.iterdir() if child.is_dir() and (child / ".metadata").exists()]
-    if not sharded:
+    if gathered:
+        _check_archive(folder / _FSDP_WEIGHTS, loads=False)
+        _check_archive(folder / "optimizer.bin", loads=False)
+    elif not sharded:
         _check_weights(folder)
         _check_archive(folder / "optimizer.pt")
     elif len(sharded) < 2:
@@ -93,7 +98,7 @@ def check_safetensors(path: Path) -> None:
         )
 
 
-def _check_archive(path: Path) -> None:
+def _check_archive(path: Path, *, loads: bool = True) -> None:
     """A file of torch.save is a zip archive with a checksum of each part; a pickle alone is not read here."""
     if not path.is_file():
         raise Damaged(f"{path.name} is missing")
@@ -113,7 +118,8 @@ def _check_archive(path: Path) -> None:
         raise Damaged(f"{path.name} is cut short, or not what its name says") from None
     if bad is not None:
         raise Damaged(f"{path.name}: its content has changed since it was written")
-    _check_loads(path)
+    if loads:
+        _check_loads(path)
 
 
 def _check_loads(path: Path) -> None:
