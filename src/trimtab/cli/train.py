@@ -128,7 +128,7 @@ def _stay_beside(request: Request) -> None:
 
 def _check_resume(config: Config, planned: Planned) -> None:
     """What would be refused by each of the processes is refused before they are started."""
-    from trimtab.recipes.begun_with import Starting
+    from trimtab.recipes.starting import Starting
     from trimtab.recipes.checkpoints import checkpoint_to_resume
     from trimtab.recipes.run_folder import RunFolder
 
