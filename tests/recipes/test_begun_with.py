@@ -232,12 +232,25 @@ def test_a_run_of_an_earlier_version_is_compared_as_far_as_it_tells(
 
 
 def test_a_record_that_is_none_is_not_written_over(trimtab: Trimtab, run: Path, words: list[str]) -> None:
-    (run / "starts.json").write_text("[1, 2]")
-    before = hashes(run)
-    done = trimtab(*words)
-    assert done.returncode == 2
-    assert "not a record of a run's starts" in done.stderr
-    assert hashes(run) == before
+    kept = record(run)
+    shapes: list[Any] = [[1, 2], {"format": 2}, {**kept, "now": 3}, {**kept, "went_on": None}]
+    shapes += [{**kept, "now": {**kept["now"], "facts": {"plan": {}}}}]
+    shapes += [{**kept, "now": {**kept["now"], "facts": {"files": {"data.source": [1]}}}}]
+    shapes += [{**kept, "now": {"facts": {}, "config": {"seed": "no number"}}}]
+    for shape in ["{", *map(json.dumps, shapes)]:
+        (run / "starts.json").write_text(shape)
+        before = hashes(run)
+        done = trimtab(*words)
+        assert done.returncode == 2, shape
+        assert (
+            "not a record of a run's starts" in done.stderr or "is not what this version takes" in done.stderr
+        )
+        assert hashes(run) == before
+    # Settings that a later version knows are left out, those that an earlier one did not know have their defaults.
+    del kept["now"]["config"]["monitor"]
+    kept["now"]["config"]["training"]["of_tomorrow"] = 1
+    (run / "starts.json").write_text(json.dumps(kept))
+    assert trimtab(*words).returncode == 0
 
 
 def test_a_checkpoint_of_another_run_is_held_to_that_run(

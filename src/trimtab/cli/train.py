@@ -128,9 +128,9 @@ def _stay_beside(request: Request) -> None:
 
 def _check_resume(config: Config, planned: Planned) -> None:
     """What would be refused by each of the processes is refused before they are started."""
-    from trimtab.recipes.begun_with import Starting
     from trimtab.recipes.checkpoints import checkpoint_to_resume
     from trimtab.recipes.run_folder import RunFolder
+    from trimtab.recipes.starting import Starting
 
     # What it skips is told by the processes.
     checkpoint = checkpoint_to_resume(

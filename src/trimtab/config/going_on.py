@@ -27,8 +27,8 @@ _BY_CLASS: dict[Change, str] = {
         monitor.report_to monitor.start_stuck_after_seconds monitor.on_stuck monitor.restarts
         training.halve_batch_on_oom samples.prompts samples.max_new_tokens samples.held_out
         export.to export.dtype export.name
-        grpo.show_completions grpo.vllm_server_base_url grpo.vllm_memory
-        vision.check_pictures vision.metric vision.show vision.unmask_steps
+        grpo.unfenced grpo.show_completions grpo.vllm_server_base_url grpo.vllm_memory
+        vision.metric vision.show vision.unmask_steps
         voice.check_clips voice.temperature voice.top_p voice.top_k voice.show
     """,
     "computed": """
@@ -58,7 +58,7 @@ _BY_CLASS: dict[Change, str] = {
         zeroth.method zeroth.task zeroth.template zeroth.labels zeroth.label_column zeroth.answer zeroth.eps
         zeroth.queries zeroth.rounding zeroth.interval zeroth.projection_eps zeroth.projection_step
         zeroth.projection_clip zeroth.projection_iterations zeroth.projection_roles
-        vision.objective vision.views vision.mask_token vision.answer_length
+        vision.objective vision.check_pictures vision.views vision.mask_token vision.answer_length
         shirg.size shirg.crop shirg.centre_x shirg.centre_y shirg.pool shirg.keep shirg.attention shirg.similarity
         shirg.edges shirg.distance shirg.radial shirg.radial_sigma shirg.noise shirg.merge shirg.token_dropout
         voice.codec voice.system voice.scene

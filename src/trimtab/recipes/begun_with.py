@@ -1,21 +1,16 @@
-"""What a run began with, kept in its folder as `starts.json`, and whether a resumed request goes on with it soundly.
+"""Whether a resumed request goes on soundly with what its run began with: said, or refused with all differences.
 
-The first start's entry is never rewritten; each later one adds when it went on, from where, and what had changed. A
-refused request changes nothing. Which change means what is config/going_on.py; what is read is fingerprint.py.
+Writes nothing. Which change means what is config/going_on.py; what is not in the settings is told by fingerprint.py.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import shlex
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import ValidationError
 
 from trimtab.config.facts import keeps_best, value_of_setting
 from trimtab.config.going_on import change_of
@@ -23,41 +18,14 @@ from trimtab.config.keys import settings
 from trimtab.config.load import load_config
 from trimtab.config.problems import ConfigError, without_secrets
 from trimtab.config.schema import Config
-from trimtab.config.secrets import refuse_secrets
 from trimtab.errors import RequestError, some_of
-from trimtab.hardware.launcher import detect_launcher
-from trimtab.recipes.fingerprint import before_data, of_data
-from trimtab.recipes.resumed_length import length_change, step_of
-from trimtab.recipes.run_folder import STARTS
+from trimtab.recipes.resumed_length import length_change
+from trimtab.recipes.starts import Start, kept_start, read_starts
 
 if TYPE_CHECKING:
-    from trimtab.placement import PlacementPlan
-    from trimtab.recipes.recipe import Prepared
+    pass
 
-FORMAT = 1
 _LONGEST = 60
-
-
-@dataclass
-class Start:
-    """One start of a run: what it was asked, and what shapes it besides."""
-
-    config: Config
-    facts: dict[str, Any]
-    known: bool = True
-    """False for a run of an earlier version: there is only what its config.yaml, plan.json and data.json tell."""
-
-    @classmethod
-    def now(cls, config: Config, plan: PlacementPlan) -> Start:
-        return cls(config, before_data(config, plan))
-
-    def read(self, prepared: Prepared) -> None:
-        """The rows are there: note what they are."""
-        self.facts |= of_data(prepared)
-
-    def as_dict(self) -> dict[str, Any]:
-        refuse_secrets(self.config)
-        return {"config": self.config.model_dump(), "facts": self.facts}
 
 
 @dataclass
@@ -87,7 +55,7 @@ class GoingOn:
         """The start before this one of the run that the checkpoint belongs to; None where nothing tells of it."""
         home = checkpoint.absolute().parent.parent
         record = read_starts(home)
-        earlier = _kept_start(home, record)
+        earlier = kept_start(home, record)
         return cls(checkpoint, home, earlier, record) if earlier is not None else None
 
     def check_request(self, now: Start) -> None:
@@ -243,7 +211,7 @@ class GoingOn:
         lines = "".join(f"\n    {what:<{width}}  was {old}, is now {new}" for what, old, new in wrong)
         config = self.home / "config.yaml"
         elsewhere = (
-            "" if _is_folder(now.config.output_dir, self.home) else f" output_dir={now.config.output_dir}"
+            "" if is_folder(now.config.output_dir, self.home) else f" output_dir={now.config.output_dir}"
         )
         resume = "true" if not elsewhere else str(self.checkpoint)
         back = f"go on as the run began: trimtab train {shlex.quote(str(config))} training.resume={resume}{elsewhere}"
@@ -266,96 +234,6 @@ class GoingOn:
     def lines(self) -> list[str]:
         """What is to be said of a request that goes on."""
         return [f"going on from {self.checkpoint}", *(f"  {line}" for line in self.found.said)]
-
-
-def starts_with(now: Start, going_on: GoingOn | None, run: Path, step: int) -> dict[str, Any]:
-    """The content of `starts.json` once this start has begun in `run`."""
-    about = {"time": round(time.time(), 3), "host": platform.node()}
-    same_run = going_on is not None and _is_folder(str(run), going_on.home)
-    if going_on is None or not same_run:
-        came_from = {"checkpoint": str(going_on.checkpoint), "step": step} if going_on is not None else {}
-        began = about | came_from | now.as_dict()
-        return {"format": FORMAT, "began": began, "went_on": [], "now": now.as_dict()}
-    record = going_on.record
-    began = record["began"] if record is not None else {"version": "earlier"} | going_on.earlier.as_dict()
-    entry = about | {
-        "step": step,
-        "checkpoint": going_on.checkpoint.name,
-        "changed": going_on.found.changed,
-        "said": going_on.found.said,
-    }
-    went_on = [*(record["went_on"] if record is not None else []), entry]
-    return {"format": FORMAT, "began": began, "went_on": went_on, "now": now.as_dict()}
-
-
-def read_starts(folder: Path) -> dict[str, Any] | None:
-    """The record of a run's starts; None where there is none. What is no record is not ours to write over."""
-    file = folder / STARTS
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found["format"] == FORMAT and all(key in found for key in ("began", "went_on", "now")):
-            record: dict[str, Any] = found
-            return record
-        why = f"its format is {found['format']!r}, and this version knows {FORMAT}"
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        why = f"it cannot be read ({type(error).__name__}: {without_secrets(str(error))[:100]})"
-    raise RequestError.of(
-        f"{file}: not a record of a run's starts",
-        f"{why}; a run that goes on is compared with what it began with",
-        "put the file back as it was; or move it away: then config.yaml, plan.json and data.json are compared alone",
-    )
-
-
-def _kept_start(home: Path, record: Mapping[str, Any] | None) -> Start | None:
-    if record is not None:
-        return Start(_lenient(record["now"]["config"], home), dict(record["now"]["facts"]))
-    if not (home / "config.yaml").is_file():
-        return None
-    config = load_config(home / "config.yaml", [])
-    facts: dict[str, Any] = {}
-    plan, data = _json(home / "plan.json"), _json(home / "data.json")
-    if plan is not None and "processes" in plan:
-        training, processes = config.training, int(plan["processes"])
-        facts["plan"] = {
-            "processes": processes,
-            "step_rows": training.batch_size * training.gradient_accumulation_steps * processes,
-            "precision": plan.get("precision"),
-            "weight_precision": plan.get("weight_precision"),
-            "sharded": plan.get("strategy") == "sharded",
-        }
-    for part, name in (("train", "rows_train"), ("eval", "rows_eval")):
-        if data is not None and isinstance(data.get(name), int):
-            facts[part] = {"rows": data[name], "digest": None}
-    return Start(config, facts, known=False)
-
-
-def _lenient(kept: Mapping[str, Any], home: Path) -> Config:
-    """A record's settings, without those that this version no longer has."""
-    known: dict[str, Any] = {}
-    for key in settings():
-        section, _, leaf = key.rpartition(".")
-        source = kept.get(section, {}) if section else kept
-        if leaf in source:
-            (known.setdefault(section, {}) if section else known)[leaf] = source[leaf]
-    try:
-        return Config.model_validate(known)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise RequestError.of(
-            f"{home / STARTS}: {'.'.join(map(str, first['loc']))} is not what this version takes ({first['msg']})",
-            "a run that goes on is compared with what it began with",
-            "resume it with the version that it was begun with",
-        ) from None
-
-
-def _json(file: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _edited(config: Path, was: Config) -> bool:
@@ -388,54 +266,10 @@ def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
     return [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
 
 
-def _is_folder(one: str | None, other: Path) -> bool:
+def is_folder(one: str | None, other: Path) -> bool:
     return one is not None and Path(one).expanduser().resolve() == other.resolve()
 
 
 def _shown(value: Any) -> str:
     text = without_secrets(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-class Starting:
-    """This start of a run, from the request to its entry in the record. The main process alone compares and keeps."""
-
-    def __init__(self, config: Config, plan: PlacementPlan, checkpoint: Path | None) -> None:
-        """Refuses a request that does not go on with what the checkpoint's run began with, as far as it tells that."""
-        self._main = detect_launcher().rank == 0
-        self._checkpoint = checkpoint
-        self._now = Start.now(config, plan) if self._main else None
-        self._going_on: GoingOn | None = None
-        if checkpoint is not None and self._now is not None:
-            self._going_on = GoingOn.of(checkpoint)
-            if self._going_on is not None:
-                self._going_on.check_request(self._now)
-
-    def check_data(self, prepared: Prepared, say: Callable[[str], None]) -> None:
-        """The rows are there: refuse others than those that the run began with, and tell what has changed."""
-        if self._now is None:
-            return
-        self._now.read(prepared)
-        if self._going_on is not None:
-            self._going_on.check_data(self._now)
-            for line in self._going_on.lines():
-                say(line)
-        elif self._checkpoint is not None:
-            say(
-                f"going on from {self._checkpoint}: nothing beside it tells what its run began with; not compared"
-            )
-
-    def check_steps(self, done: int, planned: int) -> None:
-        """Refuse an end before the step that is reached, where a driver knows both before it trains."""
-        if planned and done > planned:
-            raise RequestError.of(
-                f"training.resume: step {done} is reached already, and the run is asked to end at step {planned}",
-                "a run cannot end before where it stands",
-                "raise training.max_steps or training.epochs, or resume from an earlier checkpoint",
-            )
-
-    def record(self, run: Path) -> dict[str, Any]:
-        """What is to be kept of it, by the main process."""
-        assert self._now is not None, "the main process keeps the record"
-        step = step_of(self._checkpoint) if self._checkpoint is not None else 0
-        return starts_with(self._now, self._going_on, run, step)

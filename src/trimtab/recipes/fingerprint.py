@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("trimtab", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
 WHOLE_BYTES = 512 * 2**20
-"""Files of a model up to this size together are read whole; of larger ones their headers and samples."""
+"""Files up to this size are read whole, those of a model together; of larger ones places all over them."""
 _SAMPLES, _SAMPLE = 64, 64 * 2**10
 _NOT_CONTENT = {"where", "size"}
 """Fields of a row that tell where it was found."""
@@ -128,12 +128,23 @@ def _bytes(value: Any) -> bytes:
         # A date or a decimal number tells its content; what only tells its place in memory counts by its type.
         plain = f"{id(value):x}" not in repr(value)
         return b"r" + (repr(value) if plain else type(value).__name__).encode()
-    if hasattr(value, "read"):  # a picture: its encoded bytes
-        return _bytes(value.read())
+    if (
+        getattr(value, "pictures", None) is not None and value.key
+    ):  # it tells the row with its pictures' bytes
+        return b"k" + str(value.key).encode()
+    if hasattr(value, "most_pixels"):
+        return _of_picture(value.source)
     if hasattr(value, "sound"):  # a clip: the bytes of its file
         return b"c" + str(value.key).encode()
     fields = value._fields if hasattr(value, "_fields") else [f.name for f in dataclasses.fields(value)]
     return _bytes({name: getattr(value, name) for name in fields if name not in _NOT_CONTENT})
+
+
+def _of_picture(source: Any) -> bytes:
+    """A picture that was not opened before training (vision.check_pictures: false): all of them may be terabytes."""
+    if isinstance(source, Path):
+        return f"p{source.name} {source.stat().st_size if source.is_file() else None}".encode()
+    return _bytes(source) if isinstance(source, bytes) else f"p{source.row} {source.column}".encode()
 
 
 def files_print(source: str) -> dict[str, dict[str, Any]]:
@@ -221,6 +232,8 @@ def _source_digest(file: Path) -> str | None:
 
 
 def _file_digest(file: Path) -> str:
+    if file.stat().st_size > WHOLE_BYTES:
+        return _sampled_digest(file)
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

@@ -16,7 +16,6 @@ from trimtab.config import Config
 from trimtab.hardware.launcher import detect_launcher
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, own_stream, prepare_process, profile_model
-from trimtab.recipes.begun_with import Starting
 from trimtab.recipes.card import model_card
 from trimtab.recipes.checkpoints import checkpoint_to_resume, clear_leftovers, set_aside_later
 from trimtab.recipes.disk_needs import room_for
@@ -36,6 +35,7 @@ from trimtab.recipes.smaller_batches import (
     release,
     to_be_started_again,
 )
+from trimtab.recipes.starting import Starting
 from trimtab.recipes.table import recipe_of
 from trimtab.recipes.vigil import open_board
 from trimtab.redaction import without_secrets
