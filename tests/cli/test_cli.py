@@ -177,13 +177,18 @@ def run_doctor(tmp_path: Path, *lines: str, **env: str) -> subprocess.CompletedP
     )
 
 
-def test_an_unforeseen_error_keeps_its_traceback_and_shows_no_secret(tmp_path: Path) -> None:
+def test_an_unforeseen_error_keeps_its_traceback_on_request_and_shows_no_secret(tmp_path: Path) -> None:
     key, word = "hf_" + "aB3dE" * 7, "pa/ss@word"
-    done = run_doctor(
-        tmp_path,
+    lines = (
         f"try: raise OSError('GET https://me:{word}@host/a?X-Amz-Signature=hush&n=1')",
         f"except OSError as cause: raise ValueError('sent {key}') from cause",
     )
+    short = run_doctor(tmp_path, *lines)
+    assert short.returncode == 1
+    assert "Traceback" not in short.stderr
+    assert short.stderr.startswith("error: ValueError: sent (not shown)\n")
+    assert 'look.py", line 6, in look' in short.stderr
+    done = run_doctor(tmp_path, *lines, TRIMTAB_DEBUG="1")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):\n")
     for part in ('look.py", line 5, in look', 'look.py", line 6, in look', "the direct cause of"):

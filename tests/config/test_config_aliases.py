@@ -40,7 +40,7 @@ def refusal(*overrides: str) -> tuple[str, str, str]:
         ("model_name_or_path=a/b", "model.name", "a/b"),
         ("base_model=a/b", "model.name", "a/b"),
         ("model_name=a/b", "model.name", "a/b"),
-        ("trust_remote_code=true", "model.trust_remote_code", True),
+        ("trust_remote_code=smollm2", "model.trust_remote_code", ["smollm2"]),
         ("attn_implementation=eager", "model.attn_implementation", "eager"),
         ("output_dir=runs/a", "output_dir", "runs/a"),
         ("overwrite_output_dir=true", "overwrite", True),

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from trimtab.config import Config, config_schema, config_warnings, dump_config, load_config
 from trimtab.config.checks import run_checks
 from trimtab.config.defaults import with_recipe_defaults
-from trimtab.config.keys import SECTIONS
+from trimtab.config.keys import SECTIONS, schema_with_limits
+from trimtab.config.library_names import names_for
 from trimtab.config.schema import DataSettings, LoraSettings, ModelSettings, SampleSettings, TrainingSettings
 
 TEXTS = st.text(max_size=20) | st.sampled_from(
@@ -86,13 +87,24 @@ def from_form(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[A
     return {"string": texts, "boolean": st.booleans(), "null": st.none()}[kind]
 
 
+LISTED = {
+    "report_to": st.lists(st.sampled_from(names_for("monitor.report_to")), max_size=3),
+    "optimizer": st.sampled_from(names_for("training.optimizer")),
+    "attn_implementation": st.none() | st.sampled_from(names_for("model.attn_implementation")),
+}
+"""Settings that take the names of a library's list."""
+
+
 def section(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
-        {}, optional={name: from_form(inner, defs) for name, inner in form["properties"].items()}
+        {},
+        optional={
+            name: LISTED.get(name) or from_form(inner, defs) for name, inner in form["properties"].items()
+        },
     )
 
 
-SCHEMA = Config.model_json_schema()
+SCHEMA = schema_with_limits()
 
 
 @settings(deadline=None, database=None)

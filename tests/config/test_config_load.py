@@ -122,9 +122,9 @@ def test_dotted_keys_in_the_file(tmp_path: Path) -> None:
 
 
 def test_merge_keys_and_anchors(tmp_path: Path) -> None:
-    text = "monitor: {report_to: &names [a, b]}\nsamples: {prompts: *names}\n"
+    text = "monitor: {report_to: &names [wandb, mlflow]}\nsamples: {prompts: *names}\n"
     config = load(tmp_path, text)
-    assert config.monitor.report_to == config.samples.prompts == ["a", "b"]
+    assert config.monitor.report_to == config.samples.prompts == ["wandb", "mlflow"]
     merged = load(tmp_path, "training:\n  <<: {epochs: 1, batch_size: 2}\n  epochs: 5\n")
     assert (merged.training.epochs, merged.training.batch_size) == (5.0, 2)
 

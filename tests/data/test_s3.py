@@ -94,11 +94,15 @@ def test_one_file_then_the_cache_then_a_changed_object(store: Store, tmp_path: P
     assert (texts(first), first.cache) == (["one", "two"], "downloaded")
     assert first.rows[1].where == "s3://sets/a.jsonl, line 2"
 
-    # Marking the cached copy shows that the second read takes it and downloads nothing.
+    # The same file of the same time shows that the second read takes it and downloads nothing.
     (cached,) = (tmp_path / "cache" / "data" / "s3").rglob("a.jsonl")
-    cached.write_text('{"text": "from the cache"}\n')
+    before = cached.stat()
     second = load("s3://sets/a.jsonl", store.url)
-    assert (texts(second), second.cache) == (["from the cache"], "from the cache (etag unchanged)")
+    assert (texts(second), second.cache) == (
+        ["one", "two"],
+        "from the cache (etag unchanged, checksum verified)",
+    )
+    assert (cached.stat().st_ino, cached.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
     store.put("a.jsonl", "three")
     third = load("s3://sets/a.jsonl", store.url)
@@ -121,7 +125,7 @@ def test_a_prefix_of_several_files(store: Store) -> None:
     store.put("set/train-1.jsonl", "changed")
     assert (
         load("s3://sets/set", store.url).cache
-        == "1 of 2 files from the cache (etag unchanged), the others downloaded"
+        == "1 of 2 files from the cache (etag unchanged, checksum verified), the others downloaded"
     )
 
 

@@ -192,16 +192,15 @@ def test_newlines_and_other_scripts_are_no_control_characters(write: Write) -> N
     ] == texts
 
 
-def test_a_path_may_lead_out_and_is_told(tmp_path: Path, write: Write) -> None:
-    tally = Tally()
-    rows = [{"audio": path, "text": "Hi."} for path in ("../a.wav", "b/../c.wav", str(tmp_path / "d.wav"))]
-    found = rows_of(write(*rows), tally)
-    assert [row.target and row.target.path for row in found] == [
-        tmp_path / "../a.wav",
-        tmp_path / "b/../c.wav",
-        tmp_path / "d.wav",
-    ]
-    assert tally.changed == {"clip path that leads out of the folder of its file": 1}
+def test_a_path_may_not_lead_out(tmp_path: Path, write: Write) -> None:
+    rows = [{"audio": path, "text": "Hi."} for path in ("b/../c.wav", str(tmp_path / "d.wav"))]
+    found = rows_of(write(*rows))
+    assert [row.target and row.target.path for row in found] == [tmp_path / "b/../c.wav", tmp_path / "d.wav"]
+    for outside in ("../a.wav", "/etc/hostname", "~/a.wav"):
+        with pytest.raises(RequestError, match=r"clip '.*' leads out of the data's folder"):
+            rows_of(write({"audio": outside, "text": "Hi."}))
+    with pytest.raises(RequestError, match="leads out of the data's folder"):
+        rows_of(write({"audio": "a.wav", "text_file": "../secret.txt"}))
 
 
 def test_sources_that_hold_nothing_to_read(tmp_path: Path, write: Write) -> None:

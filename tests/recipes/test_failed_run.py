@@ -100,7 +100,11 @@ def test_a_reward_that_breaks_is_told_and_the_run_goes_on(
     name = load_config(run / "config.yaml").grpo.reward
     assert isinstance(name, str)
     on = ["train", str(run / "config.yaml"), "training.resume=true"]
-    again = trimtab(*on, f"reward={name.replace('breaks', 'sound')}", cwd=tmp_path)
+    other = f"reward={name.replace('breaks', 'sound')}"
+    refused = trimtab(*on, other, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "training.resume_changed=reward takes the new one from here on" in refused.stderr
+    again = trimtab(*on, other, "training.resume_changed=reward", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     summary = summary_of(run)
     assert (summary["status"], summary["steps"]) == ("finished", 4)

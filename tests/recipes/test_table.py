@@ -67,6 +67,9 @@ class Descent:
     def state(self) -> dict[str, Any]:
         return {"step": self._step}
 
+    def beside(self) -> dict[str, Any]:
+        return {}
+
     def restore(self, state: dict[str, Any], taken: int) -> None:
         self._step = state["step"]
 

@@ -186,8 +186,9 @@ def test_a_bad_row_is_named_before_anything_is_trained(
     own = tmp_path / "own.jsonl"
     own.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(Exception, match=r"own\.jsonl, line 8"):
-        train(settings, f"data={own}")
-    summary, run = train(settings, f"data={own}", "data.bad_rows=drop", "samples.held_out=0")
+        train(settings, f"data={own}", f"data.media_root={rows.parent}")
+    allowed = f"data.media_root={rows.parent}"
+    summary, run = train(settings, f"data={own}", allowed, "data.bad_rows=drop", "samples.held_out=0")
     assert summary["train_rows"] + summary["eval_rows"] == 19
     assert sum(json.loads((run / "data.json").read_text())["train"]["dropped"].values()) == 1
 
@@ -212,7 +213,7 @@ def test_text_comes_before_the_first_picture(
         *("recipe=vision", f"model={model}", f"data={tmp_path / 'rows.jsonl'}", "device=cpu"),
         *("lora.targets=[vision, connector, all-linear]", "training.batch_size=1", "training.epochs=1"),
         *("training.keep_best=false", "monitor.progress=none", "data.eval_fraction=0", "data.max_length=256"),
-        f"output_dir={tmp_path / 'run'}",
+        *(f"output_dir={tmp_path / 'run'}", f"data.media_root={rows.parent}"),
     ]
     summary, _ = train(settings)
     assert (summary["status"], summary["steps"]) == ("finished", 16)

@@ -1,4 +1,4 @@
-"""Checkpoints of a zeroth-order run: which is the best, which ones are removed, and what makes one whole."""
+"""Checkpoints of a zeroth-order run: which is the best, and what it holds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trimtab.manifest import MANIFEST
 from trimtab.recipes.run_folder import RunFolder
-from trimtab.recipes.zeroth_checkpoint import Progress, forget_old, load_checkpoint, save_checkpoint
+from trimtab.recipes.zeroth_checkpoint import Progress, load_checkpoint, save_checkpoint
 
 
 def went(*steps: tuple[int, float, bool]) -> Progress:
@@ -46,39 +47,14 @@ def test_a_step_that_was_saved_but_never_measured_is_not_the_best() -> None:
     assert (progress.best_step, progress.best_loss) == (1, 0.9)
 
 
-@pytest.mark.parametrize(
-    ("step", "keep", "best", "left"),
-    [
-        (40, 2, None, {30, 40}),
-        (40, 1, 10, {10, 40}),
-        (40, None, None, {10, 20, 30, 40}),
-        # Resumed from the checkpoint of step 10: what lies ahead does not push out what was just saved.
-        (20, 1, None, {20, 30, 40}),
-    ],
-)
-def test_the_oldest_go(step: int, keep: int | None, best: int | None, left: set[int], tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    for each in (10, 20, 30, 40):
-        (run.checkpoints / f"checkpoint-{each}").mkdir(parents=True)
-    forget_old(run, step, keep, best)
-    assert {int(c.name.split("-")[-1]) for c in run.checkpoints.iterdir()} == left
-
-
-def test_a_copy_that_somebody_set_aside_is_left_alone(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    for name in ("checkpoint-10", "checkpoint-9", "checkpoint-10-good"):
-        (run.checkpoints / name).mkdir(parents=True)
-    forget_old(run, 10, 1, None)
-    assert {c.name for c in run.checkpoints.iterdir()} == {"checkpoint-10", "checkpoint-10-good"}
-
-
 @pytest.mark.parametrize("name", ["state.json", "trainer_state.json"])
-def test_a_checkpoint_is_whole_by_its_last_file(name: str, tmp_path: Path) -> None:
-    """Also one of an earlier version, which named its state as transformers does."""
+def test_a_checkpoint_of_an_earlier_version_is_read(name: str, tmp_path: Path) -> None:
+    """It has no manifest, and a still earlier one named its state as transformers does."""
     run, saved, loaded = RunFolder(tmp_path), torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     state = {"forwards": 8, "anchors": {"weight": torch.ones(1, 2)}}
     folder = save_checkpoint(run, saved, state, went((0, 0.5, True), (3, 0.4, True)))
-    assert [file.name for file in folder.glob("*.json")] == ["state.json"]
+    assert sorted(file.name for file in folder.glob("*.json")) == ["state.json", MANIFEST]
+    (folder / MANIFEST).unlink()
     (folder / "state.json").rename(folder / "aside")
     assert run.newest_checkpoint() is None
     (folder / "aside").rename(folder / name)

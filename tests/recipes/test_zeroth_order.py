@@ -226,7 +226,9 @@ def test_a_finished_run_goes_on_where_its_schedule_has_no_end(settings: list[str
 def test_a_refused_resume_leaves_the_earlier_run_as_it_is(settings: list[str]) -> None:
     _, run = tune(settings, "training.max_steps=2", "training.lr_scheduler=linear")
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    with pytest.raises(RequestError, match=r"another run \(eps, total_steps differ\)"):
+    with pytest.raises(
+        RequestError, match=r"max_steps +was 2, is now 5 .*\n +zeroth.eps +was 0.01, is now 0.5"
+    ):
         tune(settings, "training.lr_scheduler=linear", "training.resume=true", "zeroth.eps=0.5")
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
@@ -351,7 +353,11 @@ def test_a_replay_needs_a_folder_that_it_can_write_to(settings: list[str], tmp_p
 
 
 def test_a_checkpoint_of_another_model_is_refused(settings: list[str]) -> None:
-    tune(settings, "training.max_steps=2")
+    _, run = tune(settings, "training.max_steps=2")
+    with pytest.raises(RequestError, match=r"lora.r +was 16, is now 4"):
+        tune(settings, "training.resume=true", "lora.r=4")
+    for name in ("starts.json", "config.yaml"):  # nothing tells what it began with but the checkpoint itself
+        (run / name).unlink()
     with pytest.raises(RequestError, match="not those of this model"):
         tune(settings, "training.resume=true", "lora.r=4")
 

@@ -6,12 +6,10 @@ tell.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,6 +22,7 @@ from trimtab.cli.doctor import doctor
 from trimtab.cli.evaluate import evaluate
 from trimtab.cli.explain import explain
 from trimtab.cli.export import export
+from trimtab.cli.faults import hiding, take_debug_flag, tell, told
 from trimtab.cli.plan import plan
 from trimtab.cli.rehearse import CONTEXT as REHEARSE_CONTEXT
 from trimtab.cli.rehearse import rehearse
@@ -32,7 +31,7 @@ from trimtab.cli.report import report
 from trimtab.cli.speak import speak
 from trimtab.cli.train import train
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
-from trimtab.redaction import without_secrets
+from trimtab.shortage import refusals_told
 
 app = typer.Typer(
     name="trimtab",
@@ -46,7 +45,11 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (as TRIMTAB_DEBUG=1 does).")
+    ] = False,
 ) -> None:
+    del debug  # taken off before, so that it may stand after the verb as well
     if version:
         typer.echo(f"trimtab {__version__}")
         raise typer.Exit
@@ -68,40 +71,36 @@ app.command("config-schema")(config_schema)
 
 
 def main() -> None:
-    """Run the verb; an error that was foreseen becomes a message and its exit code, never a traceback.
+    """Run the verb; an error becomes a message and an exit code. The traceback is shown on request (`--debug`).
 
-    Any other keeps its traceback. No secret is shown in either.
+    No secret is shown in either.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # Where the console's or the file's encoding has no ✓, a question mark stands in its place.
         sys.stdout.reconfigure(errors="replace")
     try:
-        app()
+        with refusals_told():
+            app(args=take_debug_flag(sys.argv[1:]))
     except TrimtabError as error:
         if not _told_by_the_rehearsal(error):
-            print(f"error: {without_secrets(str(error))}", file=sys.stderr)
+            tell(error, str(error))
         sys.exit(error.exit_code)
-    except Exception:
-        # Raised again, not printed here: a rehearsal of this very command looks for the error itself.
-        sys.excepthook = _hiding(sys.excepthook)
-        raise
+    except Exception as error:
+        if _rehearsed():
+            # Raised again, not told here: a rehearsal of this very command looks for the error itself.
+            sys.excepthook = hiding(sys.excepthook)
+            raise
+        tell(error, told(error))
+        sys.exit(1)
 
 
 def _told_by_the_rehearsal(error: TrimtabError) -> bool:
     """Whether this is a rehearsed run, and `rehearse` itself ends with this message."""
+    refused = isinstance(error, RequestError) and not isinstance(error, NoRoomError)
+    return refused and _rehearsed()
+
+
+def _rehearsed() -> bool:
     from trimtab.rehearse.session import VARIABLE
 
-    refused = isinstance(error, RequestError) and not isinstance(error, NoRoomError)
-    return refused and VARIABLE in os.environ
-
-
-def _hiding(hook: Callable[..., Any]) -> Callable[..., None]:
-    """The same hook for uncaught errors; what it prints is searched for secrets first."""
-
-    def hide(*error: Any) -> None:
-        printed = io.StringIO()
-        with contextlib.redirect_stderr(printed):
-            hook(*error)
-        print(without_secrets(printed.getvalue()), end="", file=sys.stderr)
-
-    return hide
+    return VARIABLE in os.environ

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib import resources
 from pathlib import Path
@@ -21,6 +22,22 @@ Arguments = Annotated[
         help="A YAML file, and settings over it such as device=cpu or --learning-rate 1e-4.",
     ),
 ]
+
+Trusted = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust-remote-code",
+        metavar="REPOSITORY",
+        help="Run the Python code that this repository or folder ships, as the run did; by its name alone.",
+        show_default=False,
+    ),
+]
+"""For verbs that load what a run kept. `train` and `plan` take it among their settings."""
+
+
+def trust_words(trusted: list[str] | None) -> list[str]:
+    """What a verb was told to trust, as settings over a run's kept ones, which hold none of it."""
+    return [f"model.trust_remote_code={json.dumps(trusted)}"] if trusted else []
 
 
 class SettingsCommand(TyperCommand):

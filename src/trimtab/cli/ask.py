@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trimtab.cli.arguments import Trusted, trust_words
+
 
 def ask(
     run: Annotated[
@@ -23,6 +25,7 @@ def ask(
         str | None,
         typer.Option(help="Where to answer; without it where the run was told to be.", show_default=False),
     ] = None,
+    trust: Trusted = None,
 ) -> None:
     """Ask the model that a run kept; with pictures where it can see. Prints the answer alone."""
     from trimtab.config import load_config
@@ -37,7 +40,8 @@ def ask(
             raise RequestError.of(
                 f"--picture {path}: no such file", "there is nothing to look at", "check the path"
             )
-    words = [] if device is None else [f"device={device}", "precision=auto"]
+    words = trust_words(trust)
+    words += [] if device is None else [f"device={device}", "precision=auto"]
     config = load_config(run / "config.yaml", words)
     quiet_libraries()
     typer.echo(ask_run(config, finished.weights, question, picture or []))

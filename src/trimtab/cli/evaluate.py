@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trimtab.cli.arguments import Trusted, trust_words
+
 
 def evaluate(
     run: Annotated[
@@ -34,6 +36,7 @@ def evaluate(
         str | None,
         typer.Option(help="Where to compute; without it where the run was told to be.", show_default=False),
     ] = None,
+    trust: Trusted = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure what a run kept: held-out loss, the recipe's own figures, and a voice by recogniser and encoder."""
@@ -45,7 +48,8 @@ def evaluate(
 
     finished = read_run(run)
     check_place(run)
-    words = [] if device is None else [f"device={device}", "precision=auto"]
+    words = trust_words(trust)
+    words += [] if device is None else [f"device={device}", "precision=auto"]
     config = load_config(run / "config.yaml", words)
     quiet_libraries()
     found = evaluated(

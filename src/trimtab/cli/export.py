@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from trimtab.cli.arguments import Trusted
 from trimtab.errors import RequestError
 
 
@@ -37,6 +38,7 @@ def export(
     create: Annotated[
         bool, typer.Option(help="With --to ollama: run `ollama create` when ollama is installed.")
     ] = True,
+    trust: Trusted = None,
 ) -> None:
     """Write what a run made in the form that others use: merged weights, GGUF, or a model for Ollama."""
     from trimtab.export import export_run
@@ -61,6 +63,7 @@ def export(
         temperature=temperature,
         num_ctx=num_ctx,
         create=create,
+        trusted=trust or [],
         say=lambda text: typer.echo(text, err=True),
     )
     for line in result.lines():

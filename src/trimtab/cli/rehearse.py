@@ -80,6 +80,7 @@ def rehearse(
         bool,
         typer.Option("--in-place", help="Let the script write its files for real, where it wants them."),
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error of ours.")] = False,
 ) -> None:
     """Run a training script, unchanged, on GPUs that are not there, and report every fault that it meets.
 
@@ -87,12 +88,17 @@ def rehearse(
     an overlay, where the system permits one, and nothing of yours is changed. Exit code: 0 clean, 1 a fault
     was found, 2 the request is wrong, 3 unproven (time ran out, or the process was killed).
     """
+    from trimtab.cli.faults import show_tracebacks
     from trimtab.errors import RequestError
+    from trimtab.files import plain_value
     from trimtab.hardware.catalogue import accelerators
+    from trimtab.redaction import hiding
     from trimtab.rehearse.report import render
     from trimtab.rehearse.run import rehearse as run
     from trimtab.rehearse.session import Settings
 
+    if debug:
+        show_tracebacks()
     outputs = (
         ("--json", json_file),
         ("--html", html_file),
@@ -136,13 +142,15 @@ def rehearse(
         )
         if write_fixes is not None and texts:
             write_fixes.write_text(fixes.patch(texts), encoding="utf-8")
-    print(render(result, colour=sys.stdout.isatty()))
+    hide = hiding()
+    print(hide(render(result, colour=sys.stdout.isatty())))
     if json_file is not None:
-        json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+        told = plain_value(result.to_dict(), of_text=hide)
+        json_file.write_text(json.dumps(told, indent=1) + "\n")
     if html_file is not None:
         from trimtab.report.page import rehearsal_page
 
-        html_file.write_text(rehearsal_page(result), encoding="utf-8")
+        html_file.write_text(hide(rehearsal_page(result)), encoding="utf-8")
     if write_fixes is not None:
         print(
             f"the fixes that help: {write_fixes} (git apply, or patch -p1)"
@@ -155,9 +163,11 @@ def rehearse(
 
         root = repository(Path.cwd())
         if sarif_file is not None:
-            sarif_file.write_text(json.dumps(sarif(result, root), indent=1) + "\n", encoding="utf-8")
+            sarif_file.write_text(
+                json.dumps(plain_value(sarif(result, root), of_text=hide), indent=1) + "\n", encoding="utf-8"
+            )
         if github:
-            print("\n".join(as_annotations(result, root)))
+            print(hide("\n".join(as_annotations(result, root))))
     raise typer.Exit(result.exit_code)
 
 

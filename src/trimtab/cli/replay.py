@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trimtab.cli.arguments import Trusted
+
 
 def replay(
     source: Annotated[
@@ -29,6 +31,7 @@ def replay(
     check: Annotated[
         bool, typer.Option("--check", help="Compare with the run's kept weights, bit for bit.")
     ] = False,
+    trust: Trusted = None,
 ) -> None:
     """Rebuild a zeroth-order run's weights without a forward pass: from its base model and a few bytes a step."""
     from trimtab.recipes.launch import quiet_libraries
@@ -38,7 +41,7 @@ def replay(
     if out is None and not check:
         out = (source if source.is_dir() else source.parent) / "replayed"
     started = time.perf_counter()
-    result = replay_run(source, model=model, out=out, steps=steps, check=check)
+    result = replay_run(source, model=model, out=out, steps=steps, check=check, trusted=trust or [])
     typer.echo(f"{result.steps:,} steps replayed in {time.perf_counter() - started:.1f} s")
     if result.folder is not None:
         typer.echo(f"weights in {result.folder}")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trimtab.cli.arguments import Trusted, trust_words
+
 
 def speak(
     run: Annotated[
@@ -53,6 +55,7 @@ def speak(
         str | None,
         typer.Option(help="Where to compute; without it where the run was told to be.", show_default=False),
     ] = None,
+    trust: Trusted = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was said of the clip as JSON.")] = False,
 ) -> None:
     """Speak a text with the model that a run kept, in the voice of a clip. Ends with 1 where nothing can be heard."""
@@ -64,7 +67,8 @@ def speak(
 
     finished = read_run(run)
     _check_place(out, overwrite)
-    words = [] if device is None else [f"device={device}", "precision=auto"]
+    words = trust_words(trust)
+    words += [] if device is None else [f"device={device}", "precision=auto"]
     words += [] if temperature is None else [f"voice.temperature={temperature}"]
     config = load_config(run / "config.yaml", words)
     quiet_libraries()

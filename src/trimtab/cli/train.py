@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,19 @@ def _train(arguments: list[str]) -> None:
     from trimtab.recipes.elastic import begun_by_this_launch, keep_the_step
     from trimtab.recipes.launch import launch, quiet_libraries
     from trimtab.recipes.planning import plan_run
-    from trimtab.recipes.run_folder import RunFolder, default_folder, failure_kept, open_run_folder
+    from trimtab.recipes.run_folder import (
+        RunFolder,
+        check_room,
+        failure_kept,
+        make_default_folder,
+        open_run_folder,
+    )
+    from trimtab.recipes.run_lock import only_run_in, refuse_if_running
     from trimtab.recipes.vigil import watched
 
     request = request_from(arguments)
     config = request.config
+    _stay_beside(request)
     again = begun_by_this_launch(config)
     changed = keep_the_step(config, detect_launcher()) if again else None
     planned = plan_run(config)
@@ -57,8 +66,10 @@ def _train(arguments: list[str]) -> None:
                 "every process must write to the same folder, and each would make up its own",
                 "set output_dir",
             )
-        config.output_dir = default_folder(config)
+        config.output_dir = make_default_folder(config)
     if planned.plan.starts_launcher:
+        refuse_if_running(Path(config.output_dir).expanduser())
+        _check_resume(config, planned)
         raise typer.Exit(launch(arguments, config, planned))
 
     if main:
@@ -69,41 +80,81 @@ def _train(arguments: list[str]) -> None:
     else:
         run = RunFolder(Path(config.output_dir).expanduser(), again=again)
 
-    with (
-        failure_kept(run, config, planned.plan, launcher.rank),
-        watched(config, planned.plan, run, launcher) as watchdog,
-    ):
+    with only_run_in(run.path) if main else nullcontext():
+        if main:
+            check_room(run, config)  # again: another run may have begun there since
+        with (
+            failure_kept(run, config, planned.plan, launcher.rank),
+            watched(config, planned.plan, run, launcher) as watchdog,
+        ):
 
-        def say(text: str) -> None:
-            watchdog.beat("start-up" if watchdog.step is None else "the end of the run")
-            if main:
-                print(text, flush=True)
+            def say(text: str) -> None:
+                watchdog.beat("start-up" if watchdog.step is None else "the end of the run")
+                if main:
+                    print(text, flush=True)
 
-        quiet_libraries()
-        from trimtab.recipes.run import run_recipe
+            quiet_libraries()
+            from trimtab.recipes.run import run_recipe
 
-        summary = run_recipe(config, planned.plan, run, say)
-    if main:
-        _conclude(config, summary)
-    if summary["status"] != "finished":
-        tell_launcher(KeyboardInterrupt(), interrupted=True)
-        raise typer.Exit(1)
-    if main and config.export.to is not None:
-        print("\n".join(export_as_asked(config, say).lines()))
+            summary = run_recipe(config, planned.plan, run, say)
+        if main:
+            _conclude(config, summary)
+        if summary["status"] != "finished":
+            tell_launcher(KeyboardInterrupt(), interrupted=True)
+            raise typer.Exit(1)
+        if main and config.export.to is not None:
+            print("\n".join(export_as_asked(config, say).lines()))
+
+
+def _stay_beside(request: Request) -> None:
+    """A run's own config.yaml resumes the run that it lies in, also where the folder was moved, copied or mounted."""
+    from trimtab.config import load_config
+    from trimtab.recipes.run_folder import STARTS
+    from trimtab.recipes.run_mark import MARK
+
+    config, file = request.config, Path(request.origin).expanduser()
+    home = file.parent
+    of_a_run = file.name == "config.yaml" and any(
+        (home / name).is_file() for name in (MARK, STARTS, "plan.json")
+    )
+    if config.training.resume is not True or not of_a_run or config.output_dir is None:
+        return
+    named = Path(config.output_dir).expanduser()
+    if named.resolve() == home.resolve() or load_config(file).output_dir != config.output_dir:
+        return
+    print(f"{file} names output_dir={named}, but lies in {home}: the run goes on there, where it lies")
+    config.output_dir = str(home)
+
+
+def _check_resume(config: Config, planned: Planned) -> None:
+    """What would be refused by each of the processes is refused before they are started."""
+    from trimtab.recipes.begun_with import Starting
+    from trimtab.recipes.checkpoints import checkpoint_to_resume
+    from trimtab.recipes.run_folder import RunFolder
+
+    # What it skips is told by the processes.
+    checkpoint = checkpoint_to_resume(
+        config, RunFolder(Path(str(config.output_dir)).expanduser()), lambda text: None
+    )
+    if checkpoint is not None:
+        Starting(config, planned.plan, checkpoint)
 
 
 def _announce(request: Request, planned: Planned) -> None:
     from trimtab.config import config_warnings
+    from trimtab.recipes.disk_needs import planned_room
     from trimtab.recipes.plan_text import parts_table, plan_lines
 
     config = request.config
+    room = planned_room(config, planned)
     print(f"trimtab train: {request.origin}, into {config.output_dir}")
-    for line in plan_lines(request, planned):
+    for line in plan_lines(request, planned, room):
         print("  " + line)
     if planned.plan.strategy == "split":
         print("\n".join("  " + line for line in parts_table(planned)))
     for warning in config_warnings(config):
         print(f"  ! {warning}")
+    room.check(config)
 
 
 def _conclude(config: Config, summary: dict[str, Any]) -> None:

@@ -46,7 +46,6 @@ class Denial:
 _SAME_VALUE = {
     "model.name": "model_name_or_path base_model model_name model_id model_path pretrained_model_name_or_path",
     "model.revision": "model_revision revision_of_model",
-    "model.trust_remote_code": "trust_remote_code",
     "model.chat_template": "chat_template_path chat_template_jinja",
     "model.attn_implementation": "attn_implementation",
     "data.source": "dataset dataset_name dataset_path dataset_id data_path train_file train_data local_data",
@@ -129,6 +128,15 @@ def _trackers(value: Any) -> Settings:
             raise Refused("Trimtab reports only to trackers that are named", "name them, e.g. [tensorboard]")
         names = [name for name in names if name != "none"]
     return {"monitor.report_to": names}
+
+
+def _trusted(value: Any) -> Settings:
+    if value is True:
+        raise Refused(
+            "would run whatever code comes with whatever model is named",
+            "read the repository's code, and name it: --trust-remote-code OWNER/NAME",
+        )
+    return {"model.trust_remote_code": value}
 
 
 def _targets(value: Any) -> Settings:
@@ -237,6 +245,7 @@ ALIASES: dict[str, Alias] = {
     "save_strategy": _SAVING,
     "train_sampling_strategy": Alias("training.group_by_length", _sampling),
     "report_to": Alias("monitor.report_to", _trackers),
+    "trust_remote_code": Alias("model.trust_remote_code", _trusted),
     "bf16": _flag("precision", "bf16"),
     "fp16": _flag("precision", "fp16"),
     "fp32": _flag("precision", "fp32"),

@@ -8,25 +8,30 @@ import yaml
 
 from trimtab.config.checks import run_checks
 from trimtab.config.facts import is_given
-from trimtab.config.keys import SECTIONS, SHORTHANDS
-from trimtab.config.read import Dumper
+from trimtab.config.keys import SECTIONS, SHORTHANDS, schema_with_limits
 from trimtab.config.schema import Config
 from trimtab.config.secrets import refuse_secrets
+from trimtab.config.yaml_text import Dumper
 
 
 def dump_config(config: Config) -> str:
-    """Every setting of the run as YAML; `load_config` reads it back to an equal `Config`.
+    """Every setting of the run as YAML; `load_config` reads it back to an equal `Config`, but for trust in code.
 
     A default that would read as a conflict once written down (`epochs` next to `max_steps`) stays out, and a
     comment names it. A setting that holds a secret is an error: what is written here is kept and shown.
     """
     refuse_secrets(config)
     tree = config.model_dump()
+    trusted, tree["model"]["trust_remote_code"] = tree["model"]["trust_remote_code"], []
     left_out = _silent_defaults(config)
     for key in left_out:
         section, _, leaf = key.rpartition(".")
         del (tree[section] if section else tree)[leaf]
     header = "# Every setting of this run.\n"
+    if trusted:
+        header += (
+            f"# The code of {', '.join(trusted)} was trusted by a flag, which has to be given each time.\n"
+        )
     if left_out:
         header += f"# At their defaults, and without effect here: {', '.join(left_out)}\n"
     return header + yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
@@ -41,7 +46,7 @@ def _silent_defaults(config: Config) -> list[str]:
 
 def config_schema() -> dict[str, Any]:
     """The settings as JSON schema, with a description for each; sections that have a short form also take text."""
-    schema = Config.model_json_schema()
+    schema = schema_with_limits()
     for name in SECTIONS:
         reference = {"$ref": f"#/$defs/{SECTIONS[name].__name__}"}
         described = {"description": schema["$defs"][SECTIONS[name].__name__]["description"]}

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trimtab.config.facts import value_of_setting
+from trimtab.config.limits import with_limits
 from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
 
@@ -46,6 +47,8 @@ _LIMITS = {
 }
 _CLOSE_ENOUGH = 0.72
 _BONUS = 0.1
+_LONGEST_NAME = 100
+"""Comparing takes the product of the lengths, and no setting's name is near as long."""
 
 
 def recipe_sections(config: Config) -> list[RecipeSection]:
@@ -62,7 +65,17 @@ def has_effect(config: Config, key: str) -> bool:
 @cache
 def settings() -> dict[str, dict[str, Any]]:
     """Every setting by its dotted key, with its JSON schema."""
-    schema = Config.model_json_schema()
+    return _by_key(Config.model_json_schema())
+
+
+@cache
+def bounds(key: str) -> dict[str, Any]:
+    """The JSON schema of the numbers that a setting takes, with a bound on both sides; empty where it takes none."""
+    form = _by_key(schema_with_limits()).get(key, {})
+    return next((one for one in form.get("anyOf", [form]) if one.get("type") in ("integer", "number")), {})
+
+
+def _by_key(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, form in schema["properties"].items():
         if name not in SECTIONS:
@@ -71,6 +84,18 @@ def settings() -> dict[str, dict[str, Any]]:
         section = schema["$defs"][SECTIONS[name].__name__]
         found.update({f"{name}.{leaf}": leaf_form for leaf, leaf_form in section["properties"].items()})
     return found
+
+
+def schema_with_limits() -> dict[str, Any]:
+    """The JSON schema of all settings, each number with its bounds."""
+    schema = Config.model_json_schema()
+    for name, form in schema["properties"].items():
+        if name not in SECTIONS:
+            schema["properties"][name] = with_limits(name, form)
+            continue
+        properties = schema["$defs"][SECTIONS[name].__name__]["properties"]
+        properties.update({leaf: with_limits(f"{name}.{leaf}", own) for leaf, own in properties.items()})
+    return schema
 
 
 def setting_of(key: str) -> str | None:
@@ -129,6 +154,8 @@ def default_of(key: str) -> Any:
 
 def suggest(path: tuple[str, ...], aliases: Mapping[str, str], section_wanted: bool = False) -> str | None:
     """The whole key that a wrong one probably meant; `aliases` maps other known names to keys."""
+    if len(path[-1]) > _LONGEST_NAME:
+        return None
     candidates = {(name, name) for name in SECTIONS} if len(path) == 1 else set()
     if not section_wanted:
         candidates |= {(key.rpartition(".")[2], key) for key in settings()} | set(aliases.items())

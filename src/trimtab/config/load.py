@@ -20,6 +20,10 @@ from trimtab.config.read import Given, read_file, read_overrides
 from trimtab.config.schema import Config
 from trimtab.config.validate import Setting, build
 
+_GUESSED = 50
+"""Unknown names for which the one that was meant is looked for."""
+_REMOVE = "remove it; `trimtab config-schema` lists every setting"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -60,13 +64,15 @@ def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str,
     latest = {item.path: item for item in given}
     meant: dict[str, list[Setting]] = {}
     wrong = {problem.key for problem in problems}
+    unknown = 0
     for item in latest.values():
         try:
-            for setting in _settings_of(item):
+            for setting in _settings_of(item, guess=unknown < _GUESSED):
                 meant.setdefault(setting.key, []).append(setting)
         except Refused as refusal:
             alias = alias_of(item.path)
             wrong.add(alias.key if alias else item.name)
+            unknown += 1
             value = show(item.value, item.name)
             problems.append(Problem(item.name, value, refusal.reason, refusal.change, item.origin))
     found: dict[str, Setting] = {}
@@ -84,8 +90,11 @@ def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str,
     return found, wrong
 
 
-def _settings_of(item: Given) -> list[Setting]:
-    """What one written setting sets. Raises `Refused` where it is not a setting of ours, or has no such value."""
+def _settings_of(item: Given, guess: bool = True) -> list[Setting]:
+    """What one written setting sets. Raises `Refused` where it is not a setting of ours, or has no such value.
+
+    With `guess` it names the setting that was perhaps meant, which takes its time.
+    """
     path, key, value = item.path, item.name, item.value
     if key in SECTIONS:
         short = SHORTHANDS.get(key, "")
@@ -103,19 +112,21 @@ def _settings_of(item: Given) -> list[Setting]:
         return [] if unset else [Setting(alias.key, value, item)]
     if setting_of(key):
         return [Setting(key, value, item)]
-    return _unknown(item)
+    return _unknown(item, guess)
 
 
-def _unknown(item: Given) -> list[Setting]:
+def _unknown(item: Given, guess: bool) -> list[Setting]:
     known_elsewhere = ELSEWHERE.get(item.path[-1])
     if known_elsewhere and (len(item.path) == 1 or item.path[0] in SECTIONS):
         if item.value in known_elsewhere.harmless:
             return []
         raise Refused("is not a Trimtab setting", known_elsewhere.change)
+    if not guess:
+        raise Refused("is not a setting", _REMOVE)
     names = {name: alias.key for name, alias in ALIASES.items()} | SECTION_ALIASES.get(item.path[0], {})
     nested = isinstance(item.value, dict)
     closest = suggest(item.path, names, section_wanted=nested) or suggest(item.path, names)
-    hint = f"did you mean {closest}?" if closest else "remove it; `trimtab config-schema` lists every setting"
+    hint = f"did you mean {closest}?" if closest else _REMOVE
     raise Refused("is not a setting", hint)
 
 

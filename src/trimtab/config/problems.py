@@ -18,6 +18,10 @@ from trimtab.redaction import without_secrets as without_secrets
 
 COMMAND_LINE = "command line"
 _LONGEST_VALUE = 60
+_LONGEST_NAME = 200
+_MOST_BITS = 1024
+_SHOWN = 50
+"""Problems that a report tells; who has more will not mend them one by one."""
 _SECRET_NAME = re.compile(r"token(?!s|iz)|secret|passw|credential|key", re.IGNORECASE)
 
 
@@ -56,7 +60,8 @@ class Problem:
     def lines(self, number: int) -> list[str]:
         """The problem as indented lines of the report."""
         label = f"{number:>3}. "
-        head = self.key if self.value is None else f"{self.key} = {self.value}"
+        name = self.key if len(self.key) <= _LONGEST_NAME else self.key[: _LONGEST_NAME - 1] + "…"
+        head = name if self.value is None else f"{name} = {self.value}"
         place = "; ".join(part for part in (str(self.origin) if self.origin else "", self.note) if part)
         first = f"{label}{head}   ({place})" if place else f"{label}{head}"
         indent = " " * len(label)
@@ -71,7 +76,10 @@ class ConfigError(RequestError):
         super().__init__("\n".join([_headline(self.problems), *self._body()]))
 
     def _body(self) -> list[str]:
-        return [line for number, problem in enumerate(self.problems, 1) for line in problem.lines(number)]
+        told = self.problems[:_SHOWN]
+        lines = [line for number, problem in enumerate(told, 1) for line in problem.lines(number)]
+        more = len(self.problems) - len(told)
+        return [*lines, f"     and {more:,} more"] if more else lines
 
 
 def _headline(problems: Sequence[Problem]) -> str:
@@ -101,9 +109,11 @@ def _plain(value: Any) -> str:
         return json.dumps(without_secrets(value), ensure_ascii=False)
     if isinstance(value, Mapping):
         # Only the keys: a secret may sit anywhere in a section that we do not know.
-        return "{" + ", ".join(f"{key}: …" for key in value) + "}"
+        return "{" + ", ".join(f"{_plain(key) if isinstance(key, int) else key}: …" for key in value) + "}"
     if isinstance(value, list):
         return "[" + ", ".join("[…]" if isinstance(item, list) else _plain(item) for item in value) + "]"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"(a number of {value.bit_length():,} bits)"
     return str(value)

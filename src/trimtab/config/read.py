@@ -1,42 +1,26 @@
 """Reads settings as they were written: a YAML file, then `key=value` words from the command line.
 
 Gives each with the place it stands at. Never judges whether a setting exists or its value fits; it reports
-only what cannot be read. Numbers follow YAML 1.2 (`1e-4` is a number, `12:30` and `2024-01-01` are text).
+only what cannot be read. What YAML is here, and how much of it, says `yaml_text.py`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
 from trimtab.config.keys import SECTIONS, choices, kinds
 from trimtab.config.problems import COMMAND_LINE, Origin, Problem, is_secret, show
+from trimtab.config.yaml_text import TAG, Loader, TooMuch
 from trimtab.errors import RequestError
+from trimtab.reading import MOST_SETTINGS, read_text
 
-_TAG = "tag:yaml.org,2002:"
-_SCALARS = [
-    ("null", r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
-    (
-        "bool",
-        r"(?:y|Y)es|YES|(?:n|N)o|NO|(?:t|T)rue|TRUE|(?:f|F)alse|FALSE|(?:o|O)n|ON|(?:o|O)ff|OFF",
-        "yYnNtTfFoO",
-    ),
-    ("int", r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?"
-        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-    ("merge", r"<<", "<"),
-]
-_UNREADABLE = (yaml.YAMLError, ValueError, KeyError)
+_UNREADABLE = (yaml.YAMLError, ValueError, LookupError, ArithmeticError, TypeError)
 """What PyYAML raises: its own errors, and bare ones for values such as `!!int abc`."""
 
 
@@ -55,52 +39,11 @@ class Given:
         return ".".join(self.path)
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with our number rules, for plain values, lists and mappings alone."""
-
-    yaml_constructors: ClassVar[dict[Any, Any]] = {
-        tag: constructor
-        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.removeprefix(_TAG) in {"null", "bool", "int", "float", "str", "seq", "map"}
-    }
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.duplicates: dict[int, tuple[yaml.ScalarNode, int]] = {}
-
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """Notes keys that stand twice here, where each mapping passes once, before `<<` adds keys to it."""
-        node = super().compose_mapping_node(anchor)
-        first: dict[str, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in first:
-                self.duplicates[id(key)] = (key, first[key.value])
-            elif isinstance(key, yaml.ScalarNode):
-                first[key.value] = key.start_mark.line + 1
-        return node
-
-
-class Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back unchanged: text that would read as a number gets quotes."""
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        # PyYAML loses these line breaks in every style but the one that escapes them.
-        style = '"' if any(sign in data for sign in "\r\x85\u2028\u2029") else None
-        return self.represent_scalar(f"{_TAG}str", data, style)
-
-
-Dumper.add_representer(str, Dumper.represent_str)
-for _class in (_Loader, Dumper):
-    _class.yaml_implicit_resolvers = {}  # none of YAML 1.1's own
-    for _name, _pattern, _first in _SCALARS:
-        _class.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
-
-
 def read_file(path: Path, problems: list[Problem]) -> list[Given] | None:
     """The settings in a YAML file; None when the whole of it cannot be read. A missing file is raised."""
     text = _text_of(path)
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         root = loader.get_single_node()
     except yaml.YAMLError as error:
         problems.append(_syntax_problem(error, path, text))
@@ -149,6 +92,9 @@ def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Gi
             continue
         try:
             given.extend(_bracketed(path, text, origin))
+        except TooMuch as error:
+            change = "write a shorter value, or a file of settings"
+            problems.append(Problem(name, show(text, name), str(error.problem), change, origin))
         except _UNREADABLE:
             reason = "cannot be read: a bracket or a quote is not closed, or a key stands twice"
             change = f"close it, and quote the whole argument for the shell: '{name}=[a, b]'"
@@ -157,14 +103,19 @@ def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Gi
 
 
 def _walk(
-    loader: _Loader,
+    loader: Loader,
     path: tuple[str, ...],
     mapping: yaml.MappingNode,
     place: str,
     problems: list[Problem],
 ) -> Iterator[Given]:
     """The settings of a mapping, going down into the sections that the schema knows."""
-    loader.flatten_mapping(mapping)
+    try:
+        loader.flatten_mapping(mapping)
+    except yaml.YAMLError as error:
+        origin = Origin(place, mapping.start_mark.line + 1, 0)
+        problems.append(_value_problem(error, ".".join((*path, "<<")), origin))
+        return
     for key_node, value_node in mapping.value:
         origin = Origin(place, key_node.start_mark.line + 1, 0)
         if not isinstance(key_node, yaml.ScalarNode):
@@ -177,7 +128,7 @@ def _walk(
             problems.append(_duplicate_problem(".".join(here), first_line, origin))
         elif len(here) == 1 and here[0] in SECTIONS and isinstance(value_node, yaml.MappingNode):
             yield from _walk(loader, here, value_node, place, problems)
-        elif len(here) == 1 and here[0] in SECTIONS and value_node.tag == f"{_TAG}null":
+        elif len(here) == 1 and here[0] in SECTIONS and value_node.tag == f"{TAG}null":
             pass  # `lora:` with everything under it commented out
         else:
             try:
@@ -193,7 +144,7 @@ def _duplicate_problem(key: str, first_line: int, origin: Origin) -> Problem:
 
 def _bracketed(path: tuple[str, ...], text: str, origin: Origin) -> list[Given]:
     """A list, mapping or quoted text on the command line; a mapping for a section counts as its settings."""
-    loader = _Loader(text)
+    loader = Loader(text)
     value = _constructed(loader, loader.get_single_node())
     if loader.duplicates:
         raise ValueError("a key stands twice")
@@ -202,13 +153,13 @@ def _bracketed(path: tuple[str, ...], text: str, origin: Origin) -> list[Given]:
     return [Given(path, value, origin)]
 
 
-def _constructed(loader: _Loader, node: yaml.Node | None) -> Any:
+def _constructed(loader: Loader, node: yaml.Node | None) -> Any:
     """The value of a node; unlike PyYAML's own way, one that holds itself (`&a [*a]`) cannot be read."""
     return loader.construct_object(node, deep=True)
 
 
 def _plain_value(text: str) -> Any:
-    loader = _Loader("")
+    loader = Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
     try:
         return loader.construct_document(yaml.ScalarNode(tag, text))
@@ -230,6 +181,9 @@ def _syntax_problem(error: yaml.YAMLError, path: Path, text: str) -> Problem:
     lines = text.splitlines()
     source = lines[line - 1] if line <= len(lines) else ""
     detail = getattr(error, "problem", None) or "a character that YAML does not allow"
+    if isinstance(error, TooMuch):
+        change = "settings are some dozens of lines: check that this is the file that was meant"
+        return Problem(str(path), None, detail, change, Origin(str(path), line, 0))
     reason = "is not valid YAML" if is_secret(source) else f"is not valid YAML: {detail}"
     if "\t" in source[: len(source) - len(source.lstrip())]:
         reason, change = "is not valid YAML: a tab in the indentation", "indent with spaces"
@@ -244,15 +198,12 @@ def _syntax_problem(error: yaml.YAMLError, path: Path, text: str) -> Problem:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, MOST_SETTINGS)
     except FileNotFoundError:
         told = (f"the config {path} was not found", *_missing(path))
-    except IsADirectoryError:
-        told = (f"{path} is a folder", "settings are read from one YAML file", "name the file in it")
-    except UnicodeDecodeError as error:
-        told = (f"{path} is not UTF-8 text (byte {error.start})", "YAML is text", "save the file as UTF-8")
-    except OSError as error:
-        told = (f"{path} cannot be read", error.strerror or str(error), "check the path and its permissions")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        told = (f"{path} cannot be read", reason, "check the path and its permissions")
     raise RequestError.of(*told)
 
 
@@ -261,7 +212,10 @@ def _missing(path: Path) -> tuple[str, str]:
     folder = path.parent
     if not folder.is_dir():
         return f"the folder {folder} does not exist", "check the path"
-    near = sorted(entry.name for entry in folder.iterdir() if entry.suffix in {".yaml", ".yml"})
+    try:
+        near = sorted(entry.name for entry in folder.iterdir() if entry.suffix in {".yaml", ".yml"})
+    except OSError as error:
+        return f"the folder {folder} cannot be listed ({error.strerror})", "check the path"
     alike = get_close_matches(path.name, near, n=3, cutoff=0.5) or near[:3]
     meant = (
         f"did you mean {' or '.join(str(folder / name) for name in alike)}?" if alike else "check the path"

@@ -5,13 +5,28 @@ Looks at nothing but the settings; whether the machine can meet them is for plac
 
 from __future__ import annotations
 
-from trimtab.config.facts import evaluates, is_given, saves_fall_on_evaluations, value_of_setting
+import os
+
+from trimtab.config.facts import evaluates, is_given, kernel_home, saves_fall_on_evaluations, value_of_setting
 from trimtab.config.rule import Conflict, Rules
 from trimtab.config.schema import Config
 
 RULES = Rules()
 _HELD_OUT = "data.eval_fraction data.eval_source"
 
+RULES.blame(
+    "model.trust_remote_code model.name",
+    lambda c: c.model.trust_remote_code and c.model.name not in c.model.trust_remote_code,
+    "does not name the model, {c.model.name}: it is that model's code that would run",
+    "name the repository or folder as model.name has it, or remove it",
+)
+RULES.blame(
+    "model.revision model.trust_remote_code",
+    lambda c: c.model.trust_remote_code and c.model.revision is None and not os.path.isdir(c.model.name),
+    "is not set: the code of {c.model.name} is whatever its repository holds on the day of each run",
+    "set it to the commit that you have read",
+    warning=True,
+)
 RULES.blame(
     "training.group_by_length data.packing",
     lambda c: c.data.packing and c.training.group_by_length,
@@ -196,3 +211,14 @@ def _warmup_of_a_constant(config: Config) -> Conflict | None:
 def _first_set(config: Config, *keys: str) -> str | None:
     """The first of these that is neither null nor 0."""
     return next((key for key in keys if value_of_setting(config, key)), None)
+
+
+RULES.blame(
+    "model.attn_implementation model.trust_remote_code",
+    lambda c: (
+        "/" in (c.model.attn_implementation or "")
+        and kernel_home(c.model.attn_implementation or "") not in c.model.trust_remote_code
+    ),
+    "names a kernel on the hub: code that would be fetched and run here",
+    "write sdpa, or read that code and, if you trust it, add its repository to model.trust_remote_code",
+)

@@ -25,6 +25,11 @@ BadRows = Annotated[
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 
 
+def _names(said: object) -> object:
+    """One name is a list of one; false and null name none."""
+    return [said] if isinstance(said, str) else [] if said is None or said is False else said
+
+
 class ModelSettings(Section):
     """Which model is tuned. `model: NAME` is short for `model: {name: NAME}`."""
 
@@ -34,14 +39,19 @@ class ModelSettings(Section):
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
 
-    trust_remote_code: bool = False
-    """Run Python code that the model repository ships. Off unless you ask for it by this name."""
+    trust_remote_code: Annotated[list[str], BeforeValidator(_names)] = Field(default_factory=list)
+    """Repositories (or folders) whose Python code may run here, each by its name: `--trust-remote-code owner/name`.
+    Counts on the command line alone, is not kept with a run, and must name the model."""
 
     chat_template: str | None = None
     """A `.jinja` file (or the template text) to use in place of the model's own chat template."""
 
     attn_implementation: str | None = None
     """Attention kernel (`sdpa`, `eager`, `flash_attention_2`); null leaves the choice to transformers."""
+
+    ignore_weights: list[str] = Field(default_factory=list)
+    """Parts of the weights that the model has no place for and does without, by how their tensors' names begin
+    (`score`, `v_head`; `*` stands for anything). Others that it has no place for are refused."""
 
 
 class DataSettings(Section):
@@ -89,6 +99,10 @@ class DataSettings(Section):
     subset: str | None = None
     """Which configuration of a hub data set to read."""
 
+    media_root: str | None = None
+    """A folder outside of the data's own in which rows may name pictures and clips; `/` allows every folder. Without
+    it, a path in a row that leads out of the data's folder (absolute, `..`, a link) is refused."""
+
     endpoint_url: str | None = None
     """Endpoint of an S3-compatible store (R2, MinIO); without it AWS_ENDPOINT_URL or AWS itself."""
 
@@ -134,6 +148,10 @@ class TrainingSettings(Section):
     effective_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Rows of one optimizer step: `batch_size` × processes × `gradient_accumulation_steps`. When set, another product
     is an error, so that a run on other machines is the run that was meant; null: not checked."""
+
+    halve_batch_on_oom: bool = False
+    """Where a step finds no memory, begin again from the last checkpoint with half the `batch_size` and twice the
+    `gradient_accumulation_steps`, as often as it takes: the same rows a step. Said, and kept in the summary."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
@@ -182,6 +200,10 @@ class TrainingSettings(Section):
 
     resume: bool | str = False
     """`true` goes on from the newest checkpoint in `output_dir`; a path goes on from that checkpoint."""
+
+    resume_changed: Literal["data", "reward", "both"] | None = None
+    """What may be another than the resumed run began with, and is taken from there on: `data` (the rows and how they
+    are read), `reward` (functions, their source and weights). Otherwise another one is refused."""
 
 
 class MonitorSettings(Section):

@@ -1,7 +1,7 @@
 """Settings that hold a secret are refused: a config is saved, logged and shown. Secrets come by the environment alone.
 
-It tells a secret by its form: a login or a signature in an address, a whole access key in any text. What a prompt says
-of addresses is left alone. Never shows what it found.
+It tells a secret by its form (a login or a signature in an address, a whole access key in any text) or by its value,
+where a variable holds it. What a prompt says of addresses is left alone. Never shows what it found.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trimtab.config.facts import value_of_setting
 from trimtab.config.keys import RECIPE_SECTIONS, settings
 from trimtab.config.problems import ConfigError, Problem
 from trimtab.config.schema import Config
-from trimtab.redaction import has_key, has_login, has_signature
+from trimtab.redaction import has_key, has_login, has_signature, secret_variable_in
 
 _STORE = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, and leave only the address here"
 _HUB = "set HF_TOKEN in the environment, and leave only the name here"
@@ -33,6 +33,8 @@ ADDRESSES = {
 """Settings that may be an address, and how to do without a secret in it."""
 _KEYS = "remove it; keys come by the environment alone: HF_TOKEN, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
+_STAYS = "the variable is enough, for it is read from the environment"
+
 
 def secret_in(key: str, value: object) -> tuple[str, str] | None:
     """Why a setting's value may not be kept, and what to change; None where it holds no secret."""
@@ -43,6 +45,8 @@ def secret_in(key: str, value: object) -> tuple[str, str] | None:
             return "has a key or a signature in the address, and settings are saved and shown", ADDRESSES[key]
         if has_key(text):
             return "holds an access key, and settings are saved and shown", ADDRESSES.get(key, _KEYS)
+        if (variable := secret_variable_in(text)) is not None:
+            return f"holds the value of {variable}, and settings are saved and shown", "remove it: " + _STAYS
     return None
 
 

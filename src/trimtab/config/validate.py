@@ -7,7 +7,8 @@ pydantic's texts, which quote the values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -21,6 +22,7 @@ from trimtab.config.facts import value_of_setting
 from trimtab.config.keys import (
     KIND_WORDS,
     SECTIONS,
+    bounds,
     choices,
     default_of,
     describe,
@@ -31,6 +33,7 @@ from trimtab.config.keys import (
     setting_of,
     settings,
 )
+from trimtab.config.library_names import names_for, nearest
 from trimtab.config.problems import Problem, show
 from trimtab.config.read import Given
 from trimtab.config.rule import Conflict
@@ -55,6 +58,13 @@ _BOUNDS = {
     "less_than": ("lt", "below"),
     "less_than_equal": ("le", "at most"),
 }
+_UNKNOWN_NAME = {
+    "training.optimizer": "transformers has no optimizer of this name",
+    "model.attn_implementation": "transformers has no attention kernel of this name",
+    "monitor.report_to": "Trimtab does not know this tracker",
+}
+_LONGEST_WORD = 100
+_MOST_BITS = 256
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ def build(found: Mapping[str, Setting], wrong: set[str], problems: list[Problem]
     """The config, or None with the reasons added to `problems`. Keys in `wrong` are known to be so already."""
     usable = {key: _as_meant(setting) for key, setting in found.items() if key not in wrong}
     for key, setting in list(usable.items()):
-        problem = _secret(setting) or _before_pydantic(setting)
+        problem = _secret(setting) or _trust_by_file(setting) or _before_pydantic(setting)
         if problem:
             problems.append(problem)
             wrong.add(key)
@@ -145,17 +155,72 @@ def _secret(setting: Setting) -> Problem | None:
     return Problem(setting.key, "(not shown)", *why, setting.given.origin)
 
 
-def _before_pydantic(setting: Setting) -> Problem | None:
-    """What pydantic would let through: true as the number 1, and numbers that are not finite."""
-    takes = kinds(setting.key)
-    value = setting.value
-    if not takes & {"integer", "number"}:
+def _trust_by_file(setting: Setting) -> Problem | None:
+    """A file may come from anywhere: that code of a repository may run is for the person at the command line to say."""
+    if setting.key != "model.trust_remote_code" or setting.given.origin.layer or not setting.value:
         return None
+    return setting.problem(
+        "would run a repository's code because a file says so",
+        "remove it here; read that code, and if you trust it add --trust-remote-code OWNER/NAME to the command",
+    )
+
+
+def _before_pydantic(setting: Setting) -> Problem | None:
+    """What pydantic would let through: true as the number 1, numbers without bound, names that a library lacks."""
+    value = setting.value
+    if (number := _too_long(value)) is not None:
+        return setting.problem(f"holds a number of {number.bit_length():,} bits, which nothing here can use")
+    takes = kinds(setting.key)
+    if takes & {"integer", "number"}:
+        return _number_problem(setting)
+    given = value if isinstance(value, list) else [value]
+    for name in given if (known := names_for(setting.key)) else ():
+        if isinstance(name, str) and name not in known and not _is_kernel(setting.key, name):
+            near = nearest(name, known)
+            change = f"did you mean {near}? Or write one of " if near else "write one of "
+            return setting.problem(_UNKNOWN_NAME[setting.key], change + ", ".join(known))
+    if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
+        return setting.problem("holds a number that is not finite")
+    return None
+
+
+def _number_problem(setting: Setting) -> Problem | None:
+    value = setting.value
     if isinstance(value, bool):
         return setting.problem("must be a number, not true or false")
+    if not isinstance(value, int | float):
+        return None
     if isinstance(value, float) and not math.isfinite(value):
         return setting.problem("must be a finite number")
+    form = bounds(setting.key)
+    for bound, passes, text in (("maximum", operator.gt, "at most"), ("minimum", operator.lt, "at least")):
+        if bound in form and passes(value, form[bound]):
+            return setting.problem(f"must be {text} {plain_number(form[bound])}")
     return None
+
+
+def _too_long(value: Any) -> int | None:
+    """A whole number that has no counterpart in any library: of hundreds of digits."""
+    whole = (number for number in _numbers(value) if isinstance(number, int))
+    return next((number for number in whole if number.bit_length() > _MOST_BITS), None)
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """The numbers of a value, which is as deep as `yaml_text.py` lets it be."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _numbers(key)
+            yield from _numbers(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _numbers(entry)
+
+
+def _is_kernel(key: str, name: str) -> bool:
+    """Whether it names a kernel on the hub, `owner/name`, of which no list is here."""
+    return key == "model.attn_implementation" and "/" in name
 
 
 def _by_setting(errors: list[ErrorDetails]) -> dict[str, list[ErrorDetails]]:
@@ -178,7 +243,7 @@ def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails
     value, kind, context = setting.value, errors[0]["type"], errors[0].get("ctx", {})
     words = choices(key) or (["auto", "cpu", "mps", "cuda"] if key == "device" else [])
     if words and isinstance(value, str):
-        near = get_close_matches(value, words, n=1, cutoff=0.7)
+        near = get_close_matches(value[:_LONGEST_WORD], words, n=1, cutoff=0.7)
         meant = _KNOWN_WRONG.get(value.lower()) or (near[0] if near else None)
         change = f"did you mean {meant}?" if meant in words else ""
         return setting.problem(f"must be {describe(key)}", change)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from trimtab.data.read import Row
-from trimtab.errors import RequestError
+from trimtab.data.read import Row, is_text
+from trimtab.errors import RequestError, shown
 
 Made = TypeVar("Made")
 
@@ -42,6 +42,7 @@ class Tally:
 
     def drop(self, reason: str, where: str) -> None:
         """A row that is dropped whatever `bad_rows` says: duplicates, and what `max_length` cuts away."""
+        reason, where = shown(reason, 300), shown(where, 500)
         self.dropped[reason] += 1
         self.first.setdefault(reason, where)
 
@@ -81,6 +82,9 @@ def text_of(value: Any, name: str, tally: Tally) -> str:
         return str(value)
     if not isinstance(value, str):
         raise BadRow(f"`{name}` is a {type(value).__name__}, not text")
+    if not value.isascii() and not is_text(value):
+        half = next(character for character in value if not is_text(character))
+        raise BadRow(f"`{name}` holds the half of a character U+{ord(half):04X}")
     if "\r\n" in value:
         tally.change("CRLF line ends inside a text turned into LF")
         return value.replace("\r\n", "\n")

@@ -8,13 +8,13 @@ messages, sharegpt, alpaca, prompt_completion, text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from trimtab.data.json_text import BadJson, parse
 from trimtab.data.read import Row
 from trimtab.errors import RequestError
 
@@ -269,8 +269,8 @@ def _kind_fits(column: str, value: Any) -> bool:
 def parse_list(value: Any) -> Any:
     """A list that a CSV or a careless writer stored as JSON text; anything else as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        with suppress(json.JSONDecodeError):
-            return json.loads(value)
+        with suppress(BadJson):
+            return parse(value)
     return value
 
 

@@ -15,7 +15,7 @@ from trimtab.data.folders import inside, of_split
 from trimtab.data.picture_sets import PictureSet
 from trimtab.data.pictures import SUFFIXES
 from trimtab.data.read import READERS, Row, decode_text, read_file
-from trimtab.data.sources import SPLITS, Loaded, load_rows
+from trimtab.data.sources import SPLITS, Loaded, load_rows, within
 from trimtab.errors import RequestError, some_of
 
 
@@ -36,7 +36,7 @@ def load_picture_rows(source: str, data: DataSettings, known: PictureSet | None,
         loaded = _texts(path, *of_split(path, files, data.split, setting))
     if loaded is None:
         return load_rows(source, data, setting, encoded=True)
-    loaded.rows = loaded.rows[: data.max_rows]
+    loaded.rows = within(loaded.rows[: data.max_rows], source, data)
     if not loaded.rows:
         raise RequestError.of(
             f"{setting}={source}: no rows",
@@ -94,7 +94,7 @@ def _vqa_files(path: Path, files: list[Path], data: DataSettings, setting: str) 
         number = values.get("image_id")
         values["answers"] = answers.get(values.get("question_id"), {}).get("answers")
         picture = pictures.get(number) if isinstance(number, int) else None
-        values["image"] = str(picture.resolve()) if picture else f"COCO's picture {number}"
+        values["image"] = str(picture.absolute()) if picture else f"COCO's picture {number}"
         rows.append(row._replace(values=values))
     told = [str(asked[wanted]), str(answered[wanted])]
     return Loaded(rows, f"{path} (local folder)", told)

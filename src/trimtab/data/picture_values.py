@@ -28,6 +28,9 @@ from trimtab.data.sources import Cell
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkqA", "TU0AK")
 _SHORTEST_BASE64 = 48
 
+_LONGEST_LIST = 100_000
+"""Characters of a list in Python's spelling: answers have a few."""
+
 _INSIDE = ("bytes", "base64", "data", "image", "path", "file_name", "url", "image_url")
 """Where an object keeps its picture: Hugging Face's {bytes, path}, and the parts of messages."""
 
@@ -88,7 +91,7 @@ def picture_of(value: Any, name: str, row: Row, tally: Tally) -> Picture:
     elif text.startswith(_BASE64_STARTS) and len(text) >= _SHORTEST_BASE64:
         with suppress(binascii.Error):
             return Picture(base64.b64decode("".join(text.split()), validate=True), f"{row.where} (`{name}`)")
-    return Picture(_path(text, name, row, tally), f"{row.where} ({text})")
+    return Picture(_path(text, name, row), f"{row.where} ({text})")
 
 
 def _from_data_url(text: str, name: str) -> bytes:
@@ -101,13 +104,13 @@ def _from_data_url(text: str, name: str) -> bytes:
         raise BadRow(f"`{name}` is a data: URL whose base64 is broken") from None
 
 
-def _path(text: str, name: str, row: Row, tally: Tally) -> Path:
+def _path(text: str, name: str, row: Row) -> Path:
     if row.folder is None and not (text.startswith("~/") or Path(text).is_absolute()):
         raise BadRow(
             f"`{name}` is a path, and the rows do not come from a local file that it could start from; "
             "copy rows and pictures here, or put the bytes of the pictures into the rows"
         )
-    return from_folder(text, row.folder or Path(), "picture", tally)
+    return from_folder(text, row, "picture")
 
 
 def answers_of(value: Any, name: str, tally: Tally, written: bool = False) -> tuple[str, ...]:
@@ -138,8 +141,8 @@ def _read_back(value: Any, tally: Tally) -> Any:
     if not isinstance(value, str) or not (value.strip().startswith("[") and value.strip().endswith("]")):
         return value
     found = parse_list(value)
-    if not isinstance(found, list):
-        with suppress(ValueError, SyntaxError):
+    if not isinstance(found, list) and len(value) < _LONGEST_LIST:
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             found = ast.literal_eval(value.strip())
     if isinstance(found, list):
         tally.change("list of answers that was stored as text")

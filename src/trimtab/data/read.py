@@ -8,13 +8,14 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trimtab.errors import RequestError
+from trimtab.data.json_text import BadJson, parse
+from trimtab.data.read_parquet import parquet_items
+from trimtab.errors import RequestError, some_of
 
 READERS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv")
 
@@ -23,6 +24,9 @@ _ROW_KEYS = {"messages", "conversations", "instruction", "prompt", "text"}
 
 # Python's csv module refuses fields over 128 KiB unless told otherwise; long documents are longer.
 _LONGEST_FIELD = 2**31 - 1
+
+_LONGEST_LINE = 256 << 20
+"""Bytes of one line of JSON lines: some pictures as base64 fit, a whole data set in one line does not."""
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -36,6 +40,8 @@ class Row(NamedTuple):
     unit: str = "row"
     folder: Path | None = None
     """Where paths in the row start from; None where the row does not come from a file of the user's."""
+    roots: tuple[Path, ...] = ()
+    """The folders that a path in the row may lead into; none: that where it starts."""
 
     @property
     def where(self) -> str:
@@ -52,29 +58,68 @@ def read_file(path: Path, shown: str | None = None, most: int | None = None) -> 
 
 def _read(path: Path, shown: str, most: int | None) -> list[Row]:
     suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return _read_parquet(path, shown, most)
     if suffix not in READERS:
         raise RequestError.of(
             f"{shown}: a file of kind `{suffix or 'no suffix'}`",
             f"Trimtab reads rows from {', '.join(READERS)}",
             "convert the file, or give it the suffix of what it holds",
         )
-    text = decode_text(path.read_bytes(), shown)
-    if suffix in (".csv", ".tsv"):
-        return _read_csv(text, shown, "\t" if suffix == ".tsv" else None)
+    _check_file(path, shown)
+    try:
+        if suffix == ".parquet":
+            items = parquet_items(path, shown, most)
+            return [_row(item, shown, number, "row") for number, item in enumerate(items, 1)]
+        if suffix in (".jsonl", ".ndjson"):
+            return _read_jsonl(_lines(path, shown), shown)
+        text = decode_text(path.read_bytes(), shown)
+    except OSError as error:
+        raise RequestError.of(
+            f"{shown}: {error.strerror or type(error).__name__}", "the file cannot be read", "check the file"
+        ) from None
     if suffix == ".json":
         return _read_json(text, shown)
-    return _read_jsonl(text, shown)
+    return _read_csv(text, shown, "\t" if suffix == ".tsv" else None)
 
 
-def decode_text(raw: bytes, shown: str) -> str:
-    """UTF-8 with or without a byte order mark; UTF-16 when its mark says so (Windows tools write it)."""
+def _check_file(path: Path, shown: str) -> None:
+    """A pipe or a device would be waited for, or would never end."""
+    if not path.is_file():
+        raise RequestError.of(
+            f"{shown}: {'not a file' if path.exists() else 'not there'}",
+            "rows are read from a file that has an end, not from a pipe or a device",
+            "write the rows to a file first",
+        )
+
+
+def _lines(path: Path, shown: str) -> Iterator[str]:
+    """The lines of a file, one in memory at a time."""
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            file.seek(0)
+            # split("\n"), not splitlines(): U+2028 and the like may stand unescaped inside a JSON string.
+            yield from decode_text(file.read(), shown).split("\n")
+            return
+        file.seek(0)
+        number = 0
+        while line := file.readline(_LONGEST_LINE + 1):
+            number += 1
+            if len(line) > _LONGEST_LINE:
+                raise RequestError.of(
+                    f"{shown}, line {number}: longer than {_LONGEST_LINE >> 20} MiB",
+                    "a line is one row, and no row has so much text",
+                    "write one row a line; a single list of rows belongs into a .json file",
+                )
+            yield decode_text(line, shown, number)
+
+
+def decode_text(raw: bytes, shown: str, first: int = 1) -> str:
+    """UTF-8 with or without a byte order mark; UTF-16 when its mark says so (Windows tools write it). `first` is the
+    number of the first line, for errors."""
     utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         return raw.decode("utf-16" if utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
+        line = raw.count(b"\n", 0, error.start) + first
         raise RequestError.of(
             f"{shown}, line {line}: byte 0x{raw[error.start]:02x} is not {'UTF-16' if utf16 else 'UTF-8'}",
             "text is read as UTF-8 (or UTF-16 with a byte order mark), and nothing is guessed",
@@ -84,11 +129,11 @@ def decode_text(raw: bytes, shown: str) -> str:
 
 def _read_json(text: str, shown: str) -> list[Row]:
     try:
-        whole = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and _first_line_is_object(text):
-            return _read_jsonl(text, shown)  # JSON lines under a .json name, as many sets come
-        raise _broken(shown, error.lineno, error) from None
+        whole = parse(text)
+    except BadJson as error:
+        if error.why == "Extra data" and _first_line_is_object(text):
+            return _read_jsonl(text.split("\n"), shown)  # JSON lines under a .json name, as many sets come
+        raise _broken(shown, error.line, error) from None
     if isinstance(whole, dict):
         whole = _list_inside(whole, shown)
     if not isinstance(whole, list):
@@ -117,27 +162,32 @@ def _list_inside(whole: dict[str, Any], shown: str) -> list[Any]:
 
 def _first_line_is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text.lstrip().split("\n", 1)[0]), dict)
-    except json.JSONDecodeError:
+        return isinstance(parse(text.lstrip().split("\n", 1)[0]), dict)
+    except BadJson:
         return False
 
 
-def _read_jsonl(text: str, shown: str) -> list[Row]:
+def _read_jsonl(lines: Iterable[str], shown: str) -> list[Row]:
     rows = []
-    # split("\n"), not splitlines(): U+2028 and the like may stand unescaped inside a JSON string.
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.strip(" \t\r")
+    for number, line in enumerate(lines, 1):
+        line = line.strip(" \t\r\n")
         if not line:
             continue
         try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
+            item = parse(line)
+        except BadJson as error:
             raise _broken(shown, number, error) from None
         rows.append(_row(item, shown, number, "line"))
     return rows
 
 
 def _read_csv(text: str, shown: str, delimiter: str | None) -> list[Row]:
+    if (at := text.find("\0")) >= 0:
+        raise RequestError.of(
+            f"{shown}, line {text.count(chr(10), 0, at) + 1}: a NUL character",
+            "text has none: the file is damaged, of another kind, or UTF-16 without a byte order mark",
+            "save the file as UTF-8",
+        )
     if delimiter is None:
         # The first of them wins a tie, so a lone column stays a comma.
         delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
@@ -180,14 +230,14 @@ def _csv_rows(reader: Any, shown: str) -> Iterator[Row]:
             columns = [name.strip() for name in fields]
             if len(set(columns)) < len(columns):
                 raise RequestError.of(
-                    f"{shown}: the header names a column twice ({', '.join(columns)})",
+                    f"{shown}: the header names a column twice ({_names(columns)})",
                     "one value would hide the other",
                     "rename or remove one of the columns",
                 )
             continue
         if len(fields) > len(columns):
             raise RequestError.of(
-                f"{shown}, line {line}: {len(fields)} fields under {len(columns)} columns ({', '.join(columns)})",
+                f"{shown}, line {line}: {len(fields)} fields under {len(columns)} columns ({_names(columns)})",
                 "the delimiter probably stands unquoted inside a text",
                 "put double quotes around fields that hold the delimiter",
             )
@@ -195,30 +245,9 @@ def _csv_rows(reader: Any, shown: str) -> Iterator[Row]:
         yield Row(dict(zip(columns, padded, strict=True)), shown, line, "line")
 
 
-def _read_parquet(path: Path, shown: str, most: int | None) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    items: list[dict[str, Any]] = []
-    try:
-        with pq.ParquetFile(path) as file:
-            # In small batches: a row with a picture may have megabytes.
-            for batch in file.iter_batches(batch_size=256):
-                items += batch.to_pylist()
-                if most is not None and len(items) >= most:
-                    break
-    except pa.ArrowInvalid as error:
-        raise RequestError.of(
-            f"{shown}: not a readable Parquet file",
-            str(error).splitlines()[0],
-            "write or download the file again",
-        ) from None
-    return [Row(item, shown, number) for number, item in enumerate(items, 1)]
-
-
-def _broken(shown: str, line: int, error: json.JSONDecodeError) -> RequestError:
+def _broken(shown: str, line: int, error: BadJson) -> RequestError:
     return RequestError.of(
-        f"{shown}, line {line}: not valid JSON ({error.msg}, column {error.colno})",
+        f"{shown}, line {line}: not valid JSON ({error.told})",
         "a row that cannot be read must not be guessed at",
         "repair or remove that line",
     )
@@ -226,12 +255,31 @@ def _broken(shown: str, line: int, error: json.JSONDecodeError) -> RequestError:
 
 def _row(item: Any, shown: str, number: int, unit: str) -> Row:
     if isinstance(item, dict):
+        if odd := [name for name in item if not name.isascii() and not is_text(name)]:
+            raise RequestError.of(
+                f"{shown}, {unit} {number}: the column {odd[0]!a}",
+                "its name holds half of a character, which no text can hold",
+                "repair the name",
+            )
         return Row(item, shown, number, unit)
     raise RequestError.of(
         f"{shown}, {unit} {number}: a {_kind(item)}",
         "each row is an object with named columns",
         'write it as `{"column": value, ...}`',
     )
+
+
+def _names(columns: list[str]) -> str:
+    return some_of([" ".join(name.split())[:60] for name in columns], 12)
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as one: JSON's escapes can give half of a character (a lone surrogate)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind(value: Any) -> str:

@@ -7,19 +7,21 @@ line of this module ever holds one: errors carry the store's error code, never i
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trimtab.cache import cache_root
 from trimtab.config.problems import has_key, has_login
+from trimtab.data import s3_copy
 from trimtab.errors import RequestError
-from trimtab.files import whole_file
 
 T = TypeVar("T")
 
@@ -39,6 +41,15 @@ _KEY_CODES = {
 _DENIED_CODES = {"Forbidden", "Unauthorized", "401"}
 
 
+# Answers of a store that is busy or stumbles, and may be well a moment later.
+_PASSING = {"InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "500", "502", "503", "504"}
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+
+
+class _Changed(Exception):
+    """The object is no longer the one that was listed."""
+
+
 @dataclass(frozen=True)
 class RemoteFile:
     """An object in the store, and the file that holds its bytes here."""
@@ -46,6 +57,8 @@ class RemoteFile:
     address: str
     path: Path
     from_cache: bool
+    damaged: bool = False
+    """The copy in the cache was not what had come, and was fetched anew."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ def fetch(
 ) -> list[RemoteFile]:
     """Download `s3://bucket/key`, or what `choose` picks of the keys under `s3://bucket/prefix`.
 
-    A file whose etag is already in the cache is not downloaded again.
+    A file whose etag is already in the cache, with the bytes that came, is not downloaded again.
     """
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     endpoint = endpoint_url or next(filter(None, map(os.environ.get, names)), None)
@@ -181,38 +194,81 @@ def _keys(fs: Any, bucket: str, prefix: str = "", *, place: _Place, most: int) -
 
 
 def _download(fs: Any, name: str, info: dict[str, Any], place: _Place) -> RemoteFile:
-    """Bring one object into the cache; written beside its place and renamed, so it is whole or not there."""
+    """Bring one object into the cache, or take it from there where its bytes are still those that came."""
     address = f"s3://{name}"
+    for _ in range(s3_copy.TRIES):
+        path = _path_in_cache(name, info, place)
+        version = s3_copy.Version(str(info.get("ETag") or ""), int(info["size"]))
+        try:
+            whole = s3_copy.is_whole(path, version.size)
+            if whole:
+                return RemoteFile(address, path, from_cache=True)
+            s3_copy.fetch_whole(path, version, partial(_get, fs, name, version.etag, place))
+            return RemoteFile(address, path, from_cache=False, damaged=whole is False)
+        except _Changed:
+            try:
+                info = _ask(lambda: fs.info(name, refresh=True), place)
+            except FileNotFoundError:
+                raise _went_away(address, place) from None
+        except s3_copy.Broken as broken:
+            raise place.error(
+                f"{address} did not come whole in {s3_copy.TRIES} tries: {broken}",
+                "the connection broke off each time, or the store does not send what it says; nothing was kept",
+                "check the network and the store, and try again",
+            ) from None
+        except OSError as error:
+            raise _no_cache(path, error) from None
+    raise place.error(
+        f"{address} changed {s3_copy.TRIES} times while it was fetched",
+        "its parts would be of several versions",
+        "try again when nobody writes to it, or copy it to a key of its own",
+    )
+
+
+def _path_in_cache(name: str, info: dict[str, Any], place: _Place) -> Path:
     # A store without etags still changes the time or the size when it changes the bytes.
     version = str(info.get("ETag") or f"{info.get('LastModified')}-{info.get('size')}")
     key = hashlib.sha256(f"{place.endpoint or ''}\n{name}\n{version}".encode()).hexdigest()[:32]
-    path = cache_root() / "data" / "s3" / key / re.sub(r"[^\w.-]", "_", name.rpartition("/")[2])
-    if path.is_file():
-        return RemoteFile(address, path, from_cache=True)
-    with whole_file(path) as scratch:
-        try:
-            _ask(lambda: fs.get_file(name, str(scratch)), place)
-        except PermissionError:
-            raise _denied("AccessDenied", place) from None
-        except FileNotFoundError:
-            raise place.error(
-                f"{address} went away while it was read", "it was listed a moment ago", "try again"
-            ) from None
-        size = scratch.stat().st_size
-        if size != info["size"]:
-            raise place.error(
-                f"{address} came as {size} bytes, and the store says {info['size']}",
-                "the download broke off or the object changed meanwhile",
-                "try again",
-            )
-    return RemoteFile(address, path, from_cache=False)
+    return cache_root() / "data" / "s3" / key / re.sub(r"[^\w.-]", "_", name.rpartition("/")[2])[-100:]
 
 
-def _ask(call: Callable[[], T], place: _Place) -> T:
+def _get(fs: Any, name: str, etag: str, place: _Place, scratch: Path) -> None:
+    """Write the object into a file; s3_copy.Broken where the connection broke off, _Changed where it is another now."""
+    # For every request of the download, also of its parts: all of one version.
+    fs.req_kw = {"IfMatch": etag} if etag else {}
+    try:
+        _ask(lambda: fs.get_file(name, str(scratch)), place, while_read=True)
+    except PermissionError as error:
+        if error.errno is not None:
+            raise
+        raise _denied("AccessDenied", place) from None
+    except FileNotFoundError:
+        raise _went_away(f"s3://{name}", place) from None
+    finally:
+        fs.req_kw = {}
+
+
+def _went_away(address: str, place: _Place) -> RequestError:
+    return place.error(f"{address} went away while it was read", "it was listed a moment ago", "try again")
+
+
+def _no_cache(path: Path, error: OSError) -> RequestError:
+    return RequestError.of(
+        f"{path.parent} cannot be written to ({error.strerror or type(error).__name__})",
+        "files from a store are kept there, and used from there",
+        "make room, or set TRIMTAB_CACHE to a folder of yours",
+    )
+
+
+def _ask(call: Callable[[], T], place: _Place, while_read: bool = False) -> T:
     """Run a call to the store. PermissionError and FileNotFoundError pass; the rest becomes a clear error.
+
+    `while_read`: the call writes an object into a file. Then a connection that breaks is s3_copy.Broken, an object that
+    is no longer what was listed _Changed, and an error of this machine's disk passes.
 
     `from None` everywhere: botocore's texts may quote the request, and with it a key id or a signed URL.
     """
+    from aiohttp import ClientError as ConnectionCut
     from botocore import exceptions as boto
 
     try:
@@ -235,7 +291,18 @@ def _ask(call: Callable[[], T], place: _Place) -> T:
             "AWS_PROFILE names a profile that is not there, or ~/.aws/config cannot be parsed",
             "correct AWS_PROFILE or the file",
         ) from None
-    except (boto.HTTPClientError, boto.ConnectionError, ConnectionError, TimeoutError) as error:
+    except (
+        boto.HTTPClientError,
+        boto.ConnectionError,
+        boto.IncompleteReadError,
+        boto.ResponseStreamingError,
+        boto.FlexibleChecksumError,
+        ConnectionCut,
+        ConnectionError,
+        TimeoutError,
+    ) as error:
+        if while_read:
+            raise s3_copy.Broken(f"the connection failed ({type(error).__name__})") from None
         raise place.error(
             "the store cannot be reached",
             f"the connection failed ({type(error).__name__})",
@@ -243,6 +310,12 @@ def _ask(call: Callable[[], T], place: _Place) -> T:
         ) from None
     except (boto.BotoCoreError, boto.ClientError, OSError) as error:
         code = _code(error)
+        if while_read and isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            raise
+        if while_read and code in ("PreconditionFailed", "412"):
+            raise _Changed from None
+        if while_read and code in _PASSING:
+            raise s3_copy.Broken(f"the store answered {code}") from None
         if code in _KEY_CODES:
             raise _denied(code, place) from None
         if code in _DENIED_CODES or isinstance(error, PermissionError):

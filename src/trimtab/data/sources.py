@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.config.schema import DataSettings
 from trimtab.data import s3
 from trimtab.data.read import READERS, Row, read_file
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, some_of
 
 if TYPE_CHECKING:
     import datasets
@@ -67,6 +67,7 @@ def load_rows(
     """Read the rows of `source`. `setting` is the name that errors use: data.source or data.eval_source.
     `encoded` leaves the pictures of a hub data set where they are, as a `Cell` each."""
     loaded = _load(source, settings, setting, encoded)
+    loaded.rows = within(loaded.rows, source, settings)
     if settings.max_rows is not None:
         loaded.rows = loaded.rows[: settings.max_rows]
     if not loaded.rows:
@@ -76,6 +77,19 @@ def load_rows(
             f"point {setting} at a file that has rows",
         )
     return loaded
+
+
+def within(rows: list[Row], source: str, settings: DataSettings) -> list[Row]:
+    """The rows with the folders that their paths may lead into: that of the source, and `data.media_root`."""
+    folder = Path(source).expanduser()
+    if settings.media_root is None and not folder.is_dir():
+        return rows
+    own = (folder,) if folder.is_dir() else ()
+    more = (Path(settings.media_root).expanduser(),) if settings.media_root is not None else ()
+    return [
+        row._replace(roots=(*(own or ((row.folder,) if row.folder is not None else ())), *more))
+        for row in rows
+    ]
 
 
 def _load(source: str, settings: DataSettings, setting: str, encoded: bool) -> Loaded:
@@ -122,9 +136,11 @@ def _load_s3(source: str, settings: DataSettings, setting: str) -> Loaded:
     files = s3.fetch(source, settings.endpoint_url, choose, setting)
     rows = [row for file in files for row in read_file(file.path, file.address)]
     kept = sum(file.from_cache for file in files)
-    cache = "from the cache (etag unchanged)" if kept else "downloaded"
+    cache = "from the cache (etag unchanged, checksum verified)" if kept else "downloaded"
     if 0 < kept < len(files):
         cache = f"{kept} of {len(files)} files {cache}, the others downloaded"
+    if damaged := [file.address for file in files if file.damaged]:
+        notes.append(f"the cached copy of {some_of(damaged, 3)} was damaged, and was downloaded again")
     return Loaded(rows, f"{source} (S3)", [file.address for file in files], cache, notes)
 
 

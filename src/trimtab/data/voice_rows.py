@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from trimtab.data.clean import BadRow, Tally, needed, text_of
 from trimtab.data.clips import SUFFIXES, Clip
-from trimtab.data.folders import from_folder
+from trimtab.data.folders import from_folder, is_there
 from trimtab.data.formats import MISSING, value_of
 from trimtab.data.read import Row, decode_text
 from trimtab.errors import RequestError
@@ -37,6 +37,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 SPEAKERS = "ref_speakers"
 """Where the community's layout keeps the references of a row with several voices."""
 
+_LONGEST_TEXT = 1 << 20
+"""Bytes of a file that says what is spoken in one clip."""
 _SPECIAL = re.compile(r"<\|.*?\|>")
 _NAME = re.compile(r"\w+")
 
@@ -162,8 +164,8 @@ class _Reading:
                 f"no clip: no column ({_likely('audio')}), and no `id` that a file could be named by"
             )
         named = self.path(str(value), "id")
-        for path in (named.with_name(named.name + suffix) for suffix in SUFFIXES):
-            if path.is_file():
+        for path in (named.parent / f"{named.name}{suffix}" for suffix in SUFFIXES):
+            if is_there(path):
                 return Clip(path, f"{self.row.where} ({path.name})")
         raise BadRow(f"no clip: no column ({_likely('audio')}), and no file that is named by `id`")
 
@@ -179,7 +181,7 @@ class _Reading:
             text = unquote(urlsplit(text).path)
         if not text.strip("/"):
             raise BadRow(f"`{name}` is {'empty' if not text else 'no file'}")
-        return from_folder(text, self.row.folder or Path(), "clip", self.tally)
+        return from_folder(text, self.row, "clip")
 
     def said(self, column: str, file_column: str, clip: Clip | None) -> str | None:
         """The words of a clip: in the row, in the file that it names, or in the .txt file beside the clip."""
@@ -189,8 +191,8 @@ class _Reading:
         value, name = self.value(file_column)
         file = self.path(value, name) if value is not None else None
         if file is None and clip is not None:
-            beside = clip.path.with_suffix(".txt")
-            file = beside if beside.is_file() else None
+            beside = clip.path.parent / f"{clip.path.stem}.txt"
+            file = beside if is_there(beside) else None
         if file is None:
             return None
         return checked_text(_text_in(file), "the text file")
@@ -229,6 +231,10 @@ def checked_text(text: str, name: str, empty: bool = False) -> str:
 
 def _text_in(file: Path) -> str:
     try:
+        if not file.is_file():
+            raise BadRow(f"the text file cannot be read ({'not a file' if file.exists() else 'not there'})")
+        if file.stat().st_size > _LONGEST_TEXT:
+            raise BadRow(f"the text file has over {_LONGEST_TEXT >> 20} MiB")
         return decode_text(file.read_bytes(), str(file))
     except OSError as error:
         raise BadRow(f"the text file cannot be read ({error.strerror or error})") from None

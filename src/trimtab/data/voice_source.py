@@ -12,7 +12,7 @@ from trimtab.config.schema import DataSettings
 from trimtab.data.clips import SUFFIXES
 from trimtab.data.folders import inside, of_split
 from trimtab.data.read import READERS, Row, read_file
-from trimtab.data.sources import Loaded, load_rows
+from trimtab.data.sources import Loaded, load_rows, within
 from trimtab.errors import RequestError, some_of
 
 METADATA = ("metadata.json", "metadata.jsonl", "metadata.csv", "metadata.tsv", "metadata.parquet")
@@ -30,7 +30,8 @@ def load_voice_rows(source: str, data: DataSettings, setting: str) -> Loaded:
     if not path.exists():
         raise _nothing_there(source, path, setting)
     loaded = _folder(path, data, setting) if path.is_dir() else load_rows(str(path), data, setting)
-    loaded.rows = [row for found in loaded.rows for row in _by_id(found)][: data.max_rows]
+    rows = [row for found in loaded.rows for row in _by_id(found)][: data.max_rows]
+    loaded.rows = within(rows, str(path), data)
     if not loaded.rows:
         raise RequestError.of(
             f"{setting}={source}: no rows",

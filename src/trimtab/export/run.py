@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,12 @@ from trimtab.export.codec_files import keep_codec
 from trimtab.export.files import MARK, check_free, check_replaceable, claim_file, readable_size
 from trimtab.files import write_whole
 from trimtab.models.families import AUDIO, CAUSAL_LM
+from trimtab.reading import read_json_object
+from trimtab.recipes.kept_folder import check_kept
+from trimtab.recipes.run_lock import refuse_if_running, running_in
 from trimtab.recipes.run_mark import claim
 from trimtab.recipes.table import recipe_of
+from trimtab.shortage import refusals_told
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -88,7 +91,7 @@ def read_run(run_dir: Path) -> FinishedRun:
         weights = run_dir / "model"
         needed = [weights / "config.json"]
     missing = [file for file in [*needed, run_dir / "summary.json"] if not file.is_file()]
-    if not missing and json.loads((run_dir / "summary.json").read_text(encoding="utf-8")).get("error"):
+    if not missing and _read(run_dir / "summary.json").get("error"):
         raise RequestError.of(
             f"{run_dir}: the run failed, as its summary.json says",
             "what it kept may be of another run, or not whole",
@@ -102,6 +105,7 @@ def read_run(run_dir: Path) -> FinishedRun:
             "these are written when training ends, so the run is not finished",
             "finish it: the same `trimtab train` command with training.resume=true",
         )
+    check_kept(weights)
     return FinishedRun(folder=run_dir, config=config, weights=weights)
 
 
@@ -137,13 +141,17 @@ def export_as_asked(config: Config, say: Say) -> ExportResult:
     wanted = config.export
     assert wanted.to is not None
     assert config.output_dir is not None
-    folder = Path(config.output_dir).expanduser()
+    folder, trusted = Path(config.output_dir).expanduser(), config.model.trust_remote_code
     try:
-        return export_run(folder, wanted.to, dtype=wanted.dtype, name=wanted.name, say=say)
+        with refusals_told():
+            return export_run(
+                folder, wanted.to, dtype=wanted.dtype, name=wanted.name, trusted=trusted, say=say
+            )
     except (TrimtabError, OSError) as error:
         again = ["trimtab", "export", str(folder), "--to", wanted.to]
         again += ["--dtype", wanted.dtype] if wanted.dtype else []
         again += ["--name", wanted.name] if wanted.name else []
+        again += [f"--trust-remote-code={place}" for place in trusted]
         raise TrimtabError(
             f"the run is finished and kept in {folder}, but its export failed: {error}\n"
             f"  once that is mended: {shlex.join(again)}"
@@ -161,6 +169,7 @@ def export_run(
     temperature: float | None = None,
     num_ctx: int | None = None,
     create: bool = True,
+    trusted: Sequence[str] = (),
     say: Say | None = None,
 ) -> ExportResult:
     """Export a finished run.
@@ -171,11 +180,15 @@ def export_run(
     if to not in KINDS:
         raise RequestError.of(f"--to {to}", "there is no such export", f"take one of {', '.join(KINDS)}")
     run = read_run(Path(run_dir))
+    run.config.model.trust_remote_code = list(trusted)
     check_kind(run.config, to)
     folder = Path(out) if out is not None else run.folder / "export" / to
-    if out is None:
-        claim(run.folder, "export")
     say = say or _silent
+    if out is None:
+        refuse_if_running(run.folder, "export")
+        claim(run.folder, "export")
+    elif (holder := running_in(run.folder)) is not None:
+        say(f"! a run is going on in {run.folder} ({holder}): this is what it had kept before")
     if to == "merged":
         return _merged(run, folder, dtype, say)
     if to == "adapter-gguf":
@@ -314,10 +327,14 @@ def _ollama(
     )
 
 
+def _read(file: Path) -> dict[str, Any]:
+    return read_json_object(file, f"the run's {file.name}", "put back the file that the run wrote")
+
+
 def through_chat_template(run: FinishedRun) -> bool:
     """Whether the run trained on conversations, as its report on the data tells; else as its settings do."""
     report = run.folder / "data.json"
-    told = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    told = _read(report) if report.is_file() else {}
     if "chat" in told:
         return bool(told["chat"])
     form = told["train"].get("format") if isinstance(told.get("train"), dict) else run.config.data.format
@@ -329,10 +346,11 @@ def run_tokenizer(run: FinishedRun) -> Any:
     from transformers import AutoTokenizer
 
     from trimtab.models import load_tokenizer
+    from trimtab.models.own_code import code_options
 
     if not (run.weights / "tokenizer_config.json").is_file():
         return load_tokenizer(run.config.model)
-    return AutoTokenizer.from_pretrained(run.weights, trust_remote_code=run.config.model.trust_remote_code)
+    return AutoTokenizer.from_pretrained(run.weights, **code_options(run.config.model, str(run.weights)))
 
 
 def run_processor(run: FinishedRun) -> Any:

@@ -20,6 +20,7 @@ from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.export.files import whole_folder
 from trimtab.export.tensors import Entry
+from trimtab.models.weight_files import file_tensors, model_tensors
 from trimtab.recipes.table import recipe_of
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -30,18 +31,19 @@ TIED_PARTS = ("lm_head", "embed_tokens")
 
 def folder_entries(folder: Path) -> list[Entry]:
     """Every tensor of a folder's safetensors files; values are read only when asked for."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    held = model_tensors(folder, str(folder))
+    if held is None:
+        held = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            held |= file_tensors(file, str(folder))
+    if not held:
         raise RequestError.of(
             f"{folder}: no safetensors file", "there are no weights to export", "check the folder"
         )
-    entries = []
-    for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                shape = tuple(tensors.get_slice(name).get_shape())
-                entries.append(Entry(name=name, shape=shape, load=partial(_read, file, name)))
-    return entries
+    return [
+        Entry(name=name, shape=stored.shape, load=partial(_read, stored.file, name))
+        for name, stored in held.items()
+    ]
 
 
 def _read(file: Path, name: str) -> torch.Tensor:
@@ -58,27 +60,26 @@ def model_entries(model: Any) -> list[Entry]:
 
 def tuned_model(config: Config, weights: Path, *, progress: bool) -> tuple[Any, torch.dtype]:
     """The model of a run in fp32 on the CPU, an adapter added in; and the number format the base is stored in."""
-    from peft import PeftModel
-
-    from trimtab.models.load import leave_out_absent
+    from trimtab.models.kept_adapter import with_adapter
+    from trimtab.models.load import read_weights
 
     tuned = None if config.method == "lora" else weights
     stored = read_config(config.model, tuned).dtype or torch.float32
-    # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
-    options = {"dtype": torch.float32, "use_safetensors": True, **_place(config.model, tuned)}
+    where = _place(config.model, tuned)
     recipe = recipe_of(config)
-    loaded: Any = recipe.family.auto.from_pretrained(
-        **options, **recipe.family.options, output_loading_info=True
+    settings = config.model if tuned is None else config.model.model_copy(update={"name": str(tuned)})
+    # fp32 for the merge: adding a small update to a 16-bit weight would round much of it away.
+    model: Any = read_weights(
+        settings, recipe.family, where.pop("pretrained_model_name_or_path"), dtype=torch.float32, **where
     )
-    model, report = loaded
-    leave_out_absent(model.eval(), report["missing_keys"], recipe.family)
+    model.eval()
     if recipe.fit is not None:
         # So that the exported config tells what the model was trained with.
         recipe.fit(config, model)
     if tuned is None:
         _check_tied(model, weights)
         _check_finite(weights)
-        wrapped = PeftModel.from_pretrained(model, str(weights), torch_device="cpu")
+        wrapped = with_adapter(model, weights, torch_device="cpu")
         model = wrapped.merge_and_unload(progressbar=progress and sys.stderr.isatty())
         model.config.use_cache = True
     return model, stored
@@ -101,10 +102,12 @@ def read_config(model: ModelSettings, tuned: Path | None = None) -> Any:
 
 def _place(model: ModelSettings, tuned: Path | None) -> dict[str, Any]:
     from trimtab.models import model_source
+    from trimtab.models.own_code import code_options
 
-    where = {"pretrained_model_name_or_path": str(tuned or model_source(model))}
+    source = str(tuned or model_source(model))
+    where = {"pretrained_model_name_or_path": source}
     revision = {"revision": model.revision} if model.revision and tuned is None else {}
-    return {**where, **revision, "trust_remote_code": model.trust_remote_code}
+    return {**where, **revision, **code_options(model, source)}
 
 
 def _check_tied(model: Any, adapter: Path) -> None:

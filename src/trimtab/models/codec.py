@@ -20,6 +20,8 @@ from trimtab.models.learned_codec import learned_folder
 from trimtab.models.load import BUILT_IN, load_model_config, model_source, shapes_only
 from trimtab.models.shape_codes import ShapeCodec
 from trimtab.models.shape_names import is_shape
+from trimtab.models.weight_files import check_folder
+from trimtab.models.whole import say
 
 if TYPE_CHECKING:
     from trimtab.data.voice_rows import VoiceRow
@@ -114,8 +116,11 @@ def _named_by_processor(config: Config) -> str | None:
                 source, name, revision=config.model.revision, _raise_exceptions_for_missing_entries=False
             )
             said = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-        own = said if name == AUDIO_TOKENIZER_NAME else said.get("audio_tokenizer") or {}
-        if place := own.get("audio_tokenizer_name_or_path"):
+            own = said if name == AUDIO_TOKENIZER_NAME else said.get("audio_tokenizer") or {}
+            place = own.get("audio_tokenizer_name_or_path")
+            if place and not isinstance(place, str):
+                raise ValueError(f"{name}: audio_tokenizer_name_or_path is no text")
+        if place:
             beside = Path(source, place)
             return str(beside) if beside.is_dir() else str(place)
     return None
@@ -142,13 +147,28 @@ def _loaded(config: Config, plan: PlacementPlan, source: str) -> Codec:
             made = higgs_codec_class()
         else:
             made = SpectralCodec
+        check_folder(Path(source), f"voice.codec={config.voice.codec}")
         codec, report = made.from_pretrained(
-            source, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+            source,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    absent = sorted(report["missing_keys"])
+    absent = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
+    if unread := sorted(report["unexpected_keys"]):
+        told = f"voice.codec={config.voice.codec}: the weights in {source} hold {some_of(unread, 3)}"
+        if kind != REAL:
+            raise RequestError.of(
+                f"{told}, which the codec has no place for",
+                "they are not those that its config.json was saved with",
+                "put back the codec's folder as it was kept, or learn it again",
+            )
+        say(f"{told}, which {type(codec).__name__} has no place for: left out")
     if absent:
         raise RequestError.of(
-            f"voice.codec={config.voice.codec}: the weights in {source} lack {some_of(absent, 3)}",
+            f"voice.codec={config.voice.codec}: the weights in {source} lack {some_of(absent, 3)}, or have "
+            "them in another shape",
             "those tensors would start from random numbers",
             "give the folder or hub id of a whole codec",
         )
@@ -176,11 +196,18 @@ def _fitting(codec: Codec, config: Config) -> Codec:
 
 @contextmanager
 def _readable_errors(config: Config, source: str) -> Iterator[None]:
+    import torch
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        *(OSError, ValueError, ImportError, SafetensorError),
+        # What a config of other kinds of values ends in, wherever it is used first.
+        *(TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    ) as error:
         said = str(error).strip()
         raise RequestError.of(
             f"voice.codec={config.voice.codec}: {source} could not be loaded",

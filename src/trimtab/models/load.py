@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import ModelSettings
-from trimtab.errors import RequestError, some_of
+from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import builtin, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
+from trimtab.models.folder_files import check_folder_files
+from trimtab.models.own_code import code_options
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
+from trimtab.models.weight_files import check_folder
+from trimtab.models.whole import check_whole
 from trimtab.placement import take_inputs
 from trimtab.placement.stacks import under
 
@@ -41,6 +45,7 @@ def model_source(settings: ModelSettings) -> str:
                 "a model folder holds config.json, safetensors weights and tokenizer files",
                 "point model.name at the folder that `save_pretrained` wrote, or at a hub id",
             )
+        check_folder_files(folder, trusted=settings.trust_remote_code)
         return str(folder)
     if settings.name.count("/") > 1 or settings.name.startswith((".", "~", "/")):
         raise RequestError.of(
@@ -138,26 +143,39 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
             "it stands for models of its size in `trimtab plan` and `trimtab rehearse --shapes-only`",
             "name a model that has weights, or rehearse with --shapes-only",
         )
-    source = model_source(settings)
+    model = read_weights(
+        settings,
+        family,
+        model_source(settings),
+        dtype=plan.torch_weight_dtype,
+        device_map=plan.load_device_map(),
+        attn_implementation=settings.attn_implementation,
+        **(_from_config_alone(config) if shapes_only() else {}),
+        **_remote(settings),
+    )
+    model.config.use_cache = False
+    take_inputs(model, plan)
+    return model
+
+
+def read_weights(settings: ModelSettings, family: Family, source: str, **options: Any) -> PreTrainedModel:
+    """The model at `source`, filled by its files whole: nothing left to random numbers, and nothing left unread."""
+    if not shapes_only():
+        made = f"remove {source}: it is made again" if settings.name in BUILT_IN else None
+        check_folder(Path(source), f"model.name={settings.name}", made)
     with _readable_errors(settings, "weights", family):
         loaded: Any = family.auto.from_pretrained(
             source,
-            dtype=plan.torch_weight_dtype,
-            device_map=plan.load_device_map(),
-            attn_implementation=settings.attn_implementation,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **(_from_config_alone(config) if shapes_only() else {}),
+            **options,
             **family.options,
-            **_remote(settings),
         )
     model: PreTrainedModel
     model, report = loaded
     without = leave_out_absent(model, report["missing_keys"], family)
-    _check_whole(settings, report, family, without)
-    model.config.use_cache = False
-    take_inputs(model, plan)
+    check_whole(settings, model, report, family, without)
     return model
 
 
@@ -189,22 +207,6 @@ def left_out(model: Any, family: Family) -> list[str]:
     return [told for part, told in family.may_lack.items() if getattr(model, part, None) is None]
 
 
-def _check_whole(
-    settings: ModelSettings, report: Mapping[str, Iterable[Any]], family: Family, without: list[str]
-) -> None:
-    """The loader fills what the files lack, or have in another shape, with random numbers, and goes on."""
-    misshapen = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
-    missing = {key for key in report["missing_keys"] if not any(under(key, part) for part in without)}
-    absent = sorted({*missing, *misshapen})
-    if absent:
-        raise RequestError.of(
-            f"model.name={settings.name}: its weights lack {some_of(absent, 3)}, or have them in another "
-            "shape than its config.json says",
-            "those tensors would start from random numbers",
-            f"give the folder or hub id of a whole {family.name}, with the config.json that belongs to it",
-        )
-
-
 def load_skeleton(settings: ModelSettings, family: Family = CAUSAL_LM) -> PreTrainedModel:
     """The model's structure on the meta device: every parameter's name and shape, no weights read."""
     import torch
@@ -213,7 +215,7 @@ def load_skeleton(settings: ModelSettings, family: Family = CAUSAL_LM) -> PreTra
     check_family(settings, config, family)
     with _readable_errors(settings, "architecture", family), torch.device("meta"):
         model: PreTrainedModel = family.auto.from_config(
-            config, trust_remote_code=settings.trust_remote_code, **family.options
+            config, trust_remote_code=bool(settings.trust_remote_code), **family.options
         )
     return model
 
@@ -250,7 +252,7 @@ def load_model_config(settings: ModelSettings) -> Any:
 
 
 def _remote(settings: ModelSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    options: dict[str, Any] = {**code_options(settings, model_source(settings))}
     if settings.revision and settings.name not in BUILT_IN:
         options["revision"] = settings.revision
     return options
@@ -263,11 +265,21 @@ def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL
 
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except (TrimtabError, MemoryError):
+        raise
+    except Exception as error:
+        # What a library raises over a config or a tokenizer is of any kind; over weights, some are the machine's.
+        of_files = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
+        if not of_files and part == "weights":
+            raise
         said = str(error).strip()
-        text = said.splitlines()[0] if said else type(error).__name__
+        kind = "" if of_files else f"{type(error).__name__}: "
+        text = kind + " ".join(" ".join(said.splitlines()[: 1 if of_files else 3]).split())[:500]
+        text = text if said else type(error).__name__
         change = "check the name and the connection, download the model and give its folder, or use `smollm2`"
-        if isinstance(error, SafetensorError):
+        if not of_files and Path(settings.name).expanduser().is_dir():
+            change = f"mend the files of {settings.name}, or fetch the model again"
+        elif isinstance(error, SafetensorError):
             change = "fetch the weights again: a file is cut off, or only a pointer to it is there (`git lfs pull`)"
         elif "attn_implementation" in said or (
             isinstance(error, ImportError) and settings.attn_implementation
@@ -280,7 +292,7 @@ def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL
         elif (other := next((kind for kind in ELSEWHERE if f"`{kind}`" in said), None)) is not None:
             change = ELSEWHERE[other]
         elif "trust_remote_code" in said:
-            change = "read that code, and if you trust it set model.trust_remote_code=true"
+            change = f"read that code, and if you trust it add --trust-remote-code {settings.name}"
         elif "safetensors" in said:
             change = "convert the weights to safetensors: Trimtab does not unpickle weight files"
         found = f"model.name={settings.name}: its {part} could not be loaded"

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from trimtab.config.library_names import TRACKERS
 from trimtab.errors import RequestError
-
-TRACKERS = {
-    "tensorboard": ("tensorboard", "tensorboardX"),
-    "trackio": ("trackio",),
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow",),
-}
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from trimtab.placement.apply import (
 )
 from trimtab.placement.arrival import verify_gradients
 from trimtab.placement.edges import on_several_devices, return_outputs, take_inputs
-from trimtab.placement.memory import out_of_memory
+from trimtab.placement.memory import OutOfMemory, host_out_of_memory, out_of_memory
 from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.profile import ModelProfile, Workload, bare_model, profile_model
 from trimtab.placement.resolve import check_request, resolve
@@ -29,6 +29,7 @@ __all__ = [
     "Check",
     "MemoryShare",
     "ModelProfile",
+    "OutOfMemory",
     "PlacementError",
     "PlacementFault",
     "PlacementGuard",
@@ -39,6 +40,7 @@ __all__ = [
     "bind_arguments",
     "check_request",
     "checkpoint_plainly",
+    "host_out_of_memory",
     "move",
     "on_several_devices",
     "out_of_memory",

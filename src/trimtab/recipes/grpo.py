@@ -115,6 +115,7 @@ def _build(job: Job) -> TrainerDriver:
         show=config.grpo.show_completions,
     )
     driver.trainer.on_completions = driver.monitor.completions if driver.main else None
+    driver.trainer.on_bad_logits = driver.monitor.bad_logits if config.monitor.stop_on_nonfinite else None
     return driver
 
 
@@ -156,7 +157,7 @@ def _generation(config: Config) -> dict[str, Any]:
         # By itself it makes room for the model's whole context, which may be more than its share holds; what is
         # over that context it refuses, though no prompt may be so long.
         "vllm_max_model_length": min(longest, model_context(config) or longest),
-        "trust_remote_code": config.model.trust_remote_code,
+        "trust_remote_code": bool(config.model.trust_remote_code),
     }
 
 
@@ -173,7 +174,7 @@ def _reference(config: Config, plan: PlacementPlan) -> dict[str, Any] | None:
         "device_map": plan.load_device_map(),
         "attn_implementation": config.model.attn_implementation,
         "use_safetensors": True,
-        "trust_remote_code": config.model.trust_remote_code,
+        "trust_remote_code": bool(config.model.trust_remote_code),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from trimtab.config.schema import Config
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.kept_folder import check_kept
 from trimtab.recipes.recipe import Recipe
 
 
@@ -23,8 +24,10 @@ def kept_model(
 
     `trainable`: as it is while it is tuned, for what looks for the tuned weights by that.
     """
+    from trimtab.models.kept_adapter import with_adapter
     from trimtab.models.load import load_model
 
+    check_kept(weights)
     settings = config.model
     if config.method == "full":
         settings = settings.model_copy(update={"name": str(weights), "revision": None})
@@ -32,7 +35,5 @@ def kept_model(
     if recipe.fit is not None:
         recipe.fit(config, model)
     if config.method == "lora":
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(weights), is_trainable=trainable)
+        model = with_adapter(model, weights, is_trainable=trainable)
     return model

@@ -5,23 +5,24 @@ What a step is and what is measured is an engine's, which a recipe brings. Evalu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from trimtab.config import keeps_best
+from trimtab.manifest import Part
 from trimtab.monitor.loop import LoopMonitor
+from trimtab.monitor.norms import Norms
+from trimtab.monitor.verdict import History
+from trimtab.placement import bare_model
+from trimtab.recipes.checkpoints import check_best, fault, name_of, rotate
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
-from trimtab.recipes.zeroth_checkpoint import (
-    Progress,
-    forget_old,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-)
+from trimtab.recipes.smaller_batches import step_watched
+from trimtab.recipes.zeroth_checkpoint import Progress, load_checkpoint, load_weights, save_checkpoint
 from trimtab.zeroth.optimizer import NotFinite
 from trimtab.zeroth.peers import gather, together
 
@@ -48,8 +49,17 @@ class Engine(Protocol):
     def measure(self, heard: Callable[[int, int], None]) -> dict[str, float]:
         """Figures of the weights as they are on what is held out; every process calls it."""
 
+    def drawn(self) -> list[dict[str, Any]]:
+        """The parts of the batches of the latest step, those of every process in turn; none before the first."""
+
+    def losses_again(self, batch: dict[str, Any]) -> Any:
+        """The losses of one of them, computed again by this process alone."""
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the weights."""
+
+    def beside(self) -> dict[str, Part]:
+        """Files of the run's folder that a checkpoint relies on, as far as they reach by now, and on the disk."""
 
     def restore(self, state: dict[str, Any], taken: int) -> None:
         """Go on from a state, after so many draws of data."""
@@ -65,8 +75,21 @@ class LoopDriver:
         if job.checkpoint is not None:
             state, self.progress = load_checkpoint(job.checkpoint, job.model)
             engine.restore(state, self.progress.taken)
+            self._look_at_the_best()
         self.ended_early = False
         self._contexts = ExitStack()
+
+    def _look_at_the_best(self) -> None:
+        """A best checkpoint that is no longer what it was is said, and no longer counts."""
+        best, job = self.progress.best_step, self._job
+        if best is None or not keeps_best(job.config):
+            return
+        if reason := fault(job.run.checkpoints / name_of(best)):
+            job.say(
+                f"warning: the best checkpoint so far, {name_of(best)}, is damaged: {reason}\n"
+                "  its weights cannot be kept: the best is looked for among those from here on"
+            )
+            self.progress.best_step = self.progress.best_loss = None
 
     def __enter__(self) -> LoopDriver:
         job, plan = self._job, self._job.plan
@@ -102,6 +125,10 @@ class LoopDriver:
         return int(self.engine.skipped)
 
     @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self._monitor.warnings
+
+    @property
     def model(self) -> Any:
         return self._job.model
 
@@ -115,6 +142,8 @@ class LoopDriver:
         progress, engine, training = self.progress, self.engine, self._job.config.training
         eval_every = training.eval_steps or engine.steps_per_epoch
         save_every = training.save_steps or eval_every
+        self._begun, at_begin = progress.step, self._weights()
+        self._monitor.growth = lambda: self._weights().total() / (at_begin.total() or math.inf)
         self._stop.on_train_begin(None, None, None)
         try:
             self._monitor.begin(progress.step, engine.total)
@@ -123,7 +152,8 @@ class LoopDriver:
                 self._measure()  # the untouched model, or the step at which the run was stopped
                 progress.saved()
             while progress.step < engine.total and not self.ended_early:
-                progress.step, progress.taken, figures, shown = engine.step()
+                with step_watched() if training.halve_batch_on_oom else nullcontext():
+                    progress.step, progress.taken, figures, shown = engine.step()
                 last = progress.step == engine.total
                 log = last or progress.step == 1 or progress.step % training.logging_steps == 0
                 self._monitor.step(progress.step, figures, shown, log=log)
@@ -134,10 +164,35 @@ class LoopDriver:
                     self._save()
             self._monitor.end()
         except NotFinite as error:
-            self._monitor.write(progress.step + 1, "nonfinite", {"message": str(error)})
-            raise
+            told = NotFinite(self._why(error))
+            self._monitor.write(progress.step + 1, "nonfinite", {"message": str(told)})
+            raise told from error
         finally:
             self._stop.restore()
+
+    def _why(self, error: NotFinite) -> str:
+        """The error's text with the reason, which the main process looks for; all that raise it get it."""
+        said, alone = "", not error.on_all_ranks or self._job.plan.processes == 1
+        if self.main or alone:
+            history = History(
+                self.progress.step - self._begun,
+                self._monitor.losses,
+                self._monitor.growth(),
+                self._job.config.training.learning_rate,
+                frozenset(name for name, p in self.model.named_parameters() if p.requires_grad),
+            )
+            said = self._monitor.unfinished(
+                str(error),
+                self.progress.step + 1,
+                self.engine.drawn(),
+                self.engine.losses_again,
+                (bare_model(self.model), self._job.prepared.processor, history),
+                self._job.plan.processes,
+            )
+        return said if alone else str(gather(said)[0])
+
+    def _weights(self) -> Norms:
+        return Norms.of([(name, p.detach()) for name, p in self.model.named_parameters() if p.requires_grad])
 
     def _told_to_end(self) -> bool:
         """Whether one of the processes was; every one has to ask."""
@@ -155,9 +210,10 @@ class LoopDriver:
         progress.saved()
         with together("saving a checkpoint"):
             if self.main:
-                save_checkpoint(job.run, job.model, self.engine.state(), progress)
+                state, beside = self.engine.state(), self.engine.beside()
+                save_checkpoint(job.run, job.model, state, progress, beside)
                 best = progress.best_step if keeps_best(job.config) else None
-                forget_old(job.run, progress.step, job.config.training.save_total_limit, best)
+                rotate(job.run.checkpoints, job.config.training.save_total_limit, best)
         self._monitor.saved(progress.step)
 
     def measure(self) -> dict[str, float]:
@@ -166,7 +222,9 @@ class LoopDriver:
 
     def settle(self) -> dict[str, Any] | None:
         if self.main and self.kept_step != self.progress.step:
-            load_weights(self._job.run.checkpoints / f"checkpoint-{self.kept_step}", self._job.model)
+            best = self._job.run.checkpoints / name_of(self.kept_step)
+            check_best(best, self._job.run.path)
+            load_weights(best, self._job.model)
         return None
 
     def part(self) -> None:

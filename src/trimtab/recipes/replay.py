@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 
 from trimtab.config import Config
 from trimtab.config.schema import LoraSettings, ModelSettings
 from trimtab.errors import RequestError
+from trimtab.manifest import Damaged, part_of, read_manifest
 from trimtab.models import load_tokenizer
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.checkpoints import by_step
 from trimtab.recipes.run_folder import SUMMARY, RunFolder
 from trimtab.recipes.zeroth_order import TRAJECTORY
 from trimtab.zeroth.trajectory import Trajectory, read_trajectory, replay
@@ -45,11 +48,13 @@ def replay_run(
     out: Path | None = None,
     steps: int | None = None,
     check: bool = False,
+    trusted: Sequence[str] = (),
 ) -> Replayed:
     """Rebuild the weights of a run folder or of a trajectory file, and compare them with the kept ones on request."""
     file = source / TRAJECTORY if source.is_dir() else source
     trajectory = read_trajectory(file)
-    base = _base(trajectory, file)
+    _check_unchanged(file)
+    base = _base(trajectory, file, trusted)
     run = RunFolder(file.parent)
     kept = run.kept_folder(base)
     if check and not any(kept.glob("*.safetensors")):
@@ -87,6 +92,24 @@ def replay_run(
         return Replayed(made, out, len(names), differing)
 
 
+def _check_unchanged(file: Path) -> None:
+    """Refuse a trajectory that is not what the run's checkpoints were made with, where there are any."""
+    for checkpoint in reversed(by_step(RunFolder(file.parent).checkpoints).values()):
+        try:
+            written = read_manifest(checkpoint).beside.get(file.name)
+        except Damaged:
+            continue
+        # One that was cut short still rebuilds the steps that it holds.
+        if written is not None and file.stat().st_size >= written.size:
+            if part_of(file, written.size) == written:
+                return
+            raise RequestError.of(
+                f"{file}: its content has changed since {checkpoint.name} was written",
+                "other losses than the run's own would rebuild other weights",
+                "put the file back from a copy",
+            )
+
+
 def _make_folder(out: Path) -> None:
     """An empty folder to write to, before the work that it is for."""
     try:
@@ -101,7 +124,7 @@ def _make_folder(out: Path) -> None:
         )
 
 
-def _base(trajectory: Trajectory, file: Path) -> Config:
+def _base(trajectory: Trajectory, file: Path, trusted: Sequence[str]) -> Config:
     """The settings that make the model before the first step, as the file tells them."""
     made = trajectory.header["about"].get("base")
     if made is None:
@@ -110,18 +133,37 @@ def _base(trajectory: Trajectory, file: Path) -> Config:
             "it was written by a program of your own, not by `trimtab train`",
             "load that model yourself and call trimtab.zeroth.trajectory.replay",
         )
-    return Config(
-        recipe="zeroth_order",
-        model=ModelSettings(**made["model"]),
-        method=made["method"],
-        lora=LoraSettings(**made.get("lora", {})),
-        seed=made["seed"],
+    try:
+        config = Config(
+            recipe="zeroth_order",
+            # Of earlier versions' files: that code may run is not for a file to say.
+            model=ModelSettings(**{**made["model"], "trust_remote_code": list(trusted)}),
+            method=made["method"],
+            lora=LoraSettings(**made.get("lora", {})),
+            seed=made["seed"],
+        )
+    except (ValidationError, LookupError, TypeError, AttributeError) as error:
+        raise _odd_base(file, error) from None
+    if made.get("weight_precision") not in ("fp32", "bf16", "fp16"):
+        raise _odd_base(file, ValueError(f"weight_precision: {str(made.get('weight_precision'))[:100]!r}"))
+    return config
+
+
+def _odd_base(file: Path, error: Exception) -> RequestError:
+    told = str(error).strip().splitlines() or [type(error).__name__]
+    return RequestError.of(
+        f"{file}: what it says of the run's model is no request",
+        " ".join(line.strip() for line in told[:3])[:300],
+        "take another copy of the file: it is damaged, or was written by another program",
     )
 
 
 def _kept_step(run: RunFolder) -> int | None:
     """The step whose weights the run kept: its best one, where it did not keep its last."""
-    return run.read_json(SUMMARY).get("kept_step") if (run.path / SUMMARY).is_file() else None
+    if not (run.path / SUMMARY).is_file():
+        return None
+    step = run.read_json(SUMMARY).get("kept_step")
+    return step if isinstance(step, int) and step >= 0 else None
 
 
 def _cut(trajectory: Trajectory, steps: int | None, file: Path) -> Trajectory:

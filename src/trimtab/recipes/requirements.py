@@ -1,17 +1,15 @@
 """What a run needs that can be told in a moment, before torch is imported: rank variables, optimizer, trackers.
 
-Loads nothing: transformers' own list of optimizers is read from its source, packages are looked for and not imported.
+Loads nothing: packages are looked for and not imported.
 """
 
 from __future__ import annotations
 
-import ast
-from difflib import SequenceMatcher
 from importlib.util import find_spec
-from pathlib import Path
 
 from trimtab.config import Config
 from trimtab.config.keys import has_effect
+from trimtab.config.library_names import nearest, optimizer_names
 from trimtab.errors import RequestError
 from trimtab.hardware.launcher import detect_launcher
 from trimtab.monitor.trackers import check_trackers
@@ -32,7 +30,6 @@ _PACKAGES = (
     (("schedule_free_",), "schedulefree", "schedulefree"),
     (("stable_adamw",), "optimi", "torch-optimi"),
 )
-_ALIKE = 0.6
 _BY_MODULES = ("galore_", "apollo_")
 """Optimizers for layers that are named to them one by one."""
 
@@ -55,15 +52,8 @@ def check_optimizer(name: str) -> None:
     change = f"write one of {', '.join(usable)}"
     if name not in known:
         why = "transformers has no optimizer of this name"
-        # By the whole name and by its first part: `adamm` is nearer to adamw_torch than to adalomo.
-        likeness = {
-            other: max(
-                SequenceMatcher(None, name.lower(), part).ratio() for part in (other, other.partition("_")[0])
-            )
-            for other in usable
-        }
-        nearest = max(usable, key=likeness.__getitem__)
-        change = f"did you mean {nearest}? Or {change}" if likeness[nearest] > _ALIKE else change
+        meant = nearest(name, usable)
+        change = f"did you mean {meant}? Or {change}" if meant else change
     raise RequestError.of(f"training.optimizer: {name}", str(why), change)
 
 
@@ -74,18 +64,3 @@ def _out_of_reach(name: str) -> str | None:
     packages = ((module, package) for beginnings, module, package in _PACKAGES if name.startswith(beginnings))
     module, package = next(packages, ("torch", "torch"))
     return None if find_spec(module) else f"its package is not installed (`pip install {package}`)"
-
-
-def optimizer_names() -> list[str]:
-    """The values of transformers' `OptimizerNames`; importing it would import torch."""
-    found = find_spec("transformers")
-    assert found is not None
-    assert found.origin is not None
-    source = Path(found.origin).with_name("training_args.py").read_text(encoding="utf-8")
-    (names,) = (
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == "OptimizerNames"
-    )
-    values = [statement.value for statement in names.body if isinstance(statement, ast.Assign)]
-    return [str(value.value) for value in values if isinstance(value, ast.Constant)]

@@ -6,7 +6,7 @@ It deletes nothing. An earlier run is moved aside when that is asked for, by the
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import os
 import shlex
 import time
@@ -20,13 +20,20 @@ from trimtab.config import Config, dump_config
 from trimtab.config.problems import without_secrets
 from trimtab.errors import RequestError, some_of
 from trimtab.files import write_json_whole, write_whole
+from trimtab.reading import read_json_object
+from trimtab.recipes.checkpoints import newest
 from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 
 if TYPE_CHECKING:
     from trimtab.placement import PlacementPlan
 
 SUMMARY = "summary.json"
-ALWAYS = ("config.yaml", "plan.json", "data.json", "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints")
+STARTS = "starts.json"
+"""What the run began with, and what each later start changed (begun_with.py)."""
+ALWAYS = (
+    *("config.yaml", "plan.json", "data.json", STARTS, "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
+    *("halved.json", "nonfinite"),
+)
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
 NAMES = (
@@ -34,8 +41,6 @@ NAMES = (
     *("adapter", "model", "export"),
 )
 """What is in a run's folder."""
-TRAINER_STATE, OWN_STATE = "trainer_state.json", "state.json"
-"""The last file of a checkpoint, which makes it whole: of a trainer of Hugging Face, and of a loop of our own."""
 _ERROR_LINES = 30
 _ERROR_CHARACTERS = 4000
 
@@ -51,6 +56,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    needs: str = ""
+    """What it will write at most, in words, once that is known."""
     again: bool = False
     """Whether the launcher that began the run here has started it again, after one of its processes died."""
 
@@ -62,15 +69,9 @@ class RunFolder:
         """Where the weights go that the run made."""
         return self.path / ("adapter" if config.method == "lora" else "model")
 
-    def checkpoint_folders(self) -> dict[int, Path]:
-        """The run's checkpoints by step, in order. A copy that somebody set aside (checkpoint-40-good) is theirs."""
-        numbers = {f.name.removeprefix("checkpoint-"): f for f in self.checkpoints.glob("checkpoint-*")}
-        return {int(number): numbers[number] for number in sorted(filter(str.isdecimal, numbers), key=int)}
-
     def newest_checkpoint(self) -> Path | None:
-        """The last checkpoint that was written whole."""
-        whole = [folder for folder in self.checkpoint_folders().values() if _is_whole(folder)]
-        return whole[-1] if whole else None
+        """The last checkpoint that looks whole; whether it is, a resume checks byte by byte."""
+        return newest(self.checkpoints)
 
     def held(self) -> list[str]:
         """Names of a run's files that are taken, by whomever."""
@@ -83,15 +84,24 @@ class RunFolder:
         return self.again or wanted is True or (isinstance(wanted, str) and _is_inside(wanted, self.path))
 
     def begin(
-        self, config: Config, plan: PlacementPlan, data: dict[str, Any], say: Callable[[str], None] = print
+        self,
+        config: Config,
+        plan: PlacementPlan,
+        data: dict[str, Any],
+        say: Callable[[str], None] = print,
+        starts: dict[str, Any] | None = None,
     ) -> None:
         """The run is ready to start: make room, then write what was asked for, where it runs, and what its data is.
 
-        By the main process alone, before anything else writes to the folder.
+        By the main process alone, before anything else writes to the folder. `starts`: what it is compared with when
+        it goes on one day.
         """
-        self._make_room(config, say)
+        if not self.begun:  # else this process begins again in its own folder, with a smaller batch
+            self._make_room(config, say)
         # Also what other processes write: one alone may change the list.
         claim(self.path, *ALWAYS, *(f"stacks-rank{rank}.txt" for rank in range(1, plan.processes)))
+        if starts is not None:
+            self.write_json(STARTS, starts)
         # Without `overwrite`, so that the kept config can resume this very run.
         write_whole(self.path / "config.yaml", dump_config(config.model_copy(update={"overwrite": False})))
         plan.save(self.path / "plan.json")
@@ -130,14 +140,30 @@ class RunFolder:
         write_json_whole(self.claim(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
-        return content
+        return read_json_object(self.path / name, f"the run's {name}", "put back the file that the run wrote")
 
 
 def default_folder(config: Config) -> str:
     """A new name under runs/, readable and in order of time."""
     model = config.model.name.rstrip("/").split("/")[-1]
     return f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def make_default_folder(config: Config) -> str:
+    """A new folder of such a name, made at once, so that no other run takes it."""
+    stem = default_folder(config)
+    for number in itertools.count(1):
+        name = stem if number == 1 else f"{stem}-{number}"
+        try:
+            Path(name).mkdir(parents=True)
+        except FileExistsError:
+            if not Path("runs").is_dir():
+                break
+            continue
+        except OSError:
+            break
+        return name
+    return stem  # what stands in the way is told when the folder is opened
 
 
 def open_run_folder(config: Config, *, again: bool = False) -> RunFolder:
@@ -201,10 +227,6 @@ def check_room(run: RunFolder, config: Config) -> None:
         )
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    return any((checkpoint / name).is_file() for name in (TRAINER_STATE, OWN_STATE))
-
-
 def _is_inside(name: str, folder: Path) -> bool:
     """Whether the path leads into the folder, by its name or by way of links."""
     inner, outer = ({os.path.abspath(p), os.path.realpath(p)} for p in (os.path.expanduser(name), folder))
@@ -265,29 +287,3 @@ def _is_this_runs(run: RunFolder, config: Config) -> bool:
         return True
     holds = run.held() if mark is None else mark.holds_a_run(run.path)
     return not holds and not config.training.resume
-
-
-def checkpoint_to_resume(config: Config, run: RunFolder) -> Path | None:
-    """The checkpoint that `training.resume` names, or None when the run starts afresh."""
-    wanted = config.training.resume
-    if run.again and (newest := run.newest_checkpoint()) is not None:
-        return newest
-    if wanted is False or (wanted is True and run.again):
-        return None
-    if isinstance(wanted, str):
-        path = Path(wanted).expanduser()
-        if not _is_whole(path):
-            raise RequestError.of(
-                f"training.resume={wanted}: not a checkpoint",
-                f"a checkpoint folder holds {TRAINER_STATE} or {OWN_STATE}",
-                "name a folder such as RUN/checkpoints/checkpoint-40, or use training.resume=true",
-            )
-        return path
-    newest = run.newest_checkpoint()
-    if newest is None:
-        raise RequestError.of(
-            f"training.resume=true, but {run.checkpoints} holds no checkpoint",
-            "the earlier run ended before its first save, or output_dir names another folder",
-            "check output_dir, or start afresh with training.resume=false",
-        )
-    return newest

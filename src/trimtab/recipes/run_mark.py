@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import platform
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.errors import RequestError
 from trimtab.files import write_json_whole
+from trimtab.reading import parse_json, read_text
 
 MARK = ".trimtab-run.json"
+LOCK = ".trimtab-lock"
+"""What a run holds while it goes on (run_lock.py). Never on the list: a lock that is moved is none."""
 FORMAT = 1
 
 
@@ -37,13 +42,17 @@ class Mark:
     def of(cls, folder: Path) -> Mark | None:
         """The folder's mark; None for a folder without one that this version understands: it is not ours to judge."""
         try:
-            found = json.loads((folder / MARK).read_text(encoding="utf-8"))
+            found = parse_json(read_text(folder / MARK))
             if found["format"] != FORMAT or not all(
                 map(_is_plain, [*found["entries"], found["moving_to"] or "x"])
             ):
                 return None
-            return cls(tuple(found["entries"]), found["began"], found["started"], found["moving_to"])
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, LookupError):
+            return cls(
+                tuple(found["entries"]), found["began"] is True, float(found["started"]), found["moving_to"]
+            )
+        except (FileNotFoundError, NotADirectoryError, RequestError):
+            return None
+        except (ValueError, TypeError, LookupError, OverflowError):
             return None
 
     def write(self, folder: Path) -> None:
@@ -61,12 +70,36 @@ class Mark:
 
 def claim(folder: Path, *names: str) -> None:
     """Put names on a marked folder's list before they are written. What is there already is somebody else's."""
-    mark = Mark.of(folder)
-    if mark is None:
+    with _one_at_a_time(folder):  # a report of a run that goes on adds to the list beside the run itself
+        mark = Mark.of(folder)
+        if mark is None:
+            return
+        new = tuple(n for n in names if n not in mark.entries and is_free(folder / n))
+        if new:
+            dataclasses.replace(mark, entries=mark.entries + new).write(folder)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep others from changing the list, where the system can; a lock of somebody else's is not waited for long."""
+    if sys.platform == "win32" or not folder.is_dir():
+        yield
         return
-    new = tuple(n for n in names if n not in mark.entries and is_free(folder / n))
-    if new:
-        dataclasses.replace(mark, entries=mark.entries + new).write(folder)
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        for _ in range(50):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:
+                break  # not on this file system
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_free(path: Path) -> bool:
@@ -114,4 +147,4 @@ def _move(source: Path, target: Path) -> None:
 
 def _is_plain(name: str) -> bool:
     """Whether this is a name in the folder itself: a list changed by hand must not lead out of it."""
-    return name == Path(name).name and name not in ("..", MARK)
+    return name == Path(name).name and name not in ("..", MARK, LOCK)

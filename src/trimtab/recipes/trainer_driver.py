@@ -16,7 +16,11 @@ from trimtab.monitor.callback import MonitorCallback
 from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
+from trimtab.recipes.resumed_state import ResumedState
+from trimtab.recipes.row_order import order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.smaller_batches import step_watched
+from trimtab.recipes.trainer_saving import save_whole
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
 """How names of what an evaluation tells of itself end."""
@@ -54,12 +58,14 @@ def trainer_arguments(
         "max_grad_norm": training.max_grad_norm,
         "optim": training.optimizer,
         # Inside train(): evaluate() before it would leave the model unwrapped, and ranks would never meet.
-        "eval_on_start": evaluates,
+        # A run that goes on has the figures of its start, and those of the step that it stands at, in its checkpoint.
+        "eval_on_start": evaluates and not training.resume,
         "eval_strategy": rhythm if evaluates else "no",
         "eval_steps": training.eval_steps,
         "save_strategy": saves,
         "save_steps": training.save_steps or training.eval_steps or 500,
-        "save_total_limit": training.save_total_limit,
+        # The trainer would delete whatever is named checkpoint-*; which ones go is ours to decide (trainer_saving.py).
+        "save_total_limit": None,
         "load_best_model_at_end": keep_best,
         "metric_for_best_model": best if keep_best else None,
         "greater_is_better": not best.endswith("loss") if keep_best else None,
@@ -106,11 +112,17 @@ class TrainerDriver:
             train_dataset=prepared.train,
             eval_dataset=prepared.eval,
             processing_class=prepared.processor,
-            callbacks=[self.monitor, guard, self._stop],
+            # The stop before the monitor: it may ask for a checkpoint, before which every verdict is read.
+            callbacks=[ResumedState(job.run.checkpoints), self._stop, self.monitor, guard],
             **own,
         )
+        self.monitor.watch(self.trainer)
         self.trainer.remove_callback(PrinterCallback)
+        save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
+        order_by_epoch(self.trainer)
         _end_at_the_last_step(self.trainer)
+        if job.config.training.halve_batch_on_oom:
+            _watch_memory(self.trainer)
 
     def __enter__(self) -> TrainerDriver:
         return self
@@ -146,6 +158,10 @@ class TrainerDriver:
         return self.monitor.skipped
 
     @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self.monitor.warnings
+
+    @property
     def model(self) -> Any:
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
 
@@ -174,6 +190,11 @@ class TrainerDriver:
         """All that was logged, also before a resume."""
         logged: list[dict[str, Any]] = self.trainer.state.log_history
         return logged
+
+
+def _watch_memory(trainer: Any) -> None:
+    """A step that finds no memory says so by an error of its own, for the run to go on with smaller batches."""
+    trainer.training_step = step_watched()(trainer.training_step)
 
 
 def _end_at_the_last_step(trainer: Any) -> None:

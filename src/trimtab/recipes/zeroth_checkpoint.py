@@ -1,13 +1,12 @@
 """Checkpoints of a zeroth-order run: the tuned weights, the optimizer's few numbers and anchors, the place in the data.
 
-Weights and anchors are safetensors. The state file is written last, so a checkpoint is whole or does not count.
+Weights and anchors are safetensors. How a checkpoint is written whole, found again and removed: checkpoints.py.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +18,10 @@ from torch import Tensor, nn
 
 from trimtab.errors import RequestError
 from trimtab.files import write_whole
-from trimtab.recipes.run_folder import OWN_STATE, TRAINER_STATE, RunFolder
+from trimtab.manifest import Part
+from trimtab.recipes.checkpoints import name_of, new_checkpoint
+from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.unsealed import OWN_STATE, TRAINER_STATE
 
 WEIGHTS, ANCHORS = "weights.safetensors", "anchors.safetensors"
 
@@ -52,18 +54,25 @@ class Progress:
         return next((e for e in self.evaluations if e["step"] == step), {})
 
 
-def save_checkpoint(run: RunFolder, model: nn.Module, optimizer: dict[str, Any], progress: Progress) -> Path:
-    """Write checkpoint-N. `optimizer` is the engine's state: numbers, and tensors by name in its mappings."""
-    folder = run.checkpoints / f"checkpoint-{progress.step}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    save_file(tuned(model), folder / WEIGHTS)
-    if optimizer.get("anchors"):
-        save_file(optimizer["anchors"], folder / ANCHORS)
-    numbers = {key: value for key, value in optimizer.items() if key != "anchors"}
-    state = json.dumps({"optimizer": numbers, "progress": asdict(progress)}, indent=2)
-    write_whole(folder / OWN_STATE, state + "\n")
-    return folder
+def save_checkpoint(
+    run: RunFolder,
+    model: nn.Module,
+    optimizer: dict[str, Any],
+    progress: Progress,
+    beside: Mapping[str, Part] | None = None,
+) -> Path:
+    """Write checkpoint-N. `optimizer` is the engine's state: numbers, and tensors by name in its mappings.
+
+    `beside`: files of the run's folder that a resume needs as they are by now.
+    """
+    with new_checkpoint(run.checkpoints, progress.step, beside) as folder:
+        save_file(tuned(model), folder / WEIGHTS)
+        if optimizer.get("anchors"):
+            save_file(optimizer["anchors"], folder / ANCHORS)
+        numbers = {key: value for key, value in optimizer.items() if key != "anchors"}
+        state = json.dumps({"optimizer": numbers, "progress": asdict(progress)}, indent=2)
+        write_whole(folder / OWN_STATE, state + "\n")
+    return run.checkpoints / name_of(progress.step)
 
 
 def load_checkpoint(folder: Path, model: nn.Module) -> tuple[dict[str, Any], Progress]:
@@ -101,16 +110,3 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 def tuned(model: nn.Module) -> dict[str, Tensor]:
     """The tuned weights by name, on the CPU."""
     return {n: p.detach().cpu().contiguous() for n, p in model.named_parameters() if p.requires_grad}
-
-
-def forget_old(run: RunFolder, step: int, keep: int | None, best_step: int | None) -> None:
-    """Remove the oldest checkpoints over `keep`; the best one stays in any case.
-
-    Those after `step` are of a run that went on from an earlier one of its checkpoints: they do not count.
-    """
-    if keep is None:
-        return
-    folders = run.checkpoint_folders()
-    for old in [at for at in folders if at <= step][:-keep]:
-        if old != best_step:
-            shutil.rmtree(folders[old])

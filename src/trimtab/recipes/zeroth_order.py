@@ -8,13 +8,14 @@ losses alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config import schema
 from trimtab.config.schema import Config
 from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError
+from trimtab.manifest import Part
 from trimtab.placement import PlacementPlan, Workload
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
@@ -116,6 +117,7 @@ class ZerothEngine:
         self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
         self.evaluates = bool(job.prepared.eval)
         self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
+        self._drawn: list[Any] = []
 
     @property
     def skipped(self) -> int:
@@ -131,9 +133,23 @@ class ZerothEngine:
     def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
         """One step: its number, the data drawn so far, its figures, and those that are shown beside the loss."""
         optimizer = self.optimizer
-        result = optimizer.step(self._batches())
-        optimizer.project(self._batches)  # where one is due
+        result = optimizer.step(self._draw())
+        optimizer.project(self._draw)  # where one is due
         return optimizer.step_number, self._batches.taken, *figures_of(result, optimizer)
+
+    def _draw(self) -> list[Any]:
+        self._drawn = self._batches()
+        return self._drawn
+
+    def drawn(self) -> list[dict[str, Any]]:
+        """The micro-batches that were drawn last, by their parts; those of all processes."""
+        return [vars(batch) for batch in self._drawn]
+
+    def losses_again(self, batch: Mapping[str, Any]) -> Any:
+        """The losses of one of them once more, for whoever watches the modules."""
+        from trimtab.zeroth.objective import ScoreBatch
+
+        return self.optimizer.losses_again(ScoreBatch(**batch))
 
     def measure(self, heard: Callable[[int, int], None]) -> dict[str, float]:
         """Figures of the weights as they are on what is held out; every process calls it."""
@@ -146,6 +162,10 @@ class ZerothEngine:
 
     def state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
+
+    def beside(self) -> dict[str, Part]:
+        written = self.optimizer.recorded()
+        return {TRAJECTORY: Part(*written)} if written is not None else {}
 
     def restore(self, state: dict[str, Any], taken: int) -> None:
         self.optimizer.load_state_dict(state)
@@ -194,7 +214,11 @@ def _outcome(job: Job, driver: LoopDriver) -> dict[str, Any]:
 
 def about(config: Config, plan: PlacementPlan) -> dict[str, Any]:
     """What a replay needs to make the model before the first step again."""
-    made = {"model": config.model.model_dump(), "method": config.method, "seed": config.seed}
+    made = {
+        "model": config.model.model_dump(exclude={"trust_remote_code"}),
+        "method": config.method,
+        "seed": config.seed,
+    }
     if config.method == "lora":
         made["lora"] = config.lora.model_dump()
     return {"base": made | {"weight_precision": plan.weight_precision}}
