@@ -108,7 +108,8 @@ def tell_launcher(error: BaseException, **facts: Any) -> None:
         "at": now,
         **facts,
     }
-    extra = {"py_callstack": "", "timestamp": str(int(now))}
+    # The field that torchrun shows is the one for a traceback.
+    extra = {"py_callstack": text, "timestamp": str(int(now))}
     content = {"message": {"message": text, "extraInfo": extra}, "trimtab": own}
     # The folder is torchrun's own, for the time of the launch; where it is gone nobody asks.
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:

@@ -9,6 +9,7 @@ ended the run is said in one message, by the rank that failed first.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
@@ -100,8 +101,7 @@ def main(words: list[str]) -> int:
     from torch.distributed.run import parse_args, run
 
     # It would print that a process failed, its own traceback and a table; what matters of them is said below.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    logging.getLogger("torch.distributed.run").setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
     most, attempt, in_a_row = int(restarts), 0, 0
     reached: str | None = None
     before: Ended | None = None
@@ -127,7 +127,7 @@ def main(words: list[str]) -> int:
         in_a_row = 1 if checkpoint != reached else in_a_row + 1
         reached = checkpoint
         if not ended.again or ended.alike(before) or in_a_row > most:
-            return _last_words(ended, before, checkpoint, Path(folder), most, in_a_row)
+            return _last_words(ended, before, Path(folder), most, in_a_row)
         attempt, before = attempt + 1, ended
         on = f"going on from {checkpoint}" if checkpoint else "no checkpoint yet: beginning again"
         print(
@@ -138,14 +138,28 @@ def main(words: list[str]) -> int:
 
 
 def _told_to_end(told: Any, folder: Path) -> int:
-    # The processes have said how they ended; one that could not is told of here.
-    del told, folder
+    """A run that saved at a whole step has said how to go on; one that could not is told of here."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        summary = {}
+    if summary.get("status") != "interrupted" or "error" in summary:
+        name = signal.Signals(told.sigval).name
+        print(
+            f"stopped by {name} before a whole step was saved; {_to_go_on(folder)}",
+            file=sys.stderr,
+            flush=True,
+        )
     return 1
 
 
-def _last_words(
-    ended: Ended, before: Ended | None, checkpoint: str | None, folder: Path, most: int, in_a_row: int
-) -> int:
+def _to_go_on(folder: Path) -> str:
+    checkpoint = checkpoint_in(folder)
+    command = f"trimtab train {shlex.quote(str(folder / 'config.yaml'))} training.resume=true"
+    return f"to go on from {checkpoint}: {command}" if checkpoint else "no checkpoint was saved"
+
+
+def _last_words(ended: Ended, before: Ended | None, folder: Path, most: int, in_a_row: int) -> int:
     if ended.asked_wrongly and ended.own.get("text"):
         print(f"error: {ended.own['text']}", file=sys.stderr, flush=True)
         return 2
@@ -154,11 +168,8 @@ def _last_words(
         lines.append("  it came twice at the same step, so it is not tried again")
     elif in_a_row > most > 0:
         lines.append(f"  it was begun again {most} times without a new checkpoint (monitor.restarts={most})")
-    command = f"trimtab train {shlex.quote(str(folder / 'config.yaml'))} training.resume=true"
-    if checkpoint is not None and "training.resume=true" not in str(ended.own.get("text", "")):
-        lines.append(f"  to go on from {checkpoint}: {command}")
-    elif checkpoint is None:
-        lines.append("  no checkpoint was saved")
+    if "training.resume=true" not in str(ended.own.get("text", "")):
+        lines.append(f"  {_to_go_on(folder)}")
     print("\n".join(lines), file=sys.stderr, flush=True)
     return 2 if ended.asked_wrongly else 1
 

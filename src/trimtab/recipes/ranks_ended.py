@@ -89,7 +89,8 @@ def _felt(error: BaseException, board: Board) -> LostRank:
     own = board.rank
     if cause:
         return LostRank(
-            f"rank {own} stops, for {cause}\n  why: a step needs all ranks\n  change: see what rank said there"
+            f"rank {own} stops, for {cause}\n  why: a step needs all ranks\n"
+            "  change: mend what ended that one; training.resume=true goes on from the last checkpoint"
         )
     others = [report for rank, report in board.read().items() if rank != own and not report.process.here]
     where = "".join(f"; rank {report.rank} is on {report.process.host}" for report in others[:8])
