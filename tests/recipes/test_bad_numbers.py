@@ -108,12 +108,12 @@ def test_one_row_that_overflows_on_the_way_back(
 
 
 def test_a_learning_rate_that_explodes_is_told_as_that(sft: Trimtab, tmp_path: Path) -> None:
-    done = sft("training.learning_rate=1e6", "method=full")
+    done = sft("training.learning_rate=10", "method=full")
     assert "the file is damaged" not in done.stdout + done.stderr
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     (warned,) = [line for line in lines if line["phase"] == "warning"]
     assert warned["step"] <= 6
-    assert "training diverged with learning rate 1e+06: the trained weights are" in warned["message"]
+    assert "training diverged with learning rate 10: the trained weights are" in warned["message"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [w["kind"] for w in summary["warnings"]] == [warned["kind"]]
     assert done.stderr.count("warning: ") == 1
