@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from trimtab.monitor.metrics import read_metrics
+from trimtab.report.make import make_report
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 Edit = Callable[[dict[str, Any]], None]
@@ -163,6 +164,8 @@ def test_rewards_that_are_all_equal(grpo: Trimtab, tmp_path: Path) -> None:
     )
     (warned,) = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
     assert (warned["kind"], warned["step"]) == ("equal rewards", 5)
+    told = [event["said"] for event in make_report(tmp_path / "run").facts["health"]]
+    assert any(said.startswith("step 5: reward flat has given") for said in told)
 
 
 def test_a_zeroth_order_step_is_blamed_too(
