@@ -144,7 +144,7 @@ class Monitor:
         atexit.register(self.close)
         self._watchdog.start()
         self._watchdog.settled(False)
-        self._watchdog.step = step
+        self._watchdog.step, self._watchdog.planned_steps = step, total
         if self._watchdog.board is not None:
             self._watchdog.board.tell(step=step)
         self.beat("the first batch")

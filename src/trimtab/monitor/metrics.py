@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trimtab.files import plain_value, write_whole
+from trimtab.reading import parse_json
 from trimtab.redaction import hiding
 
 _OWN_KEYS = ("step", "time", "phase")
@@ -96,9 +97,10 @@ class MetricsFile:
         ]
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        # First forgotten: on a full disk closing fails, and the next call would fail once more.
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _opened(self) -> TextIO:
         if self._file is None:
@@ -118,11 +120,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The line's object, or None for one that a kill cut short."""
+    """The line's object, or None for one that a kill cut short, or that no run wrote."""
     if not line.endswith(b"\n"):
         return None
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and all(key in entry for key in _OWN_KEYS) else None
+    if not isinstance(entry, dict) or not all(key in entry for key in _OWN_KEYS):
+        return None
+    step, written, phase = (entry[key] for key in _OWN_KEYS)
+    fits = isinstance(step, int) and isinstance(written, int | float) and isinstance(phase, str)
+    return entry if fits and 0 <= step < 2**63 and 0 <= written < 2**40 else None
