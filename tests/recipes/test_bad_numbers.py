@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from trimtab.monitor.metrics import read_metrics
+from trimtab.report.make import make_report
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 Edit = Callable[[dict[str, Any]], None]
@@ -108,12 +109,12 @@ def test_one_row_that_overflows_on_the_way_back(
 
 
 def test_a_learning_rate_that_explodes_is_told_as_that(sft: Trimtab, tmp_path: Path) -> None:
-    done = sft("training.learning_rate=1e6", "method=full")
+    done = sft("training.learning_rate=10", "method=full")
     assert "the file is damaged" not in done.stdout + done.stderr
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     (warned,) = [line for line in lines if line["phase"] == "warning"]
     assert warned["step"] <= 6
-    assert "training diverged with learning rate 1e+06: the trained weights are" in warned["message"]
+    assert "training diverged with learning rate 10: the trained weights are" in warned["message"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [w["kind"] for w in summary["warnings"]] == [warned["kind"]]
     assert done.stderr.count("warning: ") == 1
@@ -163,6 +164,8 @@ def test_rewards_that_are_all_equal(grpo: Trimtab, tmp_path: Path) -> None:
     )
     (warned,) = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
     assert (warned["kind"], warned["step"]) == ("equal rewards", 5)
+    told = [event["said"] for event in make_report(tmp_path / "run").facts["health"]]
+    assert any(said.startswith("step 5: reward flat has given") for said in told)
 
 
 def test_a_zeroth_order_step_is_blamed_too(

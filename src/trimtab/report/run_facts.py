@@ -174,6 +174,9 @@ class RunFacts:
         for name, stacks in self.stacks.items():
             told = f"{name}: nothing finished for so long that every stack was kept"
             yield Event("fault", told, None, stacks)
+        for row in self.of_phase("warning"):
+            message = str(row.get("message", ""))
+            yield Event("warning", next(iter(message.splitlines()), ""), row["step"], message)
         for name, steps in self._not_finite().items():
             told = f"{name} was not finite in {count_of(len(steps), 'row')}, first here"
             yield Event("warning", told, steps[0])
