@@ -51,6 +51,7 @@ _STREAM = re.compile(
 """A C++ stream says that a write failed, and not why."""
 _SCRATCH = re.compile(r"^\.(.+)\.[0-9a-f]{8}\.partial$")
 """The name under which a file is made that is whole or not there at all (files.py)."""
+_SEEN = "trimtab_file_system"
 _GPU_MEMORY = re.compile(
     r"(CUDA|HIP|MPS|XPU).{0,40}out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
     r"cudaErrorMemoryAllocation|Tried to allocate .* (GPU|MPS)",
@@ -80,6 +81,8 @@ class WriteFault:
     """What was written, where the error or the place where it was raised tells it."""
     said: str
     """The library's words, on one line."""
+    system: FileSystem | None = None
+    """The disk as it was when the write failed, where that was looked at."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,18 @@ def write_fault(error: BaseException, places: Sequence[Path] = ()) -> WriteFault
         path = _named(one) or _path_where_raised(error, places)
         if kind == "forbidden" and (path is None or not any(_inside(path, place) for place in places)):
             continue
-        return WriteFault(kind, path, _line(one))
+        return WriteFault(kind, path, _line(one), getattr(error, _SEEN, None))
     return None
+
+
+def look_at_the_disk(error: BaseException, folder: Path) -> None:
+    """Note with an error how full the disk is now, before what was half written is taken away."""
+    if isinstance(error, Exception) and _any_write(error):
+        setattr(error, _SEEN, file_system_of(folder))
+
+
+def _any_write(error: BaseException) -> bool:
+    return any(_kind_of(one) is not None for one in _chain(error))
 
 
 def memory_fault(error: BaseException) -> MemoryFault | None:
@@ -147,9 +160,11 @@ def refusals_told() -> Iterator[None]:
 
 def in_words(fault: WriteFault, folder: Path, to_free: str) -> tuple[str, str, str]:
     """What was found, why, and what to change; `to_free` says what would make room in the folder."""
-    system = file_system_of(folder)
+    system = fault.system or file_system_of(folder)
     kind, limit = _likely(fault.kind, system), largest_file()
     name = None if fault.path is None else _SCRATCH.sub(r"\1", fault.path.name)
+    if fault.path is not None and not fault.path.parent.is_dir():
+        name = f"{fault.path.parent.name}/{name}"  # a folder that was made, and is gone by now
     what = f"a file in {folder}" if name is None else f"{name} in {folder}"
     there = f"{amount(system.free)} of {amount(system.total)} are free on {system.mount}"
     if kind == "files":

@@ -22,7 +22,7 @@ _BY_CLASS: dict[Change, str] = {
     "free": """
         training.eval_batch_size training.effective_batch_size training.eval_steps training.save_steps
         training.save_total_limit training.keep_best training.logging_steps training.dataloader_workers
-        training.resume training.resume_changed output_dir overwrite
+        training.halve_batch_on_oom training.resume training.resume_changed output_dir overwrite
         monitor.progress monitor.slow_after_seconds monitor.stuck_after_seconds monitor.stop_on_nonfinite
         monitor.report_to samples.prompts samples.max_new_tokens samples.held_out
         export.to export.dtype export.name
