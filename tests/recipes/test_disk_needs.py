@@ -174,6 +174,9 @@ def room(**more: Any) -> Room:
 def test_what_else_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(None, [])
     room().check(config)
+    unknown = room(total=0, free=0)
+    unknown.check(config)
+    assert unknown.line() == ("✓", "disk", f"{unknown.needs()}, what is free is not told on /mnt")
     with pytest.raises(RequestError, match="read-only"):
         room(read_only=True).check(config)
     with pytest.raises(RequestError, match="can hold 7 more files"):

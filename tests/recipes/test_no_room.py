@@ -60,7 +60,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     place.mkdir()
 
     def sized(options: str) -> Path:
-        subprocess.run(["umount", str(place)], check=False, capture_output=True)
+        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
         if os.name != "posix" or subprocess.run(command, check=False, capture_output=True).returncode:
             pytest.skip("no file system may be mounted here")

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from trimtab.hardware import probe
+
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    pytest.mark.skipif(not probe().gpus, reason="no CUDA device here"),
 ]
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 BATCH = 512

@@ -60,7 +60,9 @@ class Room:
         system, limit = self.system, largest_file()
         if system.read_only:
             return f"{system.mount} is read-only", "nothing can be written there"
-        if self.needed > system.free:
+        if (
+            system.total and self.needed > system.free
+        ):  # some network disks tell 0 of 0: nothing is known there
             return f"{self.folder} has too little room for the run", self.figures()
         if system.files_free is not None and system.files_free < self.files:
             return (
@@ -76,10 +78,11 @@ class Room:
 
     @property
     def close(self) -> bool:
-        return self.needed > CLOSE * self.system.free
+        return bool(self.system.total) and self.needed > CLOSE * self.system.free
 
     def figures(self) -> str:
-        return f"{self.needs()}, {amount(self.system.free)} are free on {self.system.mount}"
+        free = f"{amount(self.system.free)} are free" if self.system.total else "what is free is not told"
+        return f"{self.needs()}, {free} on {self.system.mount}"
 
     def needs(self) -> str:
         count = (
