@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from trimtab.cache import cache_root
 from trimtab.errors import TrimtabError
 from trimtab.file_system import FileSystem, amount, file_system_of, largest_file, nearest
 
@@ -46,9 +47,10 @@ SAID: dict[str, Kind] = {
 """The system's words, as libraries that drop the number repeat them."""
 _NUMBER = re.compile(r"\(os error (\d+)\)|\[errno (\d+)\]", re.IGNORECASE)
 _STREAM = re.compile(
-    r"PytorchStreamWriter failed|inline_container\.cc|basic_ios::clear|iostream error|file write failed"
+    r"PytorchStreamWriter failed|inline_container\.cc|basic_ios::clear|iostream error|file write failed|"
+    r"^\d+ requested and \d+ written$"
 )
-"""A C++ stream says that a write failed, and not why."""
+"""A C++ stream, or numpy, says that a write failed, and not why."""
 _SCRATCH = re.compile(r"^\.(.+)\.[0-9a-f]{8}\.partial$")
 """The name under which a file is made that is whole or not there at all (files.py)."""
 _SEEN = "trimtab_file_system"
@@ -154,7 +156,10 @@ def refusals_told() -> Iterator[None]:
         if fault is None:
             raise
         folder = nearest(fault.path.parent if fault.path is not None else Path())
-        found, why, change = in_words(fault, folder, f"free room on {file_system_of(folder).mount}")
+        to_free = f"free room on {file_system_of(folder).mount}"
+        if folder.is_relative_to(os.path.abspath(cache_root())):
+            to_free += ", or set TRIMTAB_CACHE to a folder with room"
+        found, why, change = in_words(fault, folder, to_free)
         raise NoRoomOnDisk(f"{found}\n  why: {why}\n  change: {change}") from error
 
 
@@ -166,7 +171,8 @@ def in_words(fault: WriteFault, folder: Path, to_free: str) -> tuple[str, str, s
     if fault.path is not None and not fault.path.parent.is_dir():
         name = f"{fault.path.parent.name}/{name}"  # a folder that was made, and is gone by now
     what = f"a file in {folder}" if name is None else f"{name} in {folder}"
-    there = f"{amount(system.free)} of {amount(system.total)} are free on {system.mount}"
+    now = "" if fault.system is not None else " now"
+    there = f"{amount(system.free)} of {amount(system.total)} are free on {system.mount}{now}"
     if kind == "files":
         there += ", but no more files can be made there (no free inodes)"
     found, change = {
@@ -192,7 +198,10 @@ def in_words(fault: WriteFault, folder: Path, to_free: str) -> tuple[str, str, s
             else "use a file system without such a limit (FAT holds files of up to 4 GiB)",
         ),
         "device": (f"the disk behind {system.mount} failed", "see `dmesg`, and use another disk"),
-        "unknown": ("a write failed", f"{to_free}; look for a quota, which is not shown here"),
+        "unknown": (
+            "a file could not be written whole",
+            f"{to_free}; look for a quota, which is not shown here",
+        ),
     }[kind]
     return f"{found}: {what} could not be written", f"{there} (said was: {fault.said})", change
 
