@@ -62,7 +62,7 @@ _GPU_MEMORY = re.compile(
 _HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator|alloc_cpu\.cpp|std::bad_alloc|Cannot allocate memory|not enough memory: you tried|"
     r"unable to mmap .* bytes|malloc of size .* failed|Unable to allocate .* for an array|"
-    r"memory allocation of .* failed|can't start new thread",
+    r"memory allocation of .* failed|can't start new thread|failed to map segment from shared object$",
     re.IGNORECASE | re.DOTALL,
 )
 _WORKER = re.compile(

@@ -135,7 +135,7 @@ def test_a_disk_too_small_is_refused_with_the_figures(
     told = json.loads(trimtab("plan", str(config), "--json").stdout)["disk"]
     assert told["needed"] > told["free"] == 2**21
     assert not told["fits"]
-    done = trimtab("train", str(config))
+    done = trimtab("train", str(config), "training.keep_best=false")
     assert done.returncode == 2
     assert "has too little room for the run" in done.stderr
     assert "change: set training.save_total_limit=1 (now 2)" in done.stderr

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trimtab.config.facts import keeps_best
 from trimtab.errors import RequestError
 from trimtab.file_system import FileSystem, amount, largest_file
 
@@ -128,7 +129,7 @@ class Room:
             return
         ways = ["free room there", "choose another output_dir"]
         limit = config.training.save_total_limit
-        if self.at_once is None or self.at_once > 2:
+        if self.at_once is None or self.at_once > 2 + keeps_best(config):
             fewer = 1 if limit is not None else 2
             ways.insert(
                 0, f"set training.save_total_limit={fewer} (now {'null' if limit is None else limit})"
