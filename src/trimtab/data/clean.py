@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trimtab.data.read import Row, is_text
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, shown
 
 Made = TypeVar("Made")
 
@@ -42,6 +42,7 @@ class Tally:
 
     def drop(self, reason: str, where: str) -> None:
         """A row that is dropped whatever `bad_rows` says: duplicates, and what `max_length` cuts away."""
+        reason, where = shown(reason, 300), shown(where, 500)
         self.dropped[reason] += 1
         self.first.setdefault(reason, where)
 

@@ -64,6 +64,14 @@ def from_folder(text: str, row: Row, what: str) -> Path:
     return path
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file of that name is there; one that no file can have is not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _true_place(path: Path) -> Path:
     """Where a path leads when links are followed. Folders are looked at once: a set has millions of files in few."""
     parent, name = path.parent, path.name

@@ -74,8 +74,8 @@ class Picture:
                 return bytes(held["bytes"])
             if held.get("path") is None:
                 raise BadRow(f"`{source.column}` is null")
-            source = Path(held["path"])
-        return source if isinstance(source, bytes) else _read(source)
+            source = _in_hub_cache(str(held["path"]))
+        return source if isinstance(source, bytes) else _read(source, self.most_pixels)
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,29 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _read(file: Path) -> bytes:
+def _in_hub_cache(text: str) -> Path:
+    """A path that a data set of the hub names: of a file that came with it, not of any other on this machine."""
+    import datasets
+    from huggingface_hub import constants
+
+    path = Path(text)
+    roots = (datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE, constants.HF_HUB_CACHE)
+    try:
+        there = path.resolve()
+        inside = any(there.is_relative_to(Path(root).expanduser().resolve()) for root in roots)
+    except (OSError, ValueError, RuntimeError):
+        raise BadRow("picture has a path that no file can have") from None
+    if not inside:
+        raise BadRow("picture has a path that leads out of the hub's cache")
+    return path
+
+
+def _read(file: Path, most_pixels: int) -> bytes:
     try:
         if file.is_file():
+            # No format takes more bytes a pixel than sixteen, uncompressed.
+            if file.stat().st_size > 16 * most_pixels + (1 << 20):
+                raise BadRow(f"picture is a file of more bytes than vision.max_pixels={most_pixels} can take")
             return file.read_bytes()
         there = file.exists()
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from trimtab.data.json_text import BadJson, parse
 from trimtab.data.read_parquet import parquet_items
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, some_of
 
 READERS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv")
 
@@ -230,14 +230,14 @@ def _csv_rows(reader: Any, shown: str) -> Iterator[Row]:
             columns = [name.strip() for name in fields]
             if len(set(columns)) < len(columns):
                 raise RequestError.of(
-                    f"{shown}: the header names a column twice ({', '.join(columns)})",
+                    f"{shown}: the header names a column twice ({_names(columns)})",
                     "one value would hide the other",
                     "rename or remove one of the columns",
                 )
             continue
         if len(fields) > len(columns):
             raise RequestError.of(
-                f"{shown}, line {line}: {len(fields)} fields under {len(columns)} columns ({', '.join(columns)})",
+                f"{shown}, line {line}: {len(fields)} fields under {len(columns)} columns ({_names(columns)})",
                 "the delimiter probably stands unquoted inside a text",
                 "put double quotes around fields that hold the delimiter",
             )
@@ -267,6 +267,10 @@ def _row(item: Any, shown: str, number: int, unit: str) -> Row:
         "each row is an object with named columns",
         'write it as `{"column": value, ...}`',
     )
+
+
+def _names(columns: list[str]) -> str:
+    return some_of([" ".join(name.split())[:60] for name in columns], 12)
 
 
 def is_text(text: str) -> bool:

@@ -35,6 +35,10 @@ FULL_SCALE = 0.9999
 # A peak touches full scale for a sample or two; a wave that was cut stays there.
 SHORTEST_RUN = 3
 
+MOST_SAMPLES = 1 << 28
+"""Samples of all channels together that are decoded: three hours of one channel at 24 kHz, 1 GiB of memory."""
+MOST_CHANNELS = 32
+
 _BLOCK = 1 << 18
 # An encoder's own count may be off by the frame that holds it.
 _MP3_FRAMES = 2 * 1152
@@ -87,9 +91,15 @@ def decode(source: Path | bytes, most_seconds: float | None = None) -> tuple[Sam
     with _opened(source) as opened:
         told = _header(opened)
         check_long(told.frames, told.rate, most_seconds)
+        _check_most(told.frames, told)
         blocks: list[Samples] = []
-        while len(block := opened.read(_BLOCK, dtype="float32", always_2d=True)):
+        count = 0
+        while len(block := opened.read(_BLOCK // told.channels, dtype="float32", always_2d=True)):
             blocks.append(block)
+            count += len(block)
+            # A header may say less than follows.
+            check_long(count, told.rate, most_seconds)
+            _check_most(count, told)
     found = sum(map(len, blocks))
     if not found:
         raise BadRow("clip has no frames")
@@ -100,6 +110,14 @@ def decode(source: Path | bytes, most_seconds: float | None = None) -> tuple[Sam
     if not np.isfinite(frames).all():
         raise BadRow("clip has samples that are no numbers (NaN or infinite)")
     return frames, told.rate
+
+
+def _check_most(frames: int, told: Header) -> None:
+    if frames * told.channels > MOST_SAMPLES:
+        hours = MOST_SAMPLES / told.channels / told.rate / 3600
+        raise BadRow(
+            f"clip is longer than the {hours:.1f} h that are decoded of such a one; cut it into clips"
+        )
 
 
 def check_long(frames: int, rate: int, most_seconds: float | None) -> None:
@@ -204,6 +222,8 @@ def _header(opened: Any) -> Header:
     if not LEAST_RATE <= rate <= MOST_RATE:
         beyond = f"under {LEAST_RATE:,}" if rate < LEAST_RATE else f"over {MOST_RATE:,}"
         raise BadRow(f"clip has a sample rate {beyond} Hz")
+    if not 1 <= channels <= MOST_CHANNELS:
+        raise BadRow(f"clip has more than {MOST_CHANNELS} channels, or none")
     # A stream that was written without knowing its length; libsndfile gives a number that no file has.
     if not 0 <= frames < 2**62:
         raise BadRow(f"clip does not say how long it is, as a {form} from a pipe; write it as a file again")

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from trimtab.data.clean import BadRow, Tally, needed, text_of
 from trimtab.data.clips import SUFFIXES, Clip
-from trimtab.data.folders import from_folder
+from trimtab.data.folders import from_folder, is_there
 from trimtab.data.formats import MISSING, value_of
 from trimtab.data.read import Row, decode_text
 from trimtab.errors import RequestError
@@ -164,8 +164,8 @@ class _Reading:
                 f"no clip: no column ({_likely('audio')}), and no `id` that a file could be named by"
             )
         named = self.path(str(value), "id")
-        for path in (named.with_name(named.name + suffix) for suffix in SUFFIXES):
-            if path.is_file():
+        for path in (named.parent / f"{named.name}{suffix}" for suffix in SUFFIXES):
+            if is_there(path):
                 return Clip(path, f"{self.row.where} ({path.name})")
         raise BadRow(f"no clip: no column ({_likely('audio')}), and no file that is named by `id`")
 
@@ -191,8 +191,8 @@ class _Reading:
         value, name = self.value(file_column)
         file = self.path(value, name) if value is not None else None
         if file is None and clip is not None:
-            beside = clip.path.with_suffix(".txt")
-            file = beside if beside.is_file() else None
+            beside = clip.path.parent / f"{clip.path.stem}.txt"
+            file = beside if is_there(beside) else None
         if file is None:
             return None
         return checked_text(_text_in(file), "the text file")

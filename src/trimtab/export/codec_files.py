@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from trimtab.config import Config
+from trimtab.reading import read_json_object
 
 FOLDER = "codec"
 _PREPROCESSOR = "preprocessor_config.json"
@@ -41,13 +42,13 @@ def keep_codec(config: Config, run_folder: Path, target: Path) -> None:
 
 
 def _copy_named(file: Path, source: Path, target: Path) -> None:
-    """A codec that lies inside the base model's folder goes along."""
-    said = json.loads(file.read_text(encoding="utf-8"))
-    place = (said.get("audio_tokenizer") or said).get("audio_tokenizer_name_or_path")
-    if (
-        place
-        and not Path(place).is_absolute()
-        and (source / place).is_dir()
-        and not (target / place).exists()
-    ):
-        shutil.copytree(source / place, target / place)
+    """A codec that lies inside the base model's folder goes along; what lies elsewhere is only named."""
+    said = read_json_object(file, f"the model's {file.name}", "fetch the model again")
+    own = said.get("audio_tokenizer")
+    place = (own if isinstance(own, dict) else said).get("audio_tokenizer_name_or_path")
+    if not isinstance(place, str) or not place or Path(place).is_absolute() or ".." in Path(place).parts:
+        return
+    folder = source / place
+    inside = folder.is_dir() and folder.resolve().is_relative_to(source.resolve())
+    if inside and folder.resolve() != source.resolve() and not (target / place).exists():
+        shutil.copytree(folder, target / place)

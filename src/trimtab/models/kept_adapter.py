@@ -27,6 +27,9 @@ def with_adapter(model: Any, folder: Path, **options: Any) -> Any:
     stored = {name: held.shape for name, held in file_tensors(folder / WEIGHTS, f"adapter {folder}").items()}
     try:
         adapted = PeftModel.from_pretrained(model, str(folder), local_files_only=True, **options)
+        # As it was saved: with the embeddings where they were adapted. By itself PEFT would ask the hub.
+        embeddings = any("lora_" not in name for name in stored)
+        made = get_peft_model_state_dict(adapted, save_embedding_layers=embeddings)
     except torch.OutOfMemoryError:
         raise
     except (
@@ -48,7 +51,7 @@ def with_adapter(model: Any, folder: Path, **options: Any) -> Any:
             why[:400],
             "give the adapter the model that it was trained on, with its own adapter_config.json",
         ) from error
-    wanted = {name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(adapted).items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in made.items()}
     _check_same(folder, stored, wanted, type(model).__name__)
     return adapted
 
@@ -93,9 +96,17 @@ def _check_config(folder: Path) -> None:
         ) from None
     kind = said.get("peft_type") if isinstance(said, dict) else None
     rank = said.get("r") if isinstance(said, dict) else None
-    if kind != "LORA" or not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+    base = said.get("base_model_name_or_path") if isinstance(said, dict) else None
+    if (
+        kind != "LORA"
+        or not isinstance(base, str | None)
+        or not isinstance(rank, int)
+        or isinstance(rank, bool)
+        or rank < 1
+    ):
         raise RequestError.of(
-            f"adapter {folder}: {CONFIG} says peft_type={kind!r} and r={rank!r}",
-            "Trimtab writes and reads LoRA adapters, whose rank is a whole number from 1 on",
+            f"adapter {folder}: {CONFIG} says peft_type={str(kind)[:50]!r}, r={str(rank)[:50]!r} and "
+            f"base_model_name_or_path={str(base)[:200]!r}",
+            "Trimtab writes and reads LoRA adapters, whose rank is a whole number from 1 on and whose base has a name",
             "put back the file that was saved with the adapter",
         )

@@ -46,9 +46,31 @@ class SpectralCodecConfig(PreTrainedConfig):
     phase_rounds: int = 60
     phase_momentum: float = 0.99
 
+    def check(self) -> None:
+        """ValueError where a number is none that a codec of this kind was ever made with."""
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"{name} is {str(value)[:100]!r}, not a whole number from 1 to {most:,}")
+        if type(self.floor) not in (int, float) or not 0 < self.floor < 1:
+            raise ValueError(f"floor is {str(self.floor)[:100]!r}, not a number between 0 and 1")
+
     @property
     def frame_rate(self) -> float:
         return self.sample_rate / self.hop_length
+
+
+_MOST = {
+    "sample_rate": 384_000,
+    "hop_length": 1 << 16,
+    "num_quantizers": 256,
+    "codebook_size": 1 << 20,
+    "parts": 64,
+    "window": 1 << 14,
+    "bands": 1 << 10,
+    "components": 1 << 12,
+    "phase_rounds": 10_000,
+}
 
 
 @dataclass
@@ -79,6 +101,7 @@ class SpectralCodec(PreTrainedAudioTokenizerBase):
     entries: Tensor
 
     def __init__(self, config: SpectralCodecConfig) -> None:
+        config.check()
         super().__init__(config)
         self._frames = Frames(
             config.sample_rate, config.hop_length // config.parts, config.window, config.bands

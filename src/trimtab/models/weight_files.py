@@ -14,6 +14,7 @@ from trimtab.errors import RequestError, some_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_CHANGE = "\n  change: "
 _LONGEST_INDEX = 256 << 20
 
 
@@ -35,8 +36,11 @@ def model_tensors(folder: Path, what: str) -> dict[str, Stored] | None:
     return _sharded(folder, index, what) if index.exists() else None
 
 
-def check_folder(folder: Path, what: str) -> None:
-    """Refuse a local folder whose weight files are not whole, or that would load more than a model."""
+def check_folder(folder: Path, what: str, change: str | None = None) -> None:
+    """Refuse a local folder whose weight files are not whole, or that would load more than a model.
+
+    `change`: what is to be done about it, where that is something else than to fetch the files again.
+    """
     if not folder.is_dir():
         return
     if (folder / "adapter_config.json").exists() and (folder / "config.json").exists():
@@ -45,7 +49,12 @@ def check_folder(folder: Path, what: str) -> None:
             "the adapter would be put on top of the model without a word",
             "give each a folder of its own; to go on from an adapter, merge it first",
         )
-    model_tensors(folder, what)
+    try:
+        model_tensors(folder, what)
+    except RequestError as error:
+        if change is None:
+            raise
+        raise RequestError(f"{str(error).partition(_CHANGE)[0]}{_CHANGE}{change}") from None
 
 
 def file_tensors(file: Path, what: str) -> dict[str, Stored]:
@@ -68,7 +77,7 @@ def _sharded(folder: Path, index: Path, what: str) -> dict[str, Stored]:
     named = _weight_map(index, what)
     held: dict[str, Stored] = {}
     for file in sorted(set(named.values())):
-        here = file_tensors(folder / file, f"{what}: {INDEX} names {file}")
+        here = file_tensors(folder / file, f"{what}: {INDEX} names {file[:200]}")
         for name in here.keys() & held.keys():
             raise RequestError.of(
                 f"{what}: {name} is in {held[name].file.name} and in {file}",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 
 from trimtab.config import Config
@@ -132,19 +133,37 @@ def _base(trajectory: Trajectory, file: Path, trusted: Sequence[str]) -> Config:
             "it was written by a program of your own, not by `trimtab train`",
             "load that model yourself and call trimtab.zeroth.trajectory.replay",
         )
-    return Config(
-        recipe="zeroth_order",
-        # Of earlier versions' files: that code may run is not for a file to say.
-        model=ModelSettings(**{**made["model"], "trust_remote_code": list(trusted)}),
-        method=made["method"],
-        lora=LoraSettings(**made.get("lora", {})),
-        seed=made["seed"],
+    try:
+        config = Config(
+            recipe="zeroth_order",
+            # Of earlier versions' files: that code may run is not for a file to say.
+            model=ModelSettings(**{**made["model"], "trust_remote_code": list(trusted)}),
+            method=made["method"],
+            lora=LoraSettings(**made.get("lora", {})),
+            seed=made["seed"],
+        )
+    except (ValidationError, LookupError, TypeError, AttributeError) as error:
+        raise _odd_base(file, error) from None
+    if made.get("weight_precision") not in ("fp32", "bf16", "fp16"):
+        raise _odd_base(file, ValueError(f"weight_precision: {str(made.get('weight_precision'))[:100]!r}"))
+    return config
+
+
+def _odd_base(file: Path, error: Exception) -> RequestError:
+    told = str(error).strip().splitlines() or [type(error).__name__]
+    return RequestError.of(
+        f"{file}: what it says of the run's model is no request",
+        " ".join(line.strip() for line in told[:3])[:300],
+        "take another copy of the file: it is damaged, or was written by another program",
     )
 
 
 def _kept_step(run: RunFolder) -> int | None:
     """The step whose weights the run kept: its best one, where it did not keep its last."""
-    return run.read_json(SUMMARY).get("kept_step") if (run.path / SUMMARY).is_file() else None
+    if not (run.path / SUMMARY).is_file():
+        return None
+    step = run.read_json(SUMMARY).get("kept_step")
+    return step if isinstance(step, int) and step >= 0 else None
 
 
 def _cut(trajectory: Trajectory, steps: int | None, file: Path) -> Trajectory:

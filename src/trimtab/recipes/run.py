@@ -151,6 +151,7 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
         "steps": steps,
         "planned_steps": planned,
         "skipped_steps": driver.skipped,
+        "warnings": driver.warnings,
         "train_seconds": round(seconds, 1),
         "device": plan.device,
         "precision": plan.precision,

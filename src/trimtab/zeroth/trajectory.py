@@ -14,6 +14,7 @@ import io
 import json
 import os
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from trimtab.errors import RequestError
+from trimtab.reading import parse_json
 from trimtab.zeroth.dizo import Round
 from trimtab.zeroth.parameters import Tuned, fingerprint, tuned_parameters, weights_mark
 from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
@@ -33,6 +35,17 @@ VERSION = 1
 _LONGEST_HEADER = 1 << 24
 # What a resumed run must share with its file, beside the settings. Its weights have moved on since.
 _IDENTITY = ("tensors", "fingerprint", "projected")
+
+
+_KINDS: dict[str, type] = {
+    "settings": dict,
+    "tensors": int,
+    "fingerprint": str,
+    "start": int,
+    "projected": list,
+    "about": dict,
+}
+"""What a header holds, beside format and version."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +148,21 @@ class TrajectoryWriter:
 def read_trajectory(path: str | Path) -> Trajectory:
     """All complete records of a file. What is cut off at the end is left out."""
     path = Path(path)
+    try:
+        return _trajectory(path)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, struct.error) as error:
+        raise RequestError.of(
+            f"{path} is a trajectory, but not whole ({type(error).__name__}: {str(error)[:200]})",
+            "its first line was changed, or written by another program",
+            "give the file that the run wrote",
+        ) from None
+
+
+def _trajectory(path: Path) -> Trajectory:
     header, offset = _read_header(path)
     settings = _settings(header)
+    if not isinstance(header["about"], dict):
+        raise TypeError("what it says about the run is no mapping")
     data = path.read_bytes()[offset:]
     numbers = struct.unpack(f"<{len(data) // 4}f", data[: len(data) // 4 * 4])
     width, with_rate = _step_size(settings), settings.schedule == "given"
@@ -211,33 +237,56 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         line = file.readline(_LONGEST_HEADER)
     try:
-        header = json.loads(line)
+        header = parse_json(line)
     except ValueError:
         header = None
     if not line.endswith(b"\n") or not isinstance(header, dict) or header.get("format") != FORMAT:
         raise RequestError.of(
             f"{path} is no trajectory", "its first line does not say so", "give the run's trajectory.bin"
         )
-    if header["version"] != VERSION:
+    if header.get("version") != VERSION:
         raise RequestError.of(
-            f"{path} has version {header['version']} of the format",
+            f"{path} has version {str(header.get('version'))[:40]} of the format",
             f"this program reads version {VERSION}",
             "use the program that wrote it",
         )
+    if odd := [name for name, kind in _KINDS.items() if not isinstance(header.get(name), kind)]:
+        raise _damaged(f"{path}: {', '.join(odd)} of its first line", "not what a run writes")
     return header, len(line)
 
 
 def _settings(header: Mapping[str, Any]) -> ZerothSettings:
     # A file from before there was a choice was rounded to the nearest.
     values: dict[str, Any] = {"rounding": "nearest"} | dict(header["settings"])
-    if unknown := sorted(values.keys() - {field.name for field in dataclasses.fields(ZerothSettings)}):
+    known = {field.name: field for field in dataclasses.fields(ZerothSettings)}
+    if unknown := sorted(values.keys() - known.keys()):
         raise RequestError.of(
-            f"the trajectory has a setting that is not known here: {', '.join(unknown)}",
+            f"the trajectory has a setting that is not known here: {', '.join(map(str, unknown))[:200]}",
             "a newer program wrote it, whose steps this one cannot make",
             "use that program",
         )
-    values["projection_roles"] = tuple(values["projection_roles"])
+    for name, value in values.items():
+        if not _is_like(value, known[name].default):
+            raise _damaged(f"the trajectory says {name}: {str(value)[:100]!r}", "no setting of that kind")
+    values["projection_roles"] = tuple(values.get("projection_roles", ZerothSettings.projection_roles))
     return ZerothSettings(**values)
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value that JSON gave is of a setting's kind, by the setting's default."""
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    if default is None or value is None:
+        return default is None and (value is None or (type(value) is int and abs(value) < 1 << 64))
+    if isinstance(default, float):
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is type(default) and (type(value) is not int or abs(value) < 1 << 64)
+
+
+def _damaged(found: str, why: str) -> RequestError:
+    return RequestError.of(
+        found, f"{why}: the file is damaged, or was written by another program", "take another copy of it"
+    )
 
 
 def _deciding(settings: ZerothSettings) -> dict[str, Any]:
