@@ -22,7 +22,7 @@ _BY_CLASS: dict[Change, str] = {
     "free": """
         training.eval_batch_size training.effective_batch_size training.eval_steps training.save_steps
         training.save_total_limit training.keep_best training.logging_steps training.dataloader_workers
-        training.resume training.resume_changed output_dir overwrite model.trust_remote_code training.halve_batch_on_oom
+        training.resume training.resume_changed output_dir overwrite model.trust_remote_code
         monitor.progress monitor.slow_after_seconds monitor.stuck_after_seconds monitor.stop_on_nonfinite
         monitor.report_to monitor.start_stuck_after_seconds monitor.on_stuck monitor.restarts
         training.halve_batch_on_oom samples.prompts samples.max_new_tokens samples.held_out
