@@ -6,6 +6,7 @@ It only looks: nothing is written, freed or deleted.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,15 +29,26 @@ def file_system_of(path: Path) -> FileSystem:
     """Of the nearest folder that is there."""
     there = nearest(path)
     usage = shutil.disk_usage(there)
-    mount = there
-    while not os.path.ismount(mount) and mount != mount.parent:
-        mount = mount.parent
+    mount = _mount_of(there)
     if not hasattr(os, "statvfs"):  # Windows tells neither inodes nor whether it may be written
         return FileSystem(mount, usage.total, usage.free, None, False)
     found = os.statvfs(there)
     # Some file systems (btrfs, network ones) count no files and tell 0 of 0.
     files = found.f_favail if found.f_files else None
     return FileSystem(mount, usage.total, usage.free, files, bool(found.f_flag & os.ST_RDONLY))
+
+
+def _mount_of(path: Path) -> Path:
+    """Where the file system is mounted; of Linux its own list, which also tells a folder that is mounted elsewhere."""
+    path = Path(os.path.realpath(path))
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        points = {
+            Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), line.split()[4])) for line in lines
+        }
+    except (OSError, IndexError):
+        points = {place for place in (path, *path.parents) if os.path.ismount(place)}
+    return next((place for place in (path, *path.parents) if place in points), Path(path.anchor))
 
 
 def largest_file() -> int | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.redaction import hiding
+from trimtab.shortage import look_at_the_disk
 
 
 @contextmanager
@@ -34,6 +35,9 @@ def whole_file(target: Path) -> Iterator[Path]:
         sync_file(scratch)
         scratch.replace(target)
         sync_folder(target.parent)
+    except BaseException as error:
+        look_at_the_disk(error, target.parent)
+        raise
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from trimtab.cache import cache_root
 from trimtab.errors import TrimtabError
 from trimtab.file_system import FileSystem, amount, file_system_of, largest_file, nearest
 
@@ -46,11 +47,13 @@ SAID: dict[str, Kind] = {
 """The system's words, as libraries that drop the number repeat them."""
 _NUMBER = re.compile(r"\(os error (\d+)\)|\[errno (\d+)\]", re.IGNORECASE)
 _STREAM = re.compile(
-    r"PytorchStreamWriter failed|inline_container\.cc|basic_ios::clear|iostream error|file write failed"
+    r"PytorchStreamWriter failed|inline_container\.cc|basic_ios::clear|iostream error|file write failed|"
+    r"^\d+ requested and \d+ written$"
 )
-"""A C++ stream says that a write failed, and not why."""
+"""A C++ stream, or numpy, says that a write failed, and not why."""
 _SCRATCH = re.compile(r"^\.(.+)\.[0-9a-f]{8}\.partial$")
 """The name under which a file is made that is whole or not there at all (files.py)."""
+_SEEN = "trimtab_file_system"
 _GPU_MEMORY = re.compile(
     r"(CUDA|HIP|MPS|XPU).{0,40}out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
     r"cudaErrorMemoryAllocation|Tried to allocate .* (GPU|MPS)",
@@ -59,7 +62,7 @@ _GPU_MEMORY = re.compile(
 _HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator|alloc_cpu\.cpp|std::bad_alloc|Cannot allocate memory|not enough memory: you tried|"
     r"unable to mmap .* bytes|malloc of size .* failed|Unable to allocate .* for an array|"
-    r"memory allocation of .* failed|can't start new thread",
+    r"memory allocation of .* failed|can't start new thread|failed to map segment from shared object$",
     re.IGNORECASE | re.DOTALL,
 )
 _WORKER = re.compile(
@@ -80,6 +83,8 @@ class WriteFault:
     """What was written, where the error or the place where it was raised tells it."""
     said: str
     """The library's words, on one line."""
+    system: FileSystem | None = None
+    """The disk as it was when the write failed, where that was looked at."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,18 @@ def write_fault(error: BaseException, places: Sequence[Path] = ()) -> WriteFault
         path = _named(one) or _path_where_raised(error, places)
         if kind == "forbidden" and (path is None or not any(_inside(path, place) for place in places)):
             continue
-        return WriteFault(kind, path, _line(one))
+        return WriteFault(kind, path, _line(one), getattr(error, _SEEN, None))
     return None
+
+
+def look_at_the_disk(error: BaseException, folder: Path) -> None:
+    """Note with an error how full the disk is now, before what was half written is taken away."""
+    if isinstance(error, Exception) and _any_write(error):
+        setattr(error, _SEEN, file_system_of(folder))
+
+
+def _any_write(error: BaseException) -> bool:
+    return any(_kind_of(one) is not None for one in _chain(error))
 
 
 def memory_fault(error: BaseException) -> MemoryFault | None:
@@ -141,17 +156,23 @@ def refusals_told() -> Iterator[None]:
         if fault is None:
             raise
         folder = nearest(fault.path.parent if fault.path is not None else Path())
-        found, why, change = in_words(fault, folder, f"free room on {file_system_of(folder).mount}")
+        to_free = f"free room on {file_system_of(folder).mount}"
+        if folder.is_relative_to(os.path.abspath(cache_root())):
+            to_free += ", or set TRIMTAB_CACHE to a folder with room"
+        found, why, change = in_words(fault, folder, to_free)
         raise NoRoomOnDisk(f"{found}\n  why: {why}\n  change: {change}") from error
 
 
 def in_words(fault: WriteFault, folder: Path, to_free: str) -> tuple[str, str, str]:
     """What was found, why, and what to change; `to_free` says what would make room in the folder."""
-    system = file_system_of(folder)
+    system = fault.system or file_system_of(folder)
     kind, limit = _likely(fault.kind, system), largest_file()
     name = None if fault.path is None else _SCRATCH.sub(r"\1", fault.path.name)
+    if fault.path is not None and not fault.path.parent.is_dir():
+        name = f"{fault.path.parent.name}/{name}"  # a folder that was made, and is gone by now
     what = f"a file in {folder}" if name is None else f"{name} in {folder}"
-    there = f"{amount(system.free)} of {amount(system.total)} are free on {system.mount}"
+    now = "" if fault.system is not None else " now"
+    there = f"{amount(system.free)} of {amount(system.total)} are free on {system.mount}{now}"
     if kind == "files":
         there += ", but no more files can be made there (no free inodes)"
     found, change = {
@@ -177,7 +198,10 @@ def in_words(fault: WriteFault, folder: Path, to_free: str) -> tuple[str, str, s
             else "use a file system without such a limit (FAT holds files of up to 4 GiB)",
         ),
         "device": (f"the disk behind {system.mount} failed", "see `dmesg`, and use another disk"),
-        "unknown": ("a write failed", f"{to_free}; look for a quota, which is not shown here"),
+        "unknown": (
+            "a file could not be written whole",
+            f"{to_free}; look for a quota, which is not shown here",
+        ),
     }[kind]
     return f"{found}: {what} could not be written", f"{there} (said was: {fault.said})", change
 

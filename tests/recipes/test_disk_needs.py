@@ -135,7 +135,7 @@ def test_a_disk_too_small_is_refused_with_the_figures(
     told = json.loads(trimtab("plan", str(config), "--json").stdout)["disk"]
     assert told["needed"] > told["free"] == 2**21
     assert not told["fits"]
-    done = trimtab("train", str(config))
+    done = trimtab("train", str(config), "training.keep_best=false")
     assert done.returncode == 2
     assert "has too little room for the run" in done.stderr
     assert "change: set training.save_total_limit=1 (now 2)" in done.stderr
@@ -174,6 +174,9 @@ def room(**more: Any) -> Room:
 def test_what_else_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(None, [])
     room().check(config)
+    unknown = room(total=0, free=0)
+    unknown.check(config)
+    assert unknown.line() == ("✓", "disk", f"{unknown.needs()}, what is free is not told on /mnt")
     with pytest.raises(RequestError, match="read-only"):
         room(read_only=True).check(config)
     with pytest.raises(RequestError, match="can hold 7 more files"):

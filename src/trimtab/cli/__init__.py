@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -79,7 +80,7 @@ def main() -> None:
         # Where the console's or the file's encoding has no ✓, a question mark stands in its place.
         sys.stdout.reconfigure(errors="replace")
     try:
-        with refusals_told():
+        with nullcontext() if _rehearsed() else refusals_told():
             app(args=take_debug_flag(sys.argv[1:]))
     except TrimtabError as error:
         if not _told_by_the_rehearsal(error):

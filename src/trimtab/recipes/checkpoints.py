@@ -28,6 +28,7 @@ from trimtab.manifest import (
     verify,
 )
 from trimtab.recipes.unsealed import OWN_STATE, TRAINER_STATE, check_unsealed
+from trimtab.shortage import look_at_the_disk
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -158,6 +159,9 @@ def new_checkpoint(checkpoints: Path, step: int, beside: Mapping[str, Part] | No
         (place / name_of(step)).mkdir()
         yield place / name_of(step)
         finish_saving(checkpoints, step, beside)
+    except BaseException as error:
+        look_at_the_disk(error, checkpoints)
+        raise
     finally:
         stop_saving(checkpoints, step)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trimtab.config.facts import keeps_best
 from trimtab.errors import RequestError
 from trimtab.file_system import FileSystem, amount, largest_file
 
@@ -60,7 +61,9 @@ class Room:
         system, limit = self.system, largest_file()
         if system.read_only:
             return f"{system.mount} is read-only", "nothing can be written there"
-        if self.needed > system.free:
+        if (
+            system.total and self.needed > system.free
+        ):  # some network disks tell 0 of 0: nothing is known there
             return f"{self.folder} has too little room for the run", self.figures()
         if system.files_free is not None and system.files_free < self.files:
             return (
@@ -76,10 +79,11 @@ class Room:
 
     @property
     def close(self) -> bool:
-        return self.needed > CLOSE * self.system.free
+        return bool(self.system.total) and self.needed > CLOSE * self.system.free
 
     def figures(self) -> str:
-        return f"{self.needs()}, {amount(self.system.free)} are free on {self.system.mount}"
+        free = f"{amount(self.system.free)} are free" if self.system.total else "what is free is not told"
+        return f"{self.needs()}, {free} on {self.system.mount}"
 
     def needs(self) -> str:
         count = (
@@ -125,7 +129,7 @@ class Room:
             return
         ways = ["free room there", "choose another output_dir"]
         limit = config.training.save_total_limit
-        if self.at_once is None or self.at_once > 2:
+        if self.at_once is None or self.at_once > 2 + keeps_best(config):
             fewer = 1 if limit is not None else 2
             ways.insert(
                 0, f"set training.save_total_limit={fewer} (now {'null' if limit is None else limit})"

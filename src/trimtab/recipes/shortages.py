@@ -118,7 +118,7 @@ def _room_to_make(config: Config, run: RunFolder, folder: Path) -> str:
     if spare and newest is not None:
         ways.append(f"remove {spare[0]} ({amount(size_of(spare[0]))})")
     limit = config.training.save_total_limit
-    if limit is None or limit > 1:
+    if limit is None or limit > 1 + keeps_best(config):
         ways.append("set training.save_total_limit=1")
     ways.append(f"free room on {file_system_of(folder).mount}")
     return ", or ".join(ways)

@@ -25,6 +25,7 @@ from trimtab.recipes.checkpoints import (
 )
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.unsealed import TRAINER_STATE
+from trimtab.shortage import look_at_the_disk
 
 
 def save_whole(trainer: Any, run: RunFolder, keep: int | None, say: Callable[[str], None]) -> None:
@@ -52,8 +53,9 @@ def save_whole(trainer: Any, run: RunFolder, keep: int | None, say: Callable[[st
                 finish_saving(run.checkpoints, step)
                 best = trainer.state.best_model_checkpoint
                 rotate(run.checkpoints, keep, trainer.state.best_global_step if best else None)
-        except BaseException:
+        except BaseException as error:
             if main:
+                look_at_the_disk(error, run.checkpoints)
                 stop_saving(run.checkpoints, step)  # a full disk needs its room at once
             raise
         finally:
