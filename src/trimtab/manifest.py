@@ -55,9 +55,17 @@ class Manifest:
     """What its writer tells of it, its step for example."""
 
 
-def seal(folder: Path, about: Mapping[str, Any], beside: Mapping[str, Part] | None = None) -> None:
-    """List all that is in the folder. When this returns, everything is on the disk, the list after the rest."""
-    names = [name for name in sorted(_inside(folder)) if name != MANIFEST]
+def seal(
+    folder: Path,
+    about: Mapping[str, Any],
+    beside: Mapping[str, Part] | None = None,
+    without: Iterable[str] = (),
+) -> None:
+    """List all that is in the folder. When this returns, everything is on the disk, the list after the rest.
+
+    `without`: names that will change later.
+    """
+    names = sorted(_inside(folder).keys() - {MANIFEST, *without})
     with _workers() as pool:
         parts = pool.map(lambda name: part_of(folder / name), names)
         list(pool.map(lambda name: sync_file(folder / name), names))

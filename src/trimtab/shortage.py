@@ -9,16 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 from trimtab.errors import TrimtabError
+from trimtab.file_system import FileSystem, amount, file_system_of, largest_file, nearest
 
-Kind = Literal["full", "quota", "read-only", "forbidden", "file size", "device", "unknown"]
+Kind = Literal["full", "files", "quota", "read-only", "forbidden", "file size", "device", "unknown"]
 SYSTEM: dict[int, Kind] = {
     errno.ENOSPC: "full",
     getattr(errno, "EDQUOT", -1): "quota",
@@ -48,19 +49,26 @@ _STREAM = re.compile(
     r"PytorchStreamWriter failed|inline_container\.cc|basic_ios::clear|iostream error|file write failed"
 )
 """A C++ stream says that a write failed, and not why."""
+_SCRATCH = re.compile(r"^\.(.+)\.[0-9a-f]{8}\.partial$")
+"""The name under which a file is made that is whole or not there at all (files.py)."""
 _GPU_MEMORY = re.compile(
     r"(CUDA|HIP|MPS|XPU).{0,40}out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
     r"cudaErrorMemoryAllocation|Tried to allocate .* (GPU|MPS)",
     re.IGNORECASE | re.DOTALL,
 )
 _HOST_MEMORY = re.compile(
-    r"DefaultCPUAllocator|alloc_cpu\.cpp|std::bad_alloc|Cannot allocate memory|not enough memory: you tried to allocate|"
-    r"unable to mmap .* bytes|malloc of size .* failed|Unable to allocate .* for an array|memory allocation of .* failed",
+    r"DefaultCPUAllocator|alloc_cpu\.cpp|std::bad_alloc|Cannot allocate memory|not enough memory: you tried|"
+    r"unable to mmap .* bytes|malloc of size .* failed|Unable to allocate .* for an array|"
+    r"memory allocation of .* failed|can't start new thread",
     re.IGNORECASE | re.DOTALL,
 )
 _WORKER = re.compile(
     r"DataLoader worker.{0,60}(exited unexpectedly|killed by signal: (Killed|Bus error))", re.DOTALL
 )
+
+
+class NoRoomOnDisk(TrimtabError):
+    """A write was refused by the system, and the work ended there."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +89,6 @@ class MemoryFault:
     where: Literal["device", "host", "worker"]
     """On the accelerator, in the machine's own memory, or in a process of the data loader."""
     said: str
-
-
-@dataclass(frozen=True)
-class FileSystem:
-    """The file system that a path lies on, as far as the system tells. A quota it does not tell."""
-
-    mount: Path
-    total: int
-    free: int
-    """What this user may still write."""
-    files_free: int | None
-    """How many files may still be made; None where that is not limited or not told."""
-    read_only: bool
 
 
 def write_fault(error: BaseException, places: Sequence[Path] = ()) -> WriteFault | None:
@@ -131,60 +126,73 @@ def memory_fault(error: BaseException) -> MemoryFault | None:
     return None
 
 
-def file_system_of(path: Path) -> FileSystem:
-    """Of the nearest folder that is there."""
-    there = nearest(path)
-    usage = shutil.disk_usage(there)
-    mount = there
-    while not os.path.ismount(mount) and mount != mount.parent:
-        mount = mount.parent
-    if not hasattr(os, "statvfs"):  # Windows tells neither inodes nor whether it may be written
-        return FileSystem(mount, usage.total, usage.free, None, False)
-    found = os.statvfs(there)
-    # Some file systems (btrfs, network ones) count no files and tell 0 of 0.
-    files = found.f_favail if found.f_files else None
-    return FileSystem(mount, usage.total, usage.free, files, bool(found.f_flag & os.ST_RDONLY))
-
-
-def largest_file() -> int | None:
-    """The largest file that this process may write (`ulimit -f`), or None."""
+@contextmanager
+def refusals_told() -> Iterator[None]:
+    """Around a verb: what the system refuses, disk or memory, goes up as an error of ours; any other as it is."""
     try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+        yield
+    except Exception as error:
+        if (lack := memory_fault(error)) is not None:
+            raise TrimtabError(
+                f"out of memory\n  why: {lack.said}\n  change: give the process more memory, end other programs, "
+                "or ask for less at once"
+            ) from error
+        fault = write_fault(error, [Path(os.sep)])
+        if fault is None:
+            raise
+        folder = nearest(fault.path.parent if fault.path is not None else Path())
+        found, why, change = in_words(fault, folder, f"free room on {file_system_of(folder).mount}")
+        raise NoRoomOnDisk(f"{found}\n  why: {why}\n  change: {change}") from error
 
 
-def nearest(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there."""
-    path = Path(os.path.abspath(path))
-    # os.path.exists answers False where a folder above may not be entered; Path.exists raises.
-    return next(place for place in (path, *path.parents) if os.path.exists(place) or place == place.parent)
+def in_words(fault: WriteFault, folder: Path, to_free: str) -> tuple[str, str, str]:
+    """What was found, why, and what to change; `to_free` says what would make room in the folder."""
+    system = file_system_of(folder)
+    kind, limit = _likely(fault.kind, system), largest_file()
+    name = None if fault.path is None else _SCRATCH.sub(r"\1", fault.path.name)
+    what = f"a file in {folder}" if name is None else f"{name} in {folder}"
+    there = f"{amount(system.free)} of {amount(system.total)} are free on {system.mount}"
+    if kind == "files":
+        there += ", but no more files can be made there (no free inodes)"
+    found, change = {
+        "full": (f"no space left on {system.mount}", to_free),
+        "files": (
+            f"no space left for one more file on {system.mount}",
+            "delete files there that are not needed",
+        ),
+        "quota": ("the disk quota is used up", f"{to_free}, or ask for a larger quota"),
+        "read-only": (
+            f"{system.mount} is read-only",
+            "mount it for writing (the system takes that away from a disk that fails: see `dmesg`), or choose another "
+            "folder",
+        ),
+        "forbidden": (
+            f"{folder} may not be used by this user",
+            "let this user read and write there, or choose another folder",
+        ),
+        "file size": (
+            "a file would be larger than this process or this file system allows",
+            f"raise the limit (`ulimit -f`, now {amount(limit)})"
+            if limit is not None
+            else "use a file system without such a limit (FAT holds files of up to 4 GiB)",
+        ),
+        "device": (f"the disk behind {system.mount} failed", "see `dmesg`, and use another disk"),
+        "unknown": ("a write failed", f"{to_free}; look for a quota, which is not shown here"),
+    }[kind]
+    return f"{found}: {what} could not be written", f"{there} (said was: {fault.said})", change
 
 
-def amount(count: int) -> str:
-    """`640 bytes`, `3.4 MiB`, `12 GiB`: about two figures, in the unit that fits."""
-    size, unit = float(count), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if size < 1000:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if size >= 9.95 or unit == "bytes" else f"{size:.1f} {unit}"
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; what vanishes meanwhile, or may not be read, counts nothing."""
-    if not path.is_dir() or path.is_symlink():
-        return _bytes_of(path)
-    return sum(_bytes_of(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
-
-
-def _bytes_of(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
+def _likely(kind: Kind, system: FileSystem) -> Kind:
+    """Why a write failed, where the error leaves it open. A half-written file may be gone by now, and its room free."""
+    if kind == "full" and system.files_free is not None and system.files_free < 1:
+        return "files"
+    if kind != "unknown":
+        return kind
+    if system.read_only:
+        return "read-only"
+    if largest_file() is not None:
+        return "file size"
+    return "full" if system.free < max(2**20, system.total // 20) else kind
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -203,12 +211,12 @@ def _kind_of(error: BaseException) -> Kind | None:
     text = str(error)
     if number := _NUMBER.search(text):
         return SYSTEM.get(int(number[1] or number[2]))
-    if isinstance(error, RuntimeError) and _STREAM.search(text):
-        return "unknown"
+    # A library's own class, or a plain Exception (tokenizers): a text that only mentions it is no such error.
+    if not isinstance(error, OSError | RuntimeError) and type(error) is not Exception:
+        return None
     low = text.lower()
     found = next((kind for words, kind in SAID.items() if words in low), None)
-    # A library's own class, or a plain Exception (tokenizers): a text that only mentions it is no such error.
-    return found if isinstance(error, OSError | RuntimeError) or type(error) is Exception else None
+    return found or ("unknown" if _STREAM.search(text) else None)
 
 
 def _named(error: BaseException) -> Path | None:

@@ -104,7 +104,7 @@ def test_broken_rank_variables_are_refused_before_torch_is_imported() -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
     ranks = {"TRIMTAB_LAUNCHER": "env", "RANK": "5", "WORLD_SIZE": "2"}
-    for extra, told in (({}, "training.optimizer: adamm"), (ranks, "RANK=5 with WORLD_SIZE=2")):
+    for extra, told in (({}, 'training.optimizer = "adamm"'), (ranks, "RANK=5 with WORLD_SIZE=2")):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | extra, check=False
         )

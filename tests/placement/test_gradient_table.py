@@ -439,7 +439,10 @@ def test_a_loss_that_pulls_at_nothing_is_waited_for(tmp_path: Path) -> None:
         data_collator=lambda rows: rows[0]["batch"],
         callbacks=[PlacementGuard(PLAN, said.append)],
     ).train()
-    assert any("wait for a step whose loss has a gradient at all" in line for line in said)
+    first = next(line for line in said if "gradients arrive" in line)
+    assert first.startswith("! gradients arrive"), "zero gradients are no proof"
+    assert "every one is exactly zero" in first
+    assert "wait for a step whose loss has a gradient at all" in first
     assert said[-1].endswith("arrived, step 3")
 
 

@@ -103,8 +103,8 @@ def test_a_reward_that_breaks_is_told_and_the_run_goes_on(
     other = f"reward={name.replace('breaks', 'sound')}"
     refused = trimtab(*on, other, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "training.resume_changed=[reward] takes the new one from here on" in refused.stderr
-    again = trimtab(*on, other, "training.resume_changed=[reward]", cwd=tmp_path)
+    assert "training.resume_changed=reward takes the new one from here on" in refused.stderr
+    again = trimtab(*on, other, "training.resume_changed=reward", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     summary = summary_of(run)
     assert (summary["status"], summary["steps"]) == ("finished", 4)

@@ -265,23 +265,15 @@ def test_the_code_cannot_open_the_files_or_the_memory_of_the_process_that_judges
         pytest.skip("no user namespaces for this user")
     code = """
 import glob, os
-me, seen, opened = os.path.realpath("/proc/self"), 0, []
-for folder in glob.glob("/proc/[0-9]*"):
-    try:
-        with open(folder + "/cmdline") as file:
-            ours = "sandbox_child" in file.read()
-    except OSError:
-        continue
-    if ours and folder != me:
-        seen += 1
-        for name in ("mem", "fd/0", "fd/1", "fd/3"):
-            try:
-                opened.append(open(folder + "/" + name, "rb", buffering=0))
-            except OSError:
-                pass
+opened = []
+for folder in {"/proc/1", "/proc/self", f"/proc/{os.getppid()}", *glob.glob("/proc/[0-9]*")}:
+    for name in ("mem", "cmdline", "environ", "fd/0", "fd/1", "fd/3"):
+        try:
+            opened.append(open(folder + "/" + name, "rb", buffering=0))
+        except OSError:
+            pass
 """
-    tests = ["assert seen >= 3  # the nursery, a keeper, the judge", "assert not opened"]
-    assert run_tests(code, tests, LIMITS)[0] == 1.0
+    assert run_tests(code, "assert opened == []", LIMITS)[0] == 1.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")

@@ -5,7 +5,6 @@ It is kept as `evaluation.json` in the run's folder, the only file there that an
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -16,8 +15,10 @@ from trimtab.bench.voices import Say, aligned, judge_voice, voice_lines
 from trimtab.config.schema import Config
 from trimtab.errors import RequestError
 from trimtab.files import write_json_whole
+from trimtab.reading import parse_json, read_json_object, read_text
 from trimtab.recipes.evaluate import evaluate
 from trimtab.recipes.run_folder import EVALUATION, SUMMARY
+from trimtab.recipes.run_lock import refuse_if_running
 from trimtab.recipes.run_mark import claim, is_free
 
 KIND = "trimtab evaluation"
@@ -53,8 +54,11 @@ def evaluated(
 
 def _of_the_run(folder: Path) -> dict[str, dict[str, Any]]:
     """The figures of its summary, before training and after, by their names."""
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    return {LOSS: summary.get("eval_loss") or {}, **(summary.get("metrics") or {})}
+    change = "put back the file that the run wrote"
+    summary = read_json_object(folder / SUMMARY, "the run's summary", change)
+    metrics = summary.get("metrics")
+    told = {LOSS: summary.get("eval_loss"), **(metrics if isinstance(metrics, dict) else {})}
+    return {name: each for name, each in told.items() if isinstance(each, dict)}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -80,6 +84,7 @@ def _told(value: Any) -> str:
 
 def check_place(folder: Path) -> None:
     """Refuse before anything is computed where the file's name is taken by something that no evaluation wrote."""
+    refuse_if_running(folder, "evaluate")
     target = folder / EVALUATION
     if is_free(target) or _is_ours(target):
         return
@@ -92,8 +97,8 @@ def check_place(folder: Path) -> None:
 
 def _is_ours(target: Path) -> bool:
     try:
-        kept = json.loads(target.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        kept = parse_json(read_text(target))
+    except (OSError, ValueError, RequestError):
         return False
     return isinstance(kept, dict) and kept.get("kind") == KIND
 

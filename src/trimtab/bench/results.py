@@ -22,6 +22,7 @@ from trimtab.bench import svg
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.files import plain_value, write_json_whole, write_whole
 from trimtab.monitor.wording import size
+from trimtab.reading import parse_json, read_text
 
 _defined = partial(plain_value, of_nonfinite=lambda value: None)
 """A figure that is not defined is null."""
@@ -392,8 +393,8 @@ def make_folder(path: Path) -> None:
 
 def _read(path: Path, *needed: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        content = parse_json(read_text(path))
+    except (ValueError, RequestError):
         content = None
     if not isinstance(content, dict) or not content.keys() >= set(needed):
         raise RequestError.of(

@@ -31,6 +31,7 @@ from trimtab.cli.report import report
 from trimtab.cli.speak import speak
 from trimtab.cli.train import train
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
+from trimtab.shortage import refusals_told
 
 app = typer.Typer(
     name="trimtab",
@@ -78,7 +79,8 @@ def main() -> None:
         # Where the console's or the file's encoding has no ✓, a question mark stands in its place.
         sys.stdout.reconfigure(errors="replace")
     try:
-        app(args=take_debug_flag(sys.argv[1:]))
+        with refusals_told():
+            app(args=take_debug_flag(sys.argv[1:]))
     except TrimtabError as error:
         if not _told_by_the_rehearsal(error):
             tell(error, str(error))

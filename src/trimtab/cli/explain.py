@@ -12,6 +12,9 @@ import typer
 if TYPE_CHECKING:
     from trimtab.diagnose.explain import Explanation
 
+_MOST = 64 << 20
+"""Bytes of a log; what is longer is no traceback that somebody pasted."""
+
 
 def explain(
     file: Annotated[
@@ -54,14 +57,15 @@ def _block(explanation: Explanation) -> str:
 
 def _read(file: str) -> str:
     from trimtab.errors import RequestError
+    from trimtab.reading import read_bytes
 
     if file == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        return sys.stdin.buffer.read(_MOST).decode("utf-8", errors="replace")
     try:
-        return Path(file).read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
+        return read_bytes(Path(file), _MOST).decode("utf-8", errors="replace")
+    except (OSError, ValueError) as error:
         raise RequestError.of(
-            f"cannot read {file}: {error.strerror}",
+            f"cannot read {file}: {getattr(error, 'strerror', None) or error}",
             "explain reads a traceback or log from a file",
             "give a path that exists, or - and paste the text to standard input",
         ) from error

@@ -18,6 +18,7 @@ def plan(
     """Print the placement plan with its reasons; no weights are loaded."""
     from trimtab.config import config_warnings
     from trimtab.placement import PlacementError
+    from trimtab.recipes.disk_needs import planned_room
     from trimtab.recipes.plan_text import parts_table, plan_as_dict, plan_lines
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.table import recipe_of
@@ -32,12 +33,13 @@ def plan(
         raise typer.Exit(2) from None
     preflight = recipe_of(config).preflight
     report = preflight(config, planned.plan) if preflight is not None else None
-    failed = report is not None and bool(report.failed)
+    room = planned_room(config, planned)
+    failed = (report is not None and bool(report.failed)) or room.refusal() is not None
     if as_json:
         checks = {"checks": [asdict(check) for check in report.checks]} if report is not None else {}
-        typer.echo(json.dumps(plan_as_dict(planned) | checks, indent=2))
+        typer.echo(json.dumps(plan_as_dict(planned, room) | checks, indent=2))
         raise typer.Exit(2 if failed else 0)
-    lines = plan_lines(request, planned) + [f" ! {warning}" for warning in config_warnings(config)]
+    lines = plan_lines(request, planned, room) + [f" ! {warning}" for warning in config_warnings(config)]
     lines += ["", *parts_table(planned), *(["", *report.lines()] if report is not None else [])]
     typer.echo("\n".join(lines))
     if failed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
 def train(arguments: Arguments = None) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
-    from trimtab.monitor.last_words import tell_launcher
-    from trimtab.recipes.elastic import OWN_AGENT
+    from trimtab.monitor.last_words import tell_launcher, told_by_the_launcher
 
     try:
         _train(arguments or [])
@@ -29,7 +27,7 @@ def train(arguments: Arguments = None) -> None:
         raise typer.Exit(1) from None
     except TrimtabError as error:
         # One of several processes that `train` started: its launcher ends with this message, once for all of them.
-        if OWN_AGENT not in os.environ:
+        if not told_by_the_launcher():
             raise
         tell_launcher(error)
         raise typer.Exit(error.exit_code) from None
@@ -46,8 +44,8 @@ def _train(arguments: list[str]) -> None:
     from trimtab.recipes.run_folder import (
         RunFolder,
         check_room,
-        default_folder,
         failure_kept,
+        make_default_folder,
         open_run_folder,
     )
     from trimtab.recipes.run_lock import only_run_in, refuse_if_running
@@ -68,7 +66,7 @@ def _train(arguments: list[str]) -> None:
                 "every process must write to the same folder, and each would make up its own",
                 "set output_dir",
             )
-        config.output_dir = default_folder(config)
+        config.output_dir = make_default_folder(config)
     if planned.plan.starts_launcher:
         refuse_if_running(Path(config.output_dir).expanduser())
         _check_resume(config, planned)
@@ -144,16 +142,19 @@ def _check_resume(config: Config, planned: Planned) -> None:
 
 def _announce(request: Request, planned: Planned) -> None:
     from trimtab.config import config_warnings
+    from trimtab.recipes.disk_needs import planned_room
     from trimtab.recipes.plan_text import parts_table, plan_lines
 
     config = request.config
+    room = planned_room(config, planned)
     print(f"trimtab train: {request.origin}, into {config.output_dir}")
-    for line in plan_lines(request, planned):
+    for line in plan_lines(request, planned, room):
         print("  " + line)
     if planned.plan.strategy == "split":
         print("\n".join("  " + line for line in parts_table(planned)))
     for warning in config_warnings(config):
         print(f"  ! {warning}")
+    room.check(config)
 
 
 def _conclude(config: Config, summary: dict[str, Any]) -> None:

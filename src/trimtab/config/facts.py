@@ -23,6 +23,11 @@ def is_given(config: Config, key: str) -> bool:
     return leaf in (getattr(config, section) if section else config).model_fields_set
 
 
+def kernel_home(kernel: str) -> str:
+    """The repository of a kernel that is named as transformers does: `owner/name@revision:function`."""
+    return kernel.rpartition("|")[2].partition("@")[0].partition(":")[0]
+
+
 def evaluates(config: Config) -> bool:
     """Whether the run has rows to evaluate on."""
     return config.data.eval_source is not None or config.data.eval_fraction > 0

@@ -22,9 +22,10 @@ _BY_CLASS: dict[Change, str] = {
     "free": """
         training.eval_batch_size training.effective_batch_size training.eval_steps training.save_steps
         training.save_total_limit training.keep_best training.logging_steps training.dataloader_workers
-        training.resume training.resume_changed output_dir overwrite
+        training.resume training.resume_changed output_dir overwrite model.trust_remote_code
         monitor.progress monitor.slow_after_seconds monitor.stuck_after_seconds monitor.stop_on_nonfinite
-        monitor.report_to samples.prompts samples.max_new_tokens samples.held_out
+        monitor.report_to monitor.start_stuck_after_seconds monitor.on_stuck monitor.restarts
+        training.halve_batch_on_oom samples.prompts samples.max_new_tokens samples.held_out
         export.to export.dtype export.name
         grpo.show_completions grpo.vllm_server_base_url grpo.vllm_memory
         vision.check_pictures vision.metric vision.show vision.unmask_steps
@@ -39,13 +40,13 @@ _BY_CLASS: dict[Change, str] = {
     "placed": "device precision sharding",
     "content": """
         model.name model.revision model.chat_template
-        data.source data.format data.columns data.eval_fraction data.max_rows data.too_long data.bad_rows
-        data.keep_duplicates data.split data.subset data.endpoint_url
+        data.source data.media_root data.format data.columns data.eval_fraction data.max_rows data.too_long
+        data.bad_rows data.keep_duplicates data.split data.subset data.endpoint_url
         vision.dataset vision.max_pixels voice.min_seconds voice.max_seconds voice.silence voice.clipping
     """,
     "held_out": "data.eval_source",
     "kept": """
-        recipe method seed model.trust_remote_code
+        recipe method seed model.ignore_weights
         data.max_length data.packing data.train_on
         lora.r lora.alpha lora.dropout lora.targets
         training.learning_rate training.lr_scheduler training.warmup_ratio training.warmup_steps

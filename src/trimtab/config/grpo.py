@@ -116,6 +116,9 @@ class GrpoSettings(RecipeSection):
     test_megabytes: Annotated[int, Field(ge=64)] = 512
     """Reward `code`: memory for one completion's tests."""
 
+    unfenced: bool = False
+    """Reward `code`: run completions also where this machine cannot keep your files from them."""
+
     @property
     def through_chat_template(self) -> bool:
         return self.chat

@@ -7,11 +7,14 @@ otherwise, its list is empty and nothing is refused here; the library itself the
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+_ALIKE = 0.6
+_LONGEST = 100
 TRACKERS = {
     "tensorboard": ("tensorboard", "tensorboardX"),
     "trackio": ("trackio",),
@@ -28,6 +31,18 @@ def names_for(key: str) -> list[str]:
     if key == "model.attn_implementation":
         return attention_names()
     return list(TRACKERS) if key == "monitor.report_to" else []
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The name that was perhaps meant, by the whole of it or its first part: `adamm` is nearer to adamw_torch than to
+    adalomo."""
+
+    def likeness(other: str) -> float:
+        parts = (other, other.partition("_")[0])
+        return max(SequenceMatcher(None, name[:_LONGEST].lower(), part).ratio() for part in parts)
+
+    best = max(known, key=likeness, default=None)
+    return best if best is not None and likeness(best) > _ALIKE else None
 
 
 @cache

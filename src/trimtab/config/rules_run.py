@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from trimtab.config.facts import evaluates, is_given, saves_fall_on_evaluations, value_of_setting
+from trimtab.config.facts import evaluates, is_given, kernel_home, saves_fall_on_evaluations, value_of_setting
 from trimtab.config.rule import Conflict, Rules
 from trimtab.config.schema import Config
 
@@ -215,7 +215,10 @@ def _first_set(config: Config, *keys: str) -> str | None:
 
 RULES.blame(
     "model.attn_implementation model.trust_remote_code",
-    lambda c: "/" in (c.model.attn_implementation or "") and not c.model.trust_remote_code,
+    lambda c: (
+        "/" in (c.model.attn_implementation or "")
+        and kernel_home(c.model.attn_implementation or "") not in c.model.trust_remote_code
+    ),
     "names a kernel on the hub: code that would be fetched and run here",
-    "write sdpa, or read that code and, if you trust it, set model.trust_remote_code: true",
+    "write sdpa, or read that code and, if you trust it, add its repository to model.trust_remote_code",
 )

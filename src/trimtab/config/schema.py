@@ -201,7 +201,7 @@ class TrainingSettings(Section):
     resume: bool | str = False
     """`true` goes on from the newest checkpoint in `output_dir`; a path goes on from that checkpoint."""
 
-    resume_changed: list[Literal["data", "reward"]] = Field(default_factory=list)
+    resume_changed: Literal["data", "reward", "both"] | None = None
     """What may be another than the resumed run began with, and is taken from there on: `data` (the rows and how they
     are read), `reward` (functions, their source and weights). Otherwise another one is refused."""
 

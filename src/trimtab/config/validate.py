@@ -33,7 +33,7 @@ from trimtab.config.keys import (
     setting_of,
     settings,
 )
-from trimtab.config.library_names import names_for
+from trimtab.config.library_names import names_for, nearest
 from trimtab.config.problems import Problem, show
 from trimtab.config.read import Given
 from trimtab.config.rule import Conflict
@@ -176,8 +176,8 @@ def _before_pydantic(setting: Setting) -> Problem | None:
     given = value if isinstance(value, list) else [value]
     for name in given if (known := names_for(setting.key)) else ():
         if isinstance(name, str) and name not in known and not _is_kernel(setting.key, name):
-            near = get_close_matches(name[:_LONGEST_WORD].lower(), known, n=1, cutoff=0.5)
-            change = f"did you mean {near[0]}? Or write one of " if near else "write one of "
+            near = nearest(name, known)
+            change = f"did you mean {near}? Or write one of " if near else "write one of "
             return setting.problem(_UNKNOWN_NAME[setting.key], change + ", ".join(known))
     if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
         return setting.problem("holds a number that is not finite")

@@ -109,6 +109,16 @@ for _class in (Loader, Dumper):
         _class.add_implicit_resolver(TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
+def plain_tree(text: str) -> Any:
+    """A document as plain values; raises ValueError where it cannot be read."""
+    loader = Loader(text)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else loader.construct_object(node, deep=True)
+    except (yaml.YAMLError, LookupError, ArithmeticError, TypeError) as error:
+        raise ValueError(str(getattr(error, "problem", None) or error)) from None
+
+
 def _check_unfolded(root: yaml.Node) -> None:
     """Count what aliases unfold to, each node once; one that holds itself has no end."""
     sizes: dict[int, int] = {}

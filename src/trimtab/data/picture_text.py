@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import TemplateError
-
 from trimtab.data.clean import BadRow
 from trimtab.data.convert import Message
 from trimtab.data.render import Span
+from trimtab.data.template_guard import TemplateRefusal, rendered
 from trimtab.errors import RequestError
 
 if TYPE_CHECKING:
@@ -168,13 +167,11 @@ class ChatText:
 
     def _render(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), chat_template=self.template, tokenize=False, add_generation_prompt=prompt
+            return rendered(
+                self.tokenizer, messages, chat_template=self.template, add_generation_prompt=prompt
             )
-        except (TemplateError, TypeError) as error:
-            raise BadRow(f"the chat template refuses it ({' '.join(str(error).split())[:120]})") from None
-        assert isinstance(text, str)
-        return text
+        except TemplateRefusal as error:
+            raise BadRow(f"the chat template refuses it ({error})") from None
 
 
 class PrefixText:

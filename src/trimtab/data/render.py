@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.convert import Example, Message, is_answer
 from trimtab.data.template import ChatTemplate
+from trimtab.data.template_guard import must_render
 from trimtab.errors import RequestError
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
     """A prompt as tokens: text as the tokenizer opens it, messages through the chat template and nothing added."""
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    text = must_render(tokenizer, prompt, add_generation_prompt=True)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

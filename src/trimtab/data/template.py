@@ -11,10 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import TemplateError
-
 from trimtab.data.clean import BadRow, Tally
 from trimtab.data.convert import Example, Message
+from trimtab.data.template_guard import TemplateRefusal, rendered
 from trimtab.errors import RequestError
 
 if TYPE_CHECKING:
@@ -62,13 +61,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, prompt: bool = False) -> str:
         """The conversation as text; with `prompt`, up to where the assistant's next answer starts."""
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
-            )
-        except (TemplateError, TypeError) as error:
-            raise BadRow(f"the chat template refuses it ({' '.join(str(error).split())[:120]})") from None
-        assert isinstance(text, str)
-        return text
+            return rendered(self.tokenizer, messages, tools=list(tools) or None, add_generation_prompt=prompt)
+        except TemplateRefusal as error:
+            raise BadRow(f"the chat template refuses it ({error})") from None
 
     def fit(self, example: Example, tally: Tally) -> tuple[list[Message], list[dict[str, Any]]]:
         """The messages and tools of an example in the words that this template has."""

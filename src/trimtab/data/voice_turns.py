@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from trimtab.config.schema import VoiceSettings
 from trimtab.data.clean import BadRow
 from trimtab.data.render import opening_ids
+from trimtab.data.template_guard import TemplateRefusal, rendered
 from trimtab.data.voice_marks import VoiceMarks, token_id
 from trimtab.errors import RequestError
 
@@ -102,11 +101,9 @@ class VoiceTurns:
         if not self._by_template:
             return self._published(turns, prompt)
         try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
-        except (TemplateError, TypeError) as error:
-            raise BadRow(f"the chat template refuses it ({' '.join(str(error).split())[:120]})") from None
-        assert isinstance(text, str)
-        return text
+            return rendered(self.tokenizer, turns, add_generation_prompt=prompt)
+        except TemplateRefusal as error:
+            raise BadRow(f"the chat template refuses it ({error})") from None
 
     def _published(self, turns: list[Message], prompt: bool) -> str:
         """The layout that the family was trained with: Llama 3's headers."""

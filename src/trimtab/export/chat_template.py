@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from trimtab.data.template import PROBE_TOOL
+from trimtab.data.template_guard import TemplateRefusal, rendered
 from trimtab.errors import RequestError
 from trimtab.export import gotemplate
 from trimtab.export.gguf_vocab import adds_bos
 
 Message = dict[str, str]
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
-_REFUSALS = (TemplateError, TypeError, KeyError)
 OPENINGS = ([USER], [SYSTEM, USER])
 
 
@@ -103,14 +101,14 @@ class _Jinja:
             # As training data is prepared: a system text that has no place goes before the first user text.
             first = {"role": USER, "content": messages[0]["content"] + "\n\n" + messages[1]["content"]}
             messages = [first, *messages[2:]]
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
-        return str(text).removeprefix(self.bos)
+        text = rendered(self.tokenizer, messages, add_generation_prompt=ask)
+        return text.removeprefix(self.bos)
 
     def knows_tools(self) -> bool:
         """Whether the template writes descriptions of tools that it is given."""
         try:
-            text = self.tokenizer.apply_chat_template(conversation(USER), tools=[PROBE_TOOL], tokenize=False)
-        except _REFUSALS:
+            text = rendered(self.tokenizer, conversation(USER), tools=[PROBE_TOOL])
+        except TemplateRefusal:
             return True  # it does something with them, if only refuse them
         return "probe_tool" in text
 
@@ -118,7 +116,7 @@ class _Jinja:
         """Why the template does not take such a conversation (templates refuse roles by raising); None if it does."""
         try:
             self(messages, ask=False)
-        except _REFUSALS as error:
+        except TemplateRefusal as error:
             return str(error) or type(error).__name__
         return None
 

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from trimtab.config import Config
-from trimtab.errors import RequestError
+from trimtab.reading import read_json_object
 
 FOLDER = "codec"
 _PREPROCESSOR = "preprocessor_config.json"
@@ -43,17 +43,9 @@ def keep_codec(config: Config, run_folder: Path, target: Path) -> None:
 
 def _copy_named(file: Path, source: Path, target: Path) -> None:
     """A codec that lies inside the base model's folder goes along; what lies elsewhere is only named."""
-    try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RequestError.of(
-            f"{file}: cannot be read",
-            str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
-            "put back the file of the base model",
-        ) from None
-    own = said.get("audio_tokenizer") if isinstance(said, dict) else None
-    told = own if isinstance(own, dict) else said
-    place = told.get("audio_tokenizer_name_or_path") if isinstance(told, dict) else None
+    said = read_json_object(file, f"the model's {file.name}", "fetch the model again")
+    own = said.get("audio_tokenizer")
+    place = (own if isinstance(own, dict) else said).get("audio_tokenizer_name_or_path")
     if not isinstance(place, str) or not place or Path(place).is_absolute() or ".." in Path(place).parts:
         return
     folder = source / place

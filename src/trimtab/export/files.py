@@ -5,7 +5,6 @@ Nothing here knows what is written.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from trimtab.errors import RequestError
 from trimtab.files import write_json_whole
+from trimtab.reading import parse_json, read_text
 
 MARK = ".trimtab-export.json"
 
@@ -76,8 +76,8 @@ def claim_file(target: Path) -> None:
 def _written(folder: Path) -> list[str]:
     """What exports have written into a folder, as its list says; nothing where it has none that can be read."""
     try:
-        return [str(name) for name in json.loads((folder / MARK).read_text(encoding="utf-8"))["entries"]]
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, LookupError):
+        return [str(name) for name in parse_json(read_text(folder / MARK))["entries"]]
+    except (FileNotFoundError, NotADirectoryError, RequestError, ValueError, TypeError, LookupError):
         return []
 
 

@@ -5,7 +5,6 @@ It never merges: what is written is A and B as trained.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -17,7 +16,10 @@ from trimtab.errors import RequestError
 from trimtab.export.gguf_model import gguf_name, heads_to_interleave, shape_of, written_as
 from trimtab.export.tensors import check_format, new_writer, write_gguf
 from trimtab.export.weights import folder_entries
+from trimtab.reading import read_json_object
 
+_PATTERNS = ("alpha_pattern", "rank_pattern")
+_MOST_SCALE = 1e9
 LORA_NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 
 
@@ -27,7 +29,7 @@ def write_adapter(
     """Write a PEFT LoRA folder as a GGUF adapter for a model of `config`'s architecture. Returns notes."""
     check_format(dtype)
     shape = shape_of(config)
-    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    settings = _settings(adapter / "adapter_config.json")
     _check_plain_lora(settings, adapter)
     alpha = float(settings["lora_alpha"])
 
@@ -58,6 +60,37 @@ def write_adapter(
         tensors.append(written_as(entry, f"{base_name}.lora_{side.lower()}", heads, factor))
     fell_back = write_gguf(target, writer, tensors, dtype, progress=progress)
     return [f"{len(fell_back)} of {len(tensors)} adapter matrices are f16, not q8_0"] if fell_back else []
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """What PEFT keeps of an adapter, with the numbers that its scale is made of."""
+    change = "put back the file that training wrote"
+    settings = read_json_object(file, "the adapter's settings", change)
+    found = {
+        f"{name} {key}": value for name in _PATTERNS for key, value in _table(settings, name, file).items()
+    }
+    found |= {name: settings.get(name) for name in ("r", "lora_alpha")}
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST_SCALE:
+            raise RequestError.of(
+                f"{file}: {name} is {str(value)[:60]}", "it must be a number above 0", change
+            )
+    return settings
+
+
+def _table(settings: dict[str, Any], name: str, file: Path) -> dict[str, Any]:
+    """A table of numbers by patterns of modules' names, each of which must be one."""
+    table = settings.get(name) or {}
+    try:
+        for pattern in dict(table):
+            re.compile(pattern)
+    except (re.error, TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise RequestError.of(
+            f"{file}: {name} is no table of patterns ({error})",
+            "it maps modules' names to numbers",
+            "mend it",
+        ) from None
+    return dict(table)
 
 
 def _scale(settings: dict[str, Any], module: str, alpha: float) -> float:

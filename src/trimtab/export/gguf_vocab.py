@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 
+from trimtab.data.template_guard import must_render
 from trimtab.errors import RequestError
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -156,7 +157,7 @@ def _settle_first_prefix(tokenizer: Any, vocab: Vocab) -> None:
     if not tokenizer.chat_template:
         return
     messages = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    text = must_render(tokenizer, messages, add_generation_prompt=True)
     kinds = zip(vocab.tokens, vocab.types, strict=True)
     specials = [token for token, kind in kinds if kind == gguf.TokenType.CONTROL]
     if text.startswith(tuple(specials)):

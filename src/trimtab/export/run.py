@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +15,12 @@ from trimtab.export.codec_files import keep_codec
 from trimtab.export.files import MARK, check_free, check_replaceable, claim_file, readable_size
 from trimtab.files import write_whole
 from trimtab.models.families import AUDIO, CAUSAL_LM
+from trimtab.reading import read_json_object
 from trimtab.recipes.kept_folder import check_kept
+from trimtab.recipes.run_lock import refuse_if_running, running_in
 from trimtab.recipes.run_mark import claim
 from trimtab.recipes.table import recipe_of
+from trimtab.shortage import refusals_told
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -89,7 +91,7 @@ def read_run(run_dir: Path) -> FinishedRun:
         weights = run_dir / "model"
         needed = [weights / "config.json"]
     missing = [file for file in [*needed, run_dir / "summary.json"] if not file.is_file()]
-    if not missing and json.loads((run_dir / "summary.json").read_text(encoding="utf-8")).get("error"):
+    if not missing and _read(run_dir / "summary.json").get("error"):
         raise RequestError.of(
             f"{run_dir}: the run failed, as its summary.json says",
             "what it kept may be of another run, or not whole",
@@ -141,7 +143,10 @@ def export_as_asked(config: Config, say: Say) -> ExportResult:
     assert config.output_dir is not None
     folder, trusted = Path(config.output_dir).expanduser(), config.model.trust_remote_code
     try:
-        return export_run(folder, wanted.to, dtype=wanted.dtype, name=wanted.name, trusted=trusted, say=say)
+        with refusals_told():
+            return export_run(
+                folder, wanted.to, dtype=wanted.dtype, name=wanted.name, trusted=trusted, say=say
+            )
     except (TrimtabError, OSError) as error:
         again = ["trimtab", "export", str(folder), "--to", wanted.to]
         again += ["--dtype", wanted.dtype] if wanted.dtype else []
@@ -178,9 +183,12 @@ def export_run(
     run.config.model.trust_remote_code = list(trusted)
     check_kind(run.config, to)
     folder = Path(out) if out is not None else run.folder / "export" / to
-    if out is None:
-        claim(run.folder, "export")
     say = say or _silent
+    if out is None:
+        refuse_if_running(run.folder, "export")
+        claim(run.folder, "export")
+    elif (holder := running_in(run.folder)) is not None:
+        say(f"! a run is going on in {run.folder} ({holder}): this is what it had kept before")
     if to == "merged":
         return _merged(run, folder, dtype, say)
     if to == "adapter-gguf":
@@ -319,10 +327,14 @@ def _ollama(
     )
 
 
+def _read(file: Path) -> dict[str, Any]:
+    return read_json_object(file, f"the run's {file.name}", "put back the file that the run wrote")
+
+
 def through_chat_template(run: FinishedRun) -> bool:
     """Whether the run trained on conversations, as its report on the data tells; else as its settings do."""
     report = run.folder / "data.json"
-    told = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    told = _read(report) if report.is_file() else {}
     if "chat" in told:
         return bool(told["chat"])
     form = told["train"].get("format") if isinstance(told.get("train"), dict) else run.config.data.format

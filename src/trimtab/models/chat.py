@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError
+from trimtab.reading import MOST_SETTINGS, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,8 +39,8 @@ def chat_template_for(settings: ModelSettings, tokenizer: PreTrainedTokenizerBas
                 "check the path, or leave the setting out to use the model's own template",
             )
         try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_text(path, MOST_SETTINGS)
+        except OSError as error:
             raise RequestError.of(
                 f"model.chat_template={chosen}: the file cannot be read",
                 str(error),

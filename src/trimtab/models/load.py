@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import ModelSettings
-from trimtab.errors import RequestError
+from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import builtin, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
+from trimtab.models.folder_files import check_folder_files
 from trimtab.models.own_code import code_options
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
 from trimtab.models.weight_files import check_folder
@@ -44,6 +45,7 @@ def model_source(settings: ModelSettings) -> str:
                 "a model folder holds config.json, safetensors weights and tokenizer files",
                 "point model.name at the folder that `save_pretrained` wrote, or at a hub id",
             )
+        check_folder_files(folder, trusted=settings.trust_remote_code)
         return str(folder)
     if settings.name.count("/") > 1 or settings.name.startswith((".", "~", "/")):
         raise RequestError.of(
@@ -263,11 +265,21 @@ def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL
 
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except (TrimtabError, MemoryError):
+        raise
+    except Exception as error:
+        # What a library raises over a config or a tokenizer is of any kind; over weights, some are the machine's.
+        of_files = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
+        if not of_files and part == "weights":
+            raise
         said = str(error).strip()
-        text = said.splitlines()[0] if said else type(error).__name__
+        kind = "" if of_files else f"{type(error).__name__}: "
+        text = kind + " ".join(" ".join(said.splitlines()[: 1 if of_files else 3]).split())[:500]
+        text = text if said else type(error).__name__
         change = "check the name and the connection, download the model and give its folder, or use `smollm2`"
-        if isinstance(error, SafetensorError):
+        if not of_files and Path(settings.name).expanduser().is_dir():
+            change = f"mend the files of {settings.name}, or fetch the model again"
+        elif isinstance(error, SafetensorError):
             change = "fetch the weights again: a file is cut off, or only a pointer to it is there (`git lfs pull`)"
         elif "attn_implementation" in said or (
             isinstance(error, ImportError) and settings.attn_implementation

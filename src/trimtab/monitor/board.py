@@ -156,11 +156,8 @@ class Board:
         self._write(VERDICT, {"at": time.time(), "rank": self.rank, "text": text})
 
     def verdict(self) -> tuple[int, str] | None:
-        found = _read(self.folder / VERDICT)
-        try:
-            return int(found["rank"]), str(found["text"])
-        except (TypeError, LookupError, ValueError):
-            return None
+        """Who gave it, and what it says. One from before this process was is an earlier attempt's."""
+        return verdict_in(self.folder, self.report.process.started)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         if not self.folder.is_dir():
@@ -176,6 +173,15 @@ def reports_in(folder: Path) -> list[RankReport]:
     """Whatever ranks said in this folder, of whichever launch."""
     found = (RankReport.read(_read(path)) for path in sorted(folder.glob("rank*.json")))
     return [report for report in found if report is not None]
+
+
+def verdict_in(folder: Path, since: float) -> tuple[int, str] | None:
+    """What ranks ended with after that time."""
+    found = _read(folder / VERDICT)
+    try:
+        return (int(found["rank"]), str(found["text"])) if float(found["at"]) >= since else None
+    except (TypeError, LookupError, ValueError):
+        return None
 
 
 def _read(path: Path) -> Any:

@@ -11,28 +11,44 @@ Leaving the `with` block (or calling `close()`) gives the terminal back and stop
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from trimtab.monitor.core import Monitor
-from trimtab.monitor.health import GradientCheck, NonFiniteError
+from trimtab.monitor.finite import GradientCheck
+from trimtab.monitor.health import CHANGE_LOSS, Found, NonFiniteError
+from trimtab.monitor.inquest import Scene, inquest
 from trimtab.monitor.metrics import phase_of
+from trimtab.monitor.moved import LOST, Moved
+from trimtab.monitor.record import Pass, Recorder
+from trimtab.monitor.verdict import History
 
 
 class MonitorCallback(Monitor, TrainerCallback):
     """What the trainer calls, in the order of a run."""
 
     _announced = False
-    _finite = True
     _evaluated_batches = 0
+    _recorder: Recorder | None = None
+    _moved: Moved | None = None
+    _optimizer: Any = None
+
+    def watch(self, trainer: Any) -> None:
+        """Keep what each step of this trainer is made of, so that a bad one can be looked at."""
+        self._recorder = Recorder(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._announced = False
         self.begin(state.global_step, state.max_steps)
         if self.gradients is not None:
             self.gradients.close()
+        trained = [p for p in kwargs["model"].parameters() if p.requires_grad]
+        self._moved = Moved(trained, args.learning_rate)
         if self.settings.stop_on_nonfinite or args.fp16:
             self.gradients = GradientCheck(
                 kwargs["model"],
@@ -40,7 +56,10 @@ class MonitorCallback(Monitor, TrainerCallback):
                 watch_forward=not args.torch_compile,
                 processes=args.world_size,
                 stop=self.settings.stop_on_nonfinite,
+                recorder=self._recorder,
+                on_skip=self._skipped,
             )
+            self.growth = self.gradients.growth
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.beat(f"step {state.global_step + 1}")
@@ -58,27 +77,90 @@ class MonitorCallback(Monitor, TrainerCallback):
         self.beat(f"step {state.global_step + 1}")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.gradients is None:
-            return
-        groups = kwargs["optimizer"].param_groups
-        try:
-            rate = groups[0]["lr"] if groups else None
-            self._finite = self.gradients.check(self.standing(state.global_step + 1, rate))
-        except NonFiniteError as error:
-            self.failed(error)
-            raise
+        self._optimizer = kwargs["optimizer"]
+        groups = self._optimizer.param_groups
+        rate = groups[0]["lr"] if groups else None
+        if self.gradients is not None:
+            with self._explained():
+                self.gradients.check(self.standing(state.global_step + 1, rate), self._optimizer)
+        if self._moved is not None:
+            self._moved.about_to_step(rate)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        optimizer = kwargs["optimizer"]
-        # A fused optimizer is called for a skipped step as well, so that Accelerate does not see it; of a sharded
-        # model each process sees its own gradients alone.
-        if args.fp16 and (not self._finite or getattr(optimizer, "step_was_skipped", False)):
-            scaler = getattr(optimizer, "scaler", None)
-            self.step_skipped(state.global_step + 1, None if scaler is None else scaler.get_scale())
+        if self._moved is not None:
+            self._moved.stepped()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.beat(f"the end of step {state.global_step}")
+        if (
+            control.should_log
+            or control.should_save
+            or control.should_evaluate
+            or control.should_training_stop
+        ):
+            self._settle()
         self.step_done(state.global_step)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._settle()
+
+    def _settle(self) -> None:
+        """The device is asked now in any case; nothing is written of a step without its verdict."""
+        if self.gradients is not None:
+            with self._explained():
+                self.gradients.settle()
+
+    def _skipped(self, step: int) -> None:
+        scaler = getattr(self._optimizer, "scaler", None)
+        self.step_skipped(step, None if scaler is None else scaler.get_scale())
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A bad step ends the run here, on every process, with the reason that can be found."""
+        try:
+            yield
+        except NonFiniteError as error:
+            told = self.explain(error)
+            self.failed(told)
+            raise told from None
+
+    def explain(self, error: NonFiniteError, again: Callable[[Pass], Any] | None = None) -> NonFiniteError:
+        """The error with the module, the batch and the reason; every process calls it. `again` runs a pass again,
+        where that is not a pass of training."""
+        if self._recorder is None:
+            return error
+        self.beat("looking for the module that gave a number which is not finite")
+        model, gradients = self._recorder.bare(), self.gradients
+        growth = self.growth()
+        if gradients is not None:
+            gradients.close()
+        history = History(
+            error.step - 1 - self._pace.begin_step,
+            self.losses,
+            growth,
+            error.standing.learning_rate,
+            frozenset(name for name, p in model.named_parameters() if p.requires_grad),
+        )
+        scene = Scene(
+            model,
+            again or self._recorder.again,
+            self._recorder.sharded,
+            self._recorder.processor,
+            history,
+            self.run_dir,
+        )
+        return inquest(error, scene, *self._place)
+
+    def bad_logits(self, step: int, own: bool, inputs: dict[str, Any], again: Callable[[Pass], Any]) -> None:
+        """A generation met logits that are no numbers, on this process or on another: the run ends on all of them."""
+        found = f"step {step}: the logits of a generation are NaN or infinite, and no token can be drawn from them"
+        seen = torch.tensor(float("nan") if own else 0.0)
+        record = Found([Pass(inputs, None, (torch.get_rng_state(), None), seen)], [seen.item()], None)
+        standing = self.standing(step, self._readings.learning_rate)
+        error = NonFiniteError(found, "not known", CHANGE_LOSS, standing, "logits", (), record)
+        told = self.explain(error, again)
+        self.failed(told)
+        raise told
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         values = dict(logs or {})
@@ -92,6 +174,11 @@ class MonitorCallback(Monitor, TrainerCallback):
         if args.fp16:
             values["skipped_steps"] = self.skipped
         self.logged(state.global_step, values, None if tokens is None else int(tokens))
+        moved = self._moved.read() if self._moved is not None else None
+        if moved is not None and moved[0] < LOST:
+            self.warn(
+                self._course.stuck_weights(state.global_step, *moved, values.get("learning_rate") or 0.0)
+            )
         self.judge(state.global_step, values, scaler=bool(args.fp16))
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -20,7 +20,9 @@ from rich.console import Console
 
 from trimtab.config.schema import MonitorSettings
 from trimtab.monitor.board import Board
-from trimtab.monitor.health import GradientCheck, NonFiniteError, Standing, check_logged
+from trimtab.monitor.course import Course, Warned
+from trimtab.monitor.finite import GradientCheck
+from trimtab.monitor.health import NonFiniteError, Standing, check_logged
 from trimtab.monitor.memory import gpu_busy_share
 from trimtab.monitor.metrics import MetricsFile
 from trimtab.monitor.pace import Pace
@@ -77,6 +79,13 @@ class Monitor:
         self.gradients: GradientCheck | None = None
         self.skipped = 0
         """Steps, also those before a resume, that an fp16 gradient scaler has skipped."""
+        self.warnings: list[dict[str, Any]] = []
+        """What was warned of, also before a resume; in the summary too."""
+        self.losses: list[float] = []
+        """Those that were logged since training began, and finite."""
+        self.growth: Callable[[], float | None] = lambda: None
+        """How many times larger the trained weights are than when training began; asks the device."""
+        self._course = Course(lambda: self.growth())
         self._given = None if rank is None else (rank, processes)
         self._console = console
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
@@ -135,7 +144,7 @@ class Monitor:
         atexit.register(self.close)
         self._watchdog.start()
         self._watchdog.settled(False)
-        self._watchdog.step = step
+        self._watchdog.step, self._watchdog.planned_steps = step, total
         if self._watchdog.board is not None:
             self._watchdog.board.tell(step=step)
         self.beat("the first batch")
@@ -143,12 +152,15 @@ class Monitor:
         self._readings.begin()
         self._pace = Pace(step, total)
         self.skipped = 0
+        self.warnings, self.losses = [], []
         if self._place[0] == 0:
             cut = self._metrics.begin(step)
+            self.warnings = self._metrics.of_phase("warning")
             self.skipped = self._readings.skipped = self._metrics.count("skip")
             if step:
                 gone = f"; {count_of(cut, 'line')} cut from metrics.jsonl" if cut else ""
                 self._progress.note(f"going on after step {step} of {total}{gone}")
+        self._course.begin(step, {warned["kind"] for warned in self.warnings})
         self._progress.begin(self._readings.figures(self._pace))
 
     def first_begins(self) -> None:
@@ -184,8 +196,21 @@ class Monitor:
         """
         self._readings.take_in(values, tokens, self._pace, processes=self._place[1])
         self.write(step, "train", values)
+        if isinstance(loss := values.get("loss"), float) and math.isfinite(loss):
+            self.losses.append(loss)
         self._progress.update(self._readings.figures(self._pace))
         self.settle()
+        self.warn(self._course.logged(step, values))
+
+    def warn(self, warnings: Sequence[Warned]) -> None:
+        """Say it once, loudly, and keep it: in metrics.jsonl and, at the end, in the summary."""
+        if self._place[0] != 0:
+            return
+        for warned in warnings:
+            told = {"kind": warned.kind, "message": warned.text().removeprefix("warning: ")}
+            self.warnings.append({"step": warned.step} | told)
+            self.write(warned.step, "warning", told)
+            self.say(warned.text())
 
     def judge(self, step: int, values: Mapping[str, Any], *, scaler: bool) -> None:
         """Stop at a logged loss or gradient norm that is not finite, or warn once where the run is to go on."""
@@ -232,6 +257,7 @@ class Monitor:
         self._progress.note(
             f"evaluation after step {step}: {shown}" + (f" ({duration(took)})" if took is not None else "")
         )
+        self.warn(self._course.evaluated(step, figures.get("eval_loss", figures.get("loss"))))
         for name, value in figures.items():
             if name.endswith("loss") and not math.isfinite(value):
                 # Training itself may be sound, and stopping here would lose it: said, not stopped.

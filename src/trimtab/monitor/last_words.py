@@ -21,6 +21,8 @@ from trimtab.redaction import without_secrets
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Where torchrun looks for the reason of a process that failed."""
+OWN_AGENT = "TRIMTAB_RESTART"
+"""Set for the processes that `trimtab train` starts by itself: how often it has begun again."""
 _KEEPING_SECONDS = 20.0
 
 Keep = Callable[[BaseException], None]
@@ -58,7 +60,7 @@ def end_now(
         writer.join(_KEEPING_SECONDS)
     tell_launcher(error)
     text = f"error: {error}" if say is None else say
-    if text:
+    if text and not told_by_the_launcher():
         # Past Python's own stream, whose lock the main thread may hold for ever.
         with contextlib.suppress(OSError):
             os.write(2, without_secrets(text + "\n").encode(errors="replace"))
@@ -71,6 +73,11 @@ def end_now(
         end_children()
     finally:
         os._exit(code)
+
+
+def told_by_the_launcher() -> bool:
+    """Whether this is one of several processes that `trimtab train` started, which ends with one message for all."""
+    return OWN_AGENT in os.environ and ERROR_FILE in os.environ
 
 
 def _flush(stream: Any) -> None:

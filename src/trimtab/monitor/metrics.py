@@ -5,7 +5,7 @@ Every line has `step`, `time` (Unix seconds) and `phase`; the measured values st
     {"step": 12, "time": 1767225600.25, "phase": "train", "loss": 1.31, "learning_rate": 0.0002, ...}
 
 Phases: `train` and `eval` (what the trainer logged), `completions` (a few, with their rewards), `save`, `resume`,
-`skip` (a step that the fp16 gradient scaler skipped), `nonfinite`, `summary`.
+`skip` (a step that the fp16 gradient scaler skipped), `warning` (its `kind` and `message`), `nonfinite`, `summary`.
 NaN and infinities have no JSON number, so they are the strings "nan", "inf" and "-inf".
 
 The file only grows, with one exception. A run that goes on from the checkpoint of step N makes the steps after N
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trimtab.files import plain_value, write_whole
+from trimtab.reading import parse_json
 from trimtab.redaction import hiding
 
 _OWN_KEYS = ("step", "time", "phase")
@@ -86,10 +87,20 @@ class MetricsFile:
         """How many lines of a phase there are."""
         return sum(entry["phase"] == phase for entry in read_metrics(self.path)) if self.path.exists() else 0
 
+    def of_phase(self, phase: str) -> list[dict[str, Any]]:
+        """The lines of a phase, without their times."""
+        lines = read_metrics(self.path) if self.path.exists() else []
+        return [
+            {key: value for key, value in line.items() if key not in ("time", "phase")}
+            for line in lines
+            if line["phase"] == phase
+        ]
+
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        # First forgotten: on a full disk closing fails, and the next call would fail once more.
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _opened(self) -> TextIO:
         if self._file is None:
@@ -109,11 +120,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The line's object, or None for one that a kill cut short."""
+    """The line's object, or None for one that a kill cut short, or that no run wrote."""
     if not line.endswith(b"\n"):
         return None
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and all(key in entry for key in _OWN_KEYS) else None
+    if not isinstance(entry, dict) or not all(key in entry for key in _OWN_KEYS):
+        return None
+    step, written, phase = (entry[key] for key in _OWN_KEYS)
+    fits = isinstance(step, int) and isinstance(written, int | float) and isinstance(phase, str)
+    return entry if fits and 0 <= step < 2**63 and 0 <= written < 2**40 else None

@@ -68,6 +68,8 @@ def judge(
             lines.append(
                 "all wait in the same exchange: the network between them, or the exchange itself, hangs"
             )
+        elif len(waiting) == world:
+            lines.append("they are in different exchanges: one of them took another way through the program")
     return Standstill(not working, tuple(behind), "; ".join(lines))
 
 

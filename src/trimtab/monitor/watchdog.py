@@ -112,6 +112,7 @@ class Watchdog:
         self.gpu_busy = gpu_busy
         self.step: int | None = None
         """The last whole step."""
+        self.planned_steps: int | None = None
         self.board = board
         self.may_write: Callable[[], bool] = lambda: True
         """Whether the run's folder is the run's by now."""
@@ -156,6 +157,8 @@ class Watchdog:
 
     def settled(self, settled: bool = True) -> None:
         """The first step is over, and the short time counts; or something of unknown length begins again."""
+        if settled and self._starting:
+            self._silences.clear()  # those of the start-up tell nothing of the pace
         self._starting = not settled
 
     def stop(self) -> None:
@@ -215,8 +218,7 @@ class Watchdog:
             used = _seconds_of_others()
             cores = (used - mark[1]) / max(now - mark[0], 1e-6)
             look = Look(cores, self.gpu_busy(), 2 * moved > looks)
-            if self._processes > 1:
-                self._tell(silence, beat, look)
+            self._tell(silence, beat, look)
             if silence < next_report or now - mark[0] < min(next_report / 4, 60.0):
                 continue
             mark, looks, moved = (now, used), 0, 0
@@ -259,7 +261,8 @@ class Watchdog:
         return new
 
     def _tell(self, silence: float, beat: tuple[float, str, int], look: Look | None) -> None:
-        assert self.board is not None
+        if self.board is None or self._processes == 1:
+            return
         self.board.tell(
             state="silent",
             step=self.step,
@@ -307,7 +310,7 @@ class Watchdog:
             moves = "; its stack moves" if look.idle and look.moves else ""
             self.say(f"slow: {said}{moves}; {kept}")
         elif self._stop_run:
-            self._end(silence, said, kept)
+            self._end(said, kept)
         elif stuck_said:
             self.say(f"stuck: still {said}; {kept}")
         else:
@@ -331,11 +334,11 @@ class Watchdog:
             able, default=self.board.rank
         ) == self.board.rank
 
-    def _end(self, silence: float, said: str, kept: str) -> None:
+    def _end(self, said: str, kept: str) -> None:
         """End the run in all its processes: what is told is told before anything is ended."""
         error = StuckError(
             f"the run is stuck: {said}\n"
-            f"  why: no rank has got on for {duration(silence)}, and monitor.on_stuck=stop ends such a run; {kept}\n"
+            f"  why: nothing gets on any more, and monitor.on_stuck=stop ends such a run; {kept}\n"
             f"  change: {way_on()}"
         )
         end_now(error, before_exit=lambda: self._end_the_others(str(error)))

@@ -6,13 +6,13 @@ loss pulls at nothing (rewards that are all equal). They are waited for, and tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trimtab.errors import some_of
 from trimtab.placement.cutoff import explain, ran
-from trimtab.placement.gradients import Flow, Places, adapter_flows, frozen_at_zero, gradient_table
+from trimtab.placement.gradients import Flow, Places, adapter_flows, frozen_at_zero, gradient_table, norms_of
 from trimtab.placement.profile import bare_model
 from trimtab.placement.verify import Check, finite_check, frozen_check, is_finite, passed
 
@@ -36,6 +36,8 @@ class Arrival:
     """The adapted modules, by part of the model; empty without adapters."""
     waiting: Mapping[str, str] = field(default_factory=dict)
     """Modules that have no gradient for a reason that is no fault, and what is waited for."""
+    reached: frozenset[str] = frozenset()
+    """Adapted modules that got a gradient other than zero."""
     idle: int = 0
     """Factors whose gradient has to be zero until the other factor has moved."""
 
@@ -50,8 +52,15 @@ def verify_gradients(model: nn.Module, *, finite: bool = True, witness: Witness 
     return look(model, finite=finite, witness=witness).checks
 
 
-def look(model: nn.Module, *, finite: bool = True, witness: Witness | None = None) -> Arrival:
-    """The same, with the table and with what is waited for."""
+def look(
+    model: nn.Module,
+    *,
+    finite: bool = True,
+    witness: Witness | None = None,
+    proven: Collection[str] = (),
+) -> Arrival:
+    """The same, with the table and with what is waited for. `proven` are adapted modules that had gradients in an
+    earlier step: where all of one's are zero now, this step does not pull at it, and its placement is no fault."""
     bare = bare_model(model)
     names = {id(p): n for n, p in bare.named_parameters()}
     flows = adapter_flows(model)
@@ -60,12 +69,22 @@ def look(model: nn.Module, *, finite: bool = True, witness: Witness | None = Non
     none = {n: owners.get(own) or own.rpartition(".")[0] for n, own, p in trained if p.grad is None}
     # One that is there and zero is a fault in an adapter alone: elsewhere it may be meant (a gate that starts shut).
     zero = {f.name: f.module for f in flows if f.wanted and f.norm == 0}
+    reached = {f.module for f in flows if f.norm}
     waiting = _waits({*none.values(), *zero.values()}, flows, bare, witness)
     if flows and not none and not any(f.norm for f in flows) and not (witness and witness.pulled):
         waiting = dict.fromkeys(zero.values(), LOSS)
+    waiting |= {module: LOSS for module in zero.values() if module in proven and module not in reached}
+    adapted = {flow.name for flow in flows}
+    others = [(n, p.grad) for n, own, p in trained if own not in adapted and p.grad is not None]
+    still = [n for (n, _), norm in zip(others, norms_of([g for _, g in others]), strict=True) if norm == 0]
+    if still and not flows and len(still) == len(trained):
+        waiting = dict.fromkeys((n.rpartition(".")[0] for n in still), LOSS)
     lacking = {n: module for n, module in none.items() if module not in waiting}
     nothing = list(dict.fromkeys(module for module in zero.values() if module not in waiting))
-    checks = [_arrive(lacking, len(trained), len(none) - len(lacking), waiting, witness)]
+    pulled = any(f.norm for f in flows) or len(others) > len(still)
+    checks = [
+        _arrive(lacking, len(trained), len(none) - len(lacking), waiting, witness, still, pulled=pulled)
+    ]
     if nothing:
         checks.append(_zero(nothing, witness))
     if frozen := frozen_at_zero(model):
@@ -75,14 +94,27 @@ def look(model: nn.Module, *, finite: bool = True, witness: Witness | None = Non
             finite_check([n for n, _, p in trained if p.grad is not None and not is_finite(p.grad)])
         )
     idle = sum(f.idle and f.trained and not f.norm for f in flows)
-    return Arrival(passed(checks), gradient_table(flows), waiting, idle)
+    return Arrival(passed(checks), gradient_table(flows), waiting, frozenset(reached), idle)
 
 
 def _arrive(
-    lacking: Mapping[str, str], trained: int, waited: int, waiting: Mapping[str, str], witness: Witness | None
+    lacking: Mapping[str, str],
+    trained: int,
+    waited: int,
+    waiting: Mapping[str, str],
+    witness: Witness | None,
+    still: list[str],
+    *,
+    pulled: bool,
 ) -> Check:
+    """`still` have a gradient that is zero; `pulled`: whether any gradient at all is not."""
     if not lacking:
         have = f"all {trained} trainable tensors have one"
+        if not pulled and waited < trained:
+            have += ", and every one is exactly zero (rewards or labels that are all alike?)"
+            return Check("gradients arrive", None, f"{have}; {len(waiting)} modules wait for {LOSS}")
+        if still:
+            have += f", exactly zero in {len(still)}: {some_of(still, 2)}"
         if waiting:
             # With a part that takes part in every step, its gradient is there and zero.
             count = f"{trained - waited} of {trained} trainable tensors have one; " if waited else f"{have}; "

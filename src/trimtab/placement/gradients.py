@@ -73,8 +73,8 @@ def adapter_flows(model: nn.Module) -> list[Flow]:
     bare = bare_model(model)
     where = Places(bare)
     found = list(_adapter_tensors(bare))
-    norms = _norms([tensor.grad for _, _, tensor in found])
-    sizes = _norms([tensor for _, _, tensor in found])
+    norms = norms_of([tensor.grad for _, _, tensor in found])
+    sizes = norms_of([tensor for _, _, tensor in found])
     zeros = {name: size == 0 for (name, _, _), size in zip(found, sizes, strict=True)}
     return [
         Flow(
@@ -199,7 +199,7 @@ def _local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _norms(tensors: list[torch.Tensor | None]) -> list[float | None]:
+def norms_of(tensors: list[torch.Tensor | None]) -> list[float | None]:
     """Euclidean norms, brought to the CPU once for each device. Zero means that every element is."""
     import torch
 

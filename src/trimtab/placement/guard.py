@@ -57,12 +57,14 @@ class PlacementGuard(TrainerCallback):
         self._witness: Witness | None = None
         self._trained: dict[str, bool] = {}
         self._last: Arrival | None = None
+        self._proven: frozenset[str] = frozenset()
+        """Adapted modules that a gradient has reached."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = kwargs["model"]
         plan = self.plan or _plan_of_trainer(args, model)
         self._in_force, self._step, self._broken, self.checks, self.table = plan, 0, [], [], []
-        self._last = None
+        self._last, self._proven = None, frozenset()
         self._remove_hooks()
         self._note(_trainer_devices(args, plan, kwargs.get("train_dataloader")))
         self._trained = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -98,7 +100,9 @@ class PlacementGuard(TrainerCallback):
             self._remove_hooks()
             passed([finite_check(self._broken)])
         self._check_unflipped(model)
-        found = look(model, finite=first and not self._in_force.scaler, witness=self._witness)
+        finite = first and not self._in_force.scaler
+        found = look(model, finite=finite, witness=self._witness, proven=self._proven)
+        self._proven |= found.reached
         if first:
             self._note(found.checks)
             self.table = found.table
@@ -166,7 +170,7 @@ class PlacementGuard(TrainerCallback):
 
     def _note(self, checks: list[Check]) -> None:
         self.checks += checks
-        self._tell(f"✓ {check.name}: {check.detail}" for check in checks)
+        self._tell(f"{'✓' if check.ok else '!'} {check.name}: {check.detail}" for check in checks)
 
     def _tell(self, lines: Iterable[str]) -> None:
         if self._say is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trimtab.errors import TrimtabError
+from trimtab.file_system import amount
 from trimtab.placement.plan import PlacementPlan
-from trimtab.shortage import MemoryFault, amount
+from trimtab.shortage import MemoryFault
 
 
 class OutOfMemory(TrimtabError):

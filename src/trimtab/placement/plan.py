@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trimtab.files import write_whole
+
 if TYPE_CHECKING:
     import torch
 
@@ -128,7 +130,7 @@ class PlacementPlan:
         return data
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.as_dict(), indent=2) + "\n")
 
 
 def _torch_dtype(precision: Precision) -> torch.dtype:

@@ -85,8 +85,8 @@ def same_device(device: Any, planned: Any) -> bool:
 
 
 def passed(checks: list[Check]) -> list[Check]:
-    """The checks, if all of them passed; otherwise a PlacementFault that names all that failed."""
-    failed = [c for c in checks if not c.ok]
+    """The checks, if none of them failed; otherwise a PlacementFault that names all that did."""
+    failed = [c for c in checks if c.ok is False]
     if failed:
         raise PlacementFault(
             "the run is not as planned\n" + "\n".join(f"  {c.name}: {c.detail}" for c in failed)

@@ -15,12 +15,14 @@ import platform
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab.recipes.elastic import OWN_AGENT
+from trimtab.monitor.board import FOLDER, verdict_in
+from trimtab.monitor.last_words import OWN_AGENT
 from trimtab.recipes.ranks_ended import checkpoint_in
 
 
@@ -52,6 +54,8 @@ class Ended:
 
     def words(self) -> str:
         who = f"rank {self.rank} (process {self.pid} on {platform.node()})"
+        if self.own.get("kind") == "StuckError":
+            return str(self.own["text"])
         if self.own.get("text"):
             step = self.own.get("step")
             at = f" after step {step}" if step is not None else ""
@@ -103,6 +107,7 @@ def main(words: list[str]) -> int:
     before: Ended | None = None
     while True:
         os.environ[OWN_AGENT] = str(attempt)
+        began = time.time()
         arguments = ["--standalone", f"--nproc-per-node={processes}", "--max-restarts=0", "-m", "trimtab"]
         try:
             run(parse_args([*arguments, *command]))
@@ -111,6 +116,11 @@ def main(words: list[str]) -> int:
             return _told_to_end(told, Path(folder))
         except ChildFailedError as error:
             ended = first_of(error.failures)
+        verdict = verdict_in(Path(folder) / FOLDER, began)
+        if verdict is not None:
+            # Who ended first tells nothing then: the ranks that could not end themselves were killed.
+            print(f"error: {verdict[1]}", file=sys.stderr, flush=True)
+            return 1
         if ended.own.get("interrupted"):
             return 1
         checkpoint = checkpoint_in(Path(folder))

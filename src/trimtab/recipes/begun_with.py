@@ -26,7 +26,6 @@ from trimtab.config.schema import Config
 from trimtab.config.secrets import refuse_secrets
 from trimtab.errors import RequestError, some_of
 from trimtab.hardware.launcher import detect_launcher
-from trimtab.recipes.elastic import restart_number
 from trimtab.recipes.fingerprint import before_data, of_data
 from trimtab.recipes.resumed_length import length_change, step_of
 from trimtab.recipes.run_folder import STARTS
@@ -91,7 +90,7 @@ class GoingOn:
         earlier = _kept_start(home, record)
         return cls(checkpoint, home, earlier, record) if earlier is not None else None
 
-    def check_request(self, now: Start, *, restarted: bool = False) -> None:
+    def check_request(self, now: Start) -> None:
         """Compare what can be told before the data is read; everything that is not sound is refused at once."""
         was, found = self.earlier, self.found
         for key in settings():
@@ -101,7 +100,7 @@ class GoingOn:
             if key not in ("training.resume", "overwrite"):
                 found.changed[key] = {"was": old, "now": new}
             self._judge(key, old, new, now)
-        self._compare_steps(now, restarted)
+        self._compare_steps(now)
         self._compare_facts(now)
         if found.refused:
             self._refuse(now, [*found.refused, *found.open, *self._changed_files(now)])
@@ -137,28 +136,23 @@ class GoingOn:
             found.said.append(f"{key} was {told[1]}, is now {told[2]}{how}")
 
     def _accepts(self, key: str, now: Start) -> bool:
-        return ("reward" if key.startswith("grpo.") else "data") in now.config.training.resume_changed
+        return now.config.training.resume_changed in ("both", "reward" if key.startswith("grpo.") else "data")
 
     def _refuse_unless(self, kind: Literal["data", "reward"], told: tuple[str, str, str], now: Start) -> None:
         """Refused, unless the request names it as changed: then it is said, and taken."""
-        if kind in now.config.training.resume_changed:
+        if now.config.training.resume_changed in ("both", kind):
             self.found.said.append(f"! {told[0]}: {told[1]} before, {told[2]} now, taken from here on")
         else:
             self.found.refused.append(told)
 
-    def _compare_steps(self, now: Start, restarted: bool) -> None:
+    def _compare_steps(self, now: Start) -> None:
         """Rows of a step: the place in the data is counted in steps, so their product has to stay."""
         found, was = self.found, self.earlier.facts.get("plan", {})
         is_now = now.facts["plan"]
         before, after = _factors(self.earlier, was), _factors(now, is_now)
         if before == after or not was:
             return
-        if was["step_rows"] != is_now["step_rows"] and restarted:
-            found.said.append(
-                f"! a step took {before} rows and takes {after} from here on, for processes were lost or came: the "
-                "place in the data is not that of the run as it began"
-            )
-        elif was["step_rows"] != is_now["step_rows"]:
+        if was["step_rows"] != is_now["step_rows"]:
             fits = was["step_rows"] / (now.config.training.batch_size * is_now["processes"])
             way = (
                 f"; training.gradient_accumulation_steps={fits:.0f} makes it so"
@@ -166,7 +160,7 @@ class GoingOn:
                 else ""
             )
             found.refused.append(("rows of a step", before, f"{after}{way}"))
-        elif now.config.training.group_by_length:
+        elif now.config.training.group_by_length and was["processes"] != is_now["processes"]:
             why = "(training.group_by_length puts rows together by it)"
             found.refused.append(("rows of a step", before, f"{after} {why}"))
         else:
@@ -261,7 +255,7 @@ class GoingOn:
             ("reward", ("the source of", "grpo.reward")),
         ):
             if all(name.startswith(start) for name in names):
-                back += f"; or training.resume_changed=[{kind}] takes the new one from here on"
+                back += f"; or training.resume_changed={kind} takes the new one from here on"
         raise RequestError.of(
             f"training.resume: the run in {self.home} began otherwise than it is asked to go on{lines}",
             f"{self.checkpoint.name} holds weights, optimizer, schedule and place in the data of that run: another "
@@ -415,7 +409,7 @@ class Starting:
         if checkpoint is not None and self._now is not None:
             self._going_on = GoingOn.of(checkpoint)
             if self._going_on is not None:
-                self._going_on.check_request(self._now, restarted=restart_number() > 0)
+                self._going_on.check_request(self._now)
 
     def check_data(self, prepared: Prepared, say: Callable[[str], None]) -> None:
         """The rows are there: refuse others than those that the run began with, and tell what has changed."""

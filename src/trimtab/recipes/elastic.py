@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.monitor.board import FOLDER, Process, reports_in
+from trimtab.monitor.last_words import OWN_AGENT
 
 if TYPE_CHECKING:
     from trimtab.config import Config
     from trimtab.hardware import Launcher
     from trimtab.placement import PlacementPlan
 
-OWN_AGENT = "TRIMTAB_RESTART"
-"""Set for the processes that `trimtab train` starts by itself: how often it has begun again."""
 _FAILURES = "failures.jsonl"
 
 

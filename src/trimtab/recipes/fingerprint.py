@@ -155,7 +155,9 @@ def model_print(config: Config) -> dict[str, Any] | None:
     if folder is None:
         return None
     files = sorted(
-        f for f in folder.iterdir() if f.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}
+        f
+        for f in folder.iterdir()
+        if f.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt", ".py"}
     )
     files = [file for file in files if file.is_file()]
     weights = [file for file in files if file.suffix == ".safetensors"]

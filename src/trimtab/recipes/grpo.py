@@ -115,6 +115,7 @@ def _build(job: Job) -> TrainerDriver:
         show=config.grpo.show_completions,
     )
     driver.trainer.on_completions = driver.monitor.completions if driver.main else None
+    driver.trainer.on_bad_logits = driver.monitor.bad_logits if config.monitor.stop_on_nonfinite else None
     return driver
 
 

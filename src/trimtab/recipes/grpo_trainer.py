@@ -16,6 +16,7 @@ import torch
 from trl import GRPOTrainer
 
 from trimtab.models.sparse_head import use_sparse_head
+from trimtab.monitor.logits import LogitsWatch
 from trimtab.placement import PlacementFault, PlacementPlan, bare_model, return_outputs
 from trimtab.placement.verify import same_device
 from trimtab.rewards.builtin import text_of
@@ -39,8 +40,11 @@ class PlacedGRPOTrainer(GRPOTrainer):
         self._show = show
         self.on_completions: Callable[[int, list[dict[str, Any]]], None] | None = None
         """Gets the step and its completions, each with its rewards."""
+        self.on_bad_logits: Callable[..., None] | None = None
+        """Gets the step, whether this process had them, what was asked, and how to run it again; ends the run."""
         self._proved = False
         policy: Any = self.model
+        self._bare = bare_model(policy)
         if REFERENCE in getattr(policy, "peft_config", {}):
             # TRL copies an adapter that it is given; ours starts at zero, so the model without it is the same.
             policy.delete_adapter(REFERENCE)
@@ -57,6 +61,26 @@ class PlacedGRPOTrainer(GRPOTrainer):
         if not self._proved:
             self._prove(batch)
         return batch
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        watch = LogitsWatch()
+        with watch.on(self._bare):
+            told = super()._generate_single_turn(*args, **kwargs)
+        if self.on_bad_logits is not None and not self.use_vllm:
+            # All processes end together: the model is the same, a prompt may not be.
+            bad = torch.tensor(float(watch.found), device=self.accelerator.device)
+            if self.accelerator.num_processes > 1:
+                bad = self.accelerator.reduce(bad, reduction="sum")
+            if bad.item():
+                self.on_bad_logits(self.state.global_step + 1, watch.found, watch.inputs, self._logits_again)
+        return told
+
+    def _logits_again(self, one: Any) -> torch.Tensor:
+        """The forward pass over what was asked and drawn."""
+        self._bare.eval()
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits: torch.Tensor = self._bare(**one.inputs).logits
+        return logits.float().sum()
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, *args: Any, **kwargs: Any

@@ -33,6 +33,8 @@ class GracefulStop(TrainerCallback):
         self._say = say
         self._every = every
         self._before: dict[int, Any] = {}
+        self._due = (False, False)
+        """Whether a checkpoint, and an evaluation, wait for the last of the steps that belong together."""
         self._process = os.getpid()
         self._told = 0.0
 
@@ -43,6 +45,8 @@ class GracefulStop(TrainerCallback):
                 self._before[number] = signal.signal(number, self._note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._every > 1:
+            self._hold(state, control)
         ends = self.stopped
         if args.world_size > 1:
             anyone = torch.tensor(float(ends), device=args.device)
@@ -53,6 +57,16 @@ class GracefulStop(TrainerCallback):
             control.should_save = True
             control.should_evaluate = False
             control.should_training_stop = True
+
+    def _hold(self, state: Any, control: Any) -> None:
+        """Of steps that belong together only the last leaves something that a run can go on from: what is due waits."""
+        saves, evaluates = self._due
+        self._due = (control.should_save or saves, control.should_evaluate or evaluates)
+        if state.global_step % self._every and state.global_step < state.max_steps:
+            control.should_save = control.should_evaluate = False
+        else:
+            control.should_save, control.should_evaluate = self._due
+            self._due = (False, False)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The trainer takes the end of the training for that of an epoch: it would evaluate, and save once more.

@@ -5,6 +5,7 @@ An earlier one is removed only where all of it is known to be ours; else it is s
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import secrets
@@ -19,7 +20,9 @@ from trimtab.manifest import Damaged, is_sealed, only_listed, part_of, read_mani
 from trimtab.recipes.run_mark import MARK, Mark
 
 CARD = "README.md"
-_HALF_MADE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?P<what>partial|old)")
+_WITH_FILES = ("adapter", "model", "pictures", "clips")
+"""Folders of a run into which single files are written."""
+_HALF_MADE = re.compile(r"\.[0-9a-f]{8}\.(?P<what>partial|old)$")
 
 
 @contextmanager
@@ -29,7 +32,7 @@ def whole_kept(target: Path, say: Callable[[str], None]) -> Iterator[Path]:
     scratch.mkdir(parents=True)
     try:
         yield scratch
-        seal(scratch, {"kind": "kept"})
+        seal(scratch, {"kind": "kept"}, without=(CARD,))
         old = scratch.with_suffix(".old")
         if os.path.lexists(target):
             target.rename(old)
@@ -66,25 +69,30 @@ def check_kept(folder: Path) -> None:
 def clear_half_made(run: Path, say: Callable[[str], None]) -> None:
     """Clear away what a kill left half-written in a run's folder, where its list says that it is the run's."""
     mark = Mark.of(run)
-    ours = {MARK, *mark.entries} if mark is not None else set()
-    folders = [run, *(run / name for name in ("adapter", "model") if name in ours)]
-    for path in [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]:
-        found = _HALF_MADE.fullmatch(path.name)
-        if (
-            found is None
-            or path.is_symlink()
-            or found["name"] not in (ours if path.parent == run else {CARD})
-        ):
-            continue
-        target = path.with_name(found["name"])
-        if path.is_file():
+    if mark is None:
+        return
+    for name in (MARK, *mark.entries):
+        for path in sorted(run.glob(f".{glob.escape(name)}.*")):
+            _clear(path, run / name, say)
+        if name in _WITH_FILES and not (run / name).is_symlink():
+            for path in sorted((run / name).glob(".*.partial")):
+                if path.is_file():
+                    _clear(path, path, say)
+
+
+def _clear(path: Path, target: Path, say: Callable[[str], None]) -> None:
+    found = _HALF_MADE.search(path.name)
+    if found is None or path.is_symlink():
+        return
+    if path.is_file():
+        if found["what"] == "partial":
             path.unlink()
-        elif found["what"] == "partial":
-            shutil.rmtree(path)
-        elif not os.path.lexists(target):
-            path.rename(target)  # the kill came before the new one had its name
-        else:
-            _let_go(path, target, say)
+    elif found["what"] == "partial":
+        shutil.rmtree(path)
+    elif not os.path.lexists(target):
+        path.rename(target)  # the kill came before the new one had its name
+    else:
+        _let_go(path, target, say)
 
 
 def _let_go(old: Path, target: Path, say: Callable[[str], None]) -> None:

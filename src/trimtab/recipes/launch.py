@@ -9,13 +9,15 @@ import contextlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trimtab.config import Config
     from trimtab.recipes.planning import Planned
 
 SAVING_SECONDS = 600
+_AT_ONCE_SECONDS = 8.0
 
 
 def launch(arguments: list[str], config: Config, planned: Planned) -> int:
@@ -69,6 +71,11 @@ def wait_for(command: list[str], env: dict[str, str]) -> int:
             # torchrun waits for them by now, and would leave them behind if it were told again.
             for process in launcher.children():
                 process.send_signal(number) if told == 2 else process.kill()
+        if told == 2:
+            # One that cannot hear (stopped, or inside a call that keeps Python's lock) would be waited for.
+            killer = threading.Timer(_AT_ONCE_SECONDS, kill_all, [launcher])
+            killer.daemon = True
+            killer.start()
 
     names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     # What is ignored (nohup, a background job) stays ignored.
@@ -79,6 +86,16 @@ def wait_for(command: list[str], env: dict[str, str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def kill_all(launcher: Any) -> None:
+    """End the ranks and what they started, whatever they are doing."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for process in launcher.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 def quiet_libraries() -> None:

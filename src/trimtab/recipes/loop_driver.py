@@ -5,6 +5,7 @@ What a step is and what is measured is an engine's, which a recipe brings. Evalu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
@@ -14,6 +15,9 @@ import torch.distributed as dist
 from trimtab.config import keeps_best
 from trimtab.manifest import Part
 from trimtab.monitor.loop import LoopMonitor
+from trimtab.monitor.norms import Norms
+from trimtab.monitor.verdict import History
+from trimtab.placement import bare_model
 from trimtab.recipes.checkpoints import check_best, fault, name_of, rotate
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
@@ -44,6 +48,12 @@ class Engine(Protocol):
 
     def measure(self, heard: Callable[[int, int], None]) -> dict[str, float]:
         """Figures of the weights as they are on what is held out; every process calls it."""
+
+    def drawn(self) -> list[dict[str, Any]]:
+        """The parts of the batches of the latest step, those of every process in turn; none before the first."""
+
+    def losses_again(self, batch: dict[str, Any]) -> Any:
+        """The losses of one of them, computed again by this process alone."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the weights."""
@@ -115,6 +125,10 @@ class LoopDriver:
         return int(self.engine.skipped)
 
     @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self._monitor.warnings
+
+    @property
     def model(self) -> Any:
         return self._job.model
 
@@ -128,6 +142,8 @@ class LoopDriver:
         progress, engine, training = self.progress, self.engine, self._job.config.training
         eval_every = training.eval_steps or engine.steps_per_epoch
         save_every = training.save_steps or eval_every
+        self._begun, at_begin = progress.step, self._weights()
+        self._monitor.growth = lambda: self._weights().total() / (at_begin.total() or math.inf)
         self._stop.on_train_begin(None, None, None)
         try:
             self._monitor.begin(progress.step, engine.total)
@@ -148,10 +164,35 @@ class LoopDriver:
                     self._save()
             self._monitor.end()
         except NotFinite as error:
-            self._monitor.write(progress.step + 1, "nonfinite", {"message": str(error)})
-            raise
+            told = NotFinite(self._why(error))
+            self._monitor.write(progress.step + 1, "nonfinite", {"message": str(told)})
+            raise told from error
         finally:
             self._stop.restore()
+
+    def _why(self, error: NotFinite) -> str:
+        """The error's text with the reason, which the main process looks for; all that raise it get it."""
+        said, alone = "", not error.on_all_ranks or self._job.plan.processes == 1
+        if self.main or alone:
+            history = History(
+                self.progress.step - self._begun,
+                self._monitor.losses,
+                self._monitor.growth(),
+                self._job.config.training.learning_rate,
+                frozenset(name for name, p in self.model.named_parameters() if p.requires_grad),
+            )
+            said = self._monitor.unfinished(
+                str(error),
+                self.progress.step + 1,
+                self.engine.drawn(),
+                self.engine.losses_again,
+                (bare_model(self.model), self._job.prepared.processor, history),
+                self._job.plan.processes,
+            )
+        return said if alone else str(gather(said)[0])
+
+    def _weights(self) -> Norms:
+        return Norms.of([(name, p.detach()) for name, p in self.model.named_parameters() if p.requires_grad])
 
     def _told_to_end(self) -> bool:
         """Whether one of the processes was; every one has to ask."""

@@ -89,7 +89,7 @@ def meet(
                 "  change: mend that, or raise monitor.start_stuck_after_seconds where loading takes so long"
             )
         if rank == 0 and now - said > say_every:
-            said = now
+            said, say_every = now, 2 * say_every
             say(f"waiting for {_ranks(missing)} of {world} to arrive ({duration(now - began)})")
         time.sleep(0.2 if now - began < 10 else 1.0)
 

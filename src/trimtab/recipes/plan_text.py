@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from trimtab.config import Config, Request
     from trimtab.placement.profile import Part
     from trimtab.recipes.planning import Planned
+    from trimtab.recipes.room_on_disk import Room
 
 GIB = 2**30
 
 
-def plan_lines(request: Request, planned: Planned) -> list[str]:
+def plan_lines(request: Request, planned: Planned, room: Room | None = None) -> list[str]:
     """Numbered lines: what was decided, and the reason behind it."""
     config = request.config
     hardware, plan, profile = planned.hardware, planned.plan, planned.profile
@@ -47,6 +48,8 @@ def plan_lines(request: Request, planned: Planned) -> list[str]:
     for device, share in plan.memory.items():
         figures = f"about {share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {device} (estimate)"
         rows.append(("✓" if share.fits else "✗", "memory", figures))
+    if room is not None:
+        rows.append(room.line())
     rows += [("!", "note", note) for note in plan.notes]
     return [f"{number:2} {mark} {name:<10} {text}" for number, (mark, name, text) in enumerate(rows, 1)]
 
@@ -93,7 +96,7 @@ def parts_table(planned: Planned) -> list[str]:
     ]
 
 
-def plan_as_dict(planned: Planned) -> dict[str, object]:
+def plan_as_dict(planned: Planned, room: Room) -> dict[str, object]:
     """The plan and the counts behind it, for machines."""
     profile = planned.profile
     return {
@@ -104,4 +107,5 @@ def plan_as_dict(planned: Planned) -> dict[str, object]:
             "trainable": profile.trainable,
             "adapter_targets": list(planned.targets),
         },
+        "disk": room.as_dict(),
     }

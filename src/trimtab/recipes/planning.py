@@ -29,6 +29,7 @@ class Planned:
     targets: tuple[str, ...]
     """Names of the layers that get an adapter; empty when all weights are tuned."""
     plan: PlacementPlan
+    trained_tensors: int = 0
 
 
 def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
@@ -56,4 +57,5 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     work = recipe.workload(config, on_cpu)
     plan = resolve(request, hardware, profile, work, full_tuning=config.method == "full")
     check_effective_batch(config, plan)
-    return Planned(hardware, profile, architecture, targets, plan)
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    return Planned(hardware, profile, architecture, targets, plan, trained)

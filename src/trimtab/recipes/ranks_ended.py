@@ -2,7 +2,8 @@
 
 A rank that dies breaks the exchanges of all others, whose errors ("Connection closed by peer") say nothing of the
 cause: these are replaced by a sentence that names the rank, its process, its machine and its own error, where they
-are known."""
+are known.
+"""
 
 from __future__ import annotations
 

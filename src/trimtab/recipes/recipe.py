@@ -113,6 +113,10 @@ class Driver(Protocol):
     def skipped(self) -> int:
         """Steps that changed no weight, for numbers in them that were not finite."""
 
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        """What the monitor has warned of, each with its step, kind and message."""
+
     def settle(self) -> dict[str, Any] | None:
         """Put the weights to be kept into the model; gives those that had to be gathered. Every process calls it."""
 

@@ -160,7 +160,10 @@ def _odd_base(file: Path, error: Exception) -> RequestError:
 
 def _kept_step(run: RunFolder) -> int | None:
     """The step whose weights the run kept: its best one, where it did not keep its last."""
-    return run.read_json(SUMMARY).get("kept_step") if (run.path / SUMMARY).is_file() else None
+    if not (run.path / SUMMARY).is_file():
+        return None
+    step = run.read_json(SUMMARY).get("kept_step")
+    return step if isinstance(step, int) and step >= 0 else None
 
 
 def _cut(trajectory: Trajectory, steps: int | None, file: Path) -> Trajectory:

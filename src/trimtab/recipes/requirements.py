@@ -5,12 +5,11 @@ Loads nothing: packages are looked for and not imported.
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
 from importlib.util import find_spec
 
 from trimtab.config import Config
 from trimtab.config.keys import has_effect
-from trimtab.config.library_names import optimizer_names
+from trimtab.config.library_names import nearest, optimizer_names
 from trimtab.errors import RequestError
 from trimtab.hardware.launcher import detect_launcher
 from trimtab.monitor.trackers import check_trackers
@@ -31,7 +30,6 @@ _PACKAGES = (
     (("schedule_free_",), "schedulefree", "schedulefree"),
     (("stable_adamw",), "optimi", "torch-optimi"),
 )
-_ALIKE = 0.6
 _BY_MODULES = ("galore_", "apollo_")
 """Optimizers for layers that are named to them one by one."""
 
@@ -54,15 +52,8 @@ def check_optimizer(name: str) -> None:
     change = f"write one of {', '.join(usable)}"
     if name not in known:
         why = "transformers has no optimizer of this name"
-        # By the whole name and by its first part: `adamm` is nearer to adamw_torch than to adalomo.
-        likeness = {
-            other: max(
-                SequenceMatcher(None, name.lower(), part).ratio() for part in (other, other.partition("_")[0])
-            )
-            for other in usable
-        }
-        nearest = max(usable, key=likeness.__getitem__)
-        change = f"did you mean {nearest}? Or {change}" if likeness[nearest] > _ALIKE else change
+        meant = nearest(name, usable)
+        change = f"did you mean {meant}? Or {change}" if meant else change
     raise RequestError.of(f"training.optimizer: {name}", str(why), change)
 
 

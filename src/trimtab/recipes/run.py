@@ -13,11 +13,13 @@ from typing import Any, Literal
 from transformers import set_seed
 
 from trimtab.config import Config
+from trimtab.hardware.launcher import detect_launcher
 from trimtab.models.tuned import load_tuned
-from trimtab.placement import PlacementPlan, own_stream, prepare_process
+from trimtab.placement import PlacementPlan, own_stream, prepare_process, profile_model
 from trimtab.recipes.begun_with import Starting
 from trimtab.recipes.card import model_card
 from trimtab.recipes.checkpoints import checkpoint_to_resume, clear_leftovers, set_aside_later
+from trimtab.recipes.disk_needs import room_for
 from trimtab.recipes.elastic import agree_on_checkpoint
 from trimtab.recipes.kept_folder import clear_half_made, whole_kept, write_card
 from trimtab.recipes.look import Look
@@ -32,6 +34,7 @@ from trimtab.recipes.smaller_batches import (
     made_smaller,
     read_record,
     release,
+    to_be_started_again,
 )
 from trimtab.recipes.table import recipe_of
 from trimtab.recipes.vigil import open_board
@@ -54,9 +57,10 @@ def run_recipe(config: Config, plan: PlacementPlan, run: RunFolder, say: Say = p
                 return _run(recipe, config, plan, run, say)
         except StepOutOfMemory as error:
             smaller = made_smaller(config, run, error.lack)
-            if smaller is None or plan.processes > 1:
-                # Of several processes the others wait for this one: all have to be started again.
+            if smaller is None:
                 raise memory_error(error.lack, recipe, config, plan, run) from error
+            if plan.processes > 1:
+                raise to_be_started_again(config, smaller, run, error.lack) from error
             say(announced(config, smaller, run, error.lack))
             resume = run.newest_checkpoint() is not None
         # Here, where the error and all that its traceback held are gone.
@@ -77,6 +81,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
 
     job.model = load_tuned(config, plan, recipe.family, recipe.fit)
     say(f"model {config.model.name} on {', '.join(plan.devices)}, weights {plan.weight_precision}")
+    _check_room(job)
     if recipe.prove is not None:
         recipe.prove(job)
 
@@ -114,6 +119,19 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
     return summary
 
 
+def _check_room(job: Job) -> None:
+    """Once more what will be written, now that the number of rows, and so of checkpoints, is known."""
+    if detect_launcher().rank == 0:
+        tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
+        room = room_for(
+            job.config, job.plan, profile_model(job.model), tensors, job.run, len(job.prepared.train)
+        )
+        room.check(job.config)
+        job.run.needs = room.needs()
+        if room.close:
+            job.say(f"! disk: {room.figures()}")
+
+
 def _tidy(job: Job) -> None:
     """Clear away what a kill left half-written, and set aside what a course that is not gone on with left behind."""
     clear_half_made(job.run.path, job.say)
@@ -133,6 +151,7 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
         "steps": steps,
         "planned_steps": planned,
         "skipped_steps": driver.skipped,
+        "warnings": driver.warnings,
         "train_seconds": round(seconds, 1),
         "device": plan.device,
         "precision": plan.precision,

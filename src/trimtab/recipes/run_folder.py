@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import shlex
 import time
@@ -21,6 +20,7 @@ from trimtab.config import Config, dump_config
 from trimtab.config.problems import without_secrets
 from trimtab.errors import RequestError, some_of
 from trimtab.files import write_json_whole, write_whole
+from trimtab.reading import read_json_object
 from trimtab.recipes.checkpoints import newest
 from trimtab.recipes.run_mark import Mark, claim, is_free, move_aside
 
@@ -32,7 +32,7 @@ STARTS = "starts.json"
 """What the run began with, and what each later start changed (begun_with.py)."""
 ALWAYS = (
     *("config.yaml", "plan.json", "data.json", STARTS, "metrics.jsonl", SUMMARY, "stacks.txt", "checkpoints"),
-    "halved.json",
+    *("halved.json", "nonfinite"),
 )
 """What any run may write, whichever of its processes does; beside these, stacks-rankN.txt."""
 EVALUATION = "evaluation.json"
@@ -56,6 +56,8 @@ class RunFolder:
     step: int | None = None
     """The last whole step, once training has begun."""
     planned_steps: int | None = None
+    needs: str = ""
+    """What it will write at most, in words, once that is known."""
     again: bool = False
     """Whether the launcher that began the run here has started it again, after one of its processes died."""
 
@@ -138,14 +140,18 @@ class RunFolder:
         write_json_whole(self.claim(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
-        return content
+        return read_json_object(self.path / name, f"the run's {name}", "put back the file that the run wrote")
 
 
 def default_folder(config: Config) -> str:
-    """A new folder under runs/, readable and in order of time; made here, so that no other run takes the name."""
+    """A new name under runs/, readable and in order of time."""
     model = config.model.name.rstrip("/").split("/")[-1]
-    stem = f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"runs/{config.recipe}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def make_default_folder(config: Config) -> str:
+    """A new folder of such a name, made at once, so that no other run takes it."""
+    stem = default_folder(config)
     for number in itertools.count(1):
         name = stem if number == 1 else f"{stem}-{number}"
         try:

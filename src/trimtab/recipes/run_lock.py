@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from trimtab.errors import RequestError
 from trimtab.recipes.elastic import restart_number
@@ -52,8 +53,8 @@ class Holder:
         return cls(os.getpid(), platform.node(), round(time.time(), 3), psutil.Process().create_time())
 
     @classmethod
-    def read(cls, file: Path) -> Holder | None:
-        for _ in range(3):
+    def read(cls, file: Path, tries: int = 3) -> Holder | None:
+        for _ in range(tries):
             try:
                 told = json.loads(file.read_text(encoding="utf-8"))
                 born = told.get("born")
@@ -121,10 +122,19 @@ def running_in(folder: Path) -> Holder | None:
     return None
 
 
-def refuse_if_running(folder: Path) -> None:
-    """The same refusal as `only_run_in`'s, without taking the lock."""
-    if running_in(folder) is not None:
+def refuse_if_running(folder: Path, verb: Literal["train", "export", "evaluate"] = "train") -> None:
+    """Refuse to write beside a run that goes on, without taking its lock. Its own process may."""
+    holder = running_in(folder)
+    if holder is None or (holder.pid, holder.host) == (os.getpid(), platform.node()):
+        return
+    if verb == "train":
         raise _busy(folder)
+    elsewhere = ", or write elsewhere with --out" if verb == "export" else ""
+    raise RequestError.of(
+        f"trimtab {verb} {folder}: a run is going on there: {holder}",
+        "the weights that it keeps are about to be replaced, and what is written beside them would tell of others",
+        f"wait until it has ended{elsewhere}; `trimtab report` may look at it meanwhile",
+    )
 
 
 def _take(file: Path, patience: float) -> int | None:
@@ -213,7 +223,9 @@ def _note_a_lost_one(file: Path, say: Say) -> None:
 
 
 def _busy(folder: Path) -> RequestError:
-    holder = Holder.read(folder / LOCK)
+    holder = Holder.read(
+        folder / LOCK, tries=25
+    )  # one that has just taken it may not have written its name yet
     who = str(holder) if holder is not None else "another process"
     change = "wait until it has ended, or choose another output_dir"
     if holder is not None and holder.alive:

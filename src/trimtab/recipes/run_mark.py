@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from trimtab.errors import RequestError
 from trimtab.files import write_json_whole
+from trimtab.reading import parse_json, read_text
 
 MARK = ".trimtab-run.json"
 LOCK = ".trimtab-lock"
@@ -42,13 +42,17 @@ class Mark:
     def of(cls, folder: Path) -> Mark | None:
         """The folder's mark; None for a folder without one that this version understands: it is not ours to judge."""
         try:
-            found = json.loads((folder / MARK).read_text(encoding="utf-8"))
+            found = parse_json(read_text(folder / MARK))
             if found["format"] != FORMAT or not all(
                 map(_is_plain, [*found["entries"], found["moving_to"] or "x"])
             ):
                 return None
-            return cls(tuple(found["entries"]), found["began"], found["started"], found["moving_to"])
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, LookupError):
+            return cls(
+                tuple(found["entries"]), found["began"] is True, float(found["started"]), found["moving_to"]
+            )
+        except (FileNotFoundError, NotADirectoryError, RequestError):
+            return None
+        except (ValueError, TypeError, LookupError, OverflowError):
             return None
 
     def write(self, folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Self
 
 from trimtab.errors import TrimtabError
 from trimtab.monitor.board import Board
-from trimtab.monitor.last_words import end_now, way_on
+from trimtab.monitor.last_words import OWN_AGENT, end_now, way_on
 
 HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
 # What the main thread gets to end by itself, with its own words, and to leave a rank whose fellow is gone.
@@ -34,8 +34,6 @@ def told_twice_by_torchrun(first: float, second: float) -> bool:
 
     `trimtab train` keeps its own torchrun out of the terminal's group, where each telling is one.
     """
-    from trimtab.recipes.elastic import OWN_AGENT
-
     under = "TORCHELASTIC_RUN_ID" in os.environ and OWN_AGENT not in os.environ
     return under and second - first < _ONCE_SECONDS
 

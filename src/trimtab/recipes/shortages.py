@@ -1,7 +1,7 @@
 """A run that ends for want of room, on a disk or in memory: what it says, what it had kept, and how it goes on.
 
-The error is the same whichever library met the lack, and in whichever phase. Nothing is freed or deleted here; what could
-be is named, with its size.
+The error is the same whichever library met the lack, and in whichever phase. Nothing is freed or deleted here; what
+could be is named, with its size.
 """
 
 from __future__ import annotations
@@ -14,33 +14,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.cache import cache_root
-from trimtab.config import Config
+from trimtab.config import Config, keeps_best
 from trimtab.errors import TrimtabError
+from trimtab.file_system import amount, file_system_of, nearest, size_of
 from trimtab.placement import PlacementPlan, host_out_of_memory, out_of_memory
 from trimtab.recipes.checkpoints import by_step
 from trimtab.recipes.recipe import Recipe
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import StepOutOfMemory
-from trimtab.shortage import (
-    MemoryFault,
-    WriteFault,
-    amount,
-    file_system_of,
-    largest_file,
-    memory_fault,
-    nearest,
-    size_of,
-    write_fault,
-)
-
-
-class NoRoomOnDisk(TrimtabError):
-    """A write was refused by the system: the run ended there."""
+from trimtab.shortage import MemoryFault, NoRoomOnDisk, WriteFault, in_words, memory_fault, write_fault
 
 
 @contextmanager
 def shortages_told(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder) -> Iterator[None]:
-    """An error that means "no room" goes up as one of ours, with what was kept and what to change; others as they are."""
+    """An error that means "no room" goes up as one of ours, with what was kept; any other as it is."""
     try:
         yield
     except StepOutOfMemory:
@@ -75,51 +62,11 @@ def memory_error(
 def disk_error(fault: WriteFault, config: Config, run: RunFolder) -> NoRoomOnDisk:
     """What is full or closed, what the run had kept, what to free or set."""
     folder = nearest(fault.path.parent if fault.path is not None else run.path)
-    system = file_system_of(folder)
-    what = f"{fault.path.name} in {folder}" if fault.path is not None else f"a file of {run.path}"
-    there = f"{amount(system.free)} of {amount(system.total)} are free on {system.mount}"
-    kind = fault.kind
-    if kind == "unknown":
-        # The library did not say why. What the system tells now may be after a half-written file was taken away.
-        low = system.free < max(2**20, system.total // 50)
-        kind = "read-only" if system.read_only else "full" if low else "file size" if largest_file() else kind
-    if kind == "full" and system.files_free is not None and system.files_free < 1:
-        kind, there = "inodes", f"{there}, but it can hold no more files (no free inodes)"  # type: ignore[assignment]
-    found, change = {
-        "full": (f"no space left on {system.mount}", _room_to_make(config, run, folder)),
-        "inodes": (
-            f"no file can be made any more on {system.mount}",
-            "delete files there, many small ones best",
-        ),
-        "quota": (
-            "the disk quota is used up",
-            f"{_room_to_make(config, run, folder)}, or ask for a larger quota",
-        ),
-        "read-only": (
-            f"{system.mount} is read-only",
-            "mount it for writing (a disk that failed is often remounted read-only: see `dmesg`), or choose another "
-            "folder",
-        ),
-        "forbidden": (
-            f"{folder} may not be written to",
-            "give this user the right to write there, or choose another folder",
-        ),
-        "file size": (
-            "a file is larger than this process or file system allows",
-            f"raise the limit (`ulimit -f`, now {amount(largest_file() or 0)})"
-            if largest_file() is not None
-            else "use a file system without such a limit (FAT holds files of up to 4 GiB)",
-        ),
-        "device": ("the disk failed", "see `dmesg`, and use another disk"),
-        "unknown": (
-            "a file could not be written",
-            f"look for a quota, which the system does not show here; {_room_to_make(config, run, folder)}",
-        ),
-    }[kind]
+    found, why, change = in_words(fault, folder, _room_to_make(config, run, folder))
+    ours = fault.kind in ("full", "quota", "unknown") and folder.is_relative_to(nearest(run.path))
+    needs = f"; of the run {run.needs}" if run.needs and ours else ""
     return NoRoomOnDisk(
-        f"{found}: {what} could not be written\n"
-        f"  why: {there} (the system said: {fault.said}); {kept(config, run)}\n"
-        f"  change: {change}; then {go_on(config, run)}"
+        f"{found}\n  why: {why}{needs}; {kept(config, run)}\n  change: {change}; then {go_on(config, run)}"
     )
 
 
@@ -166,7 +113,8 @@ def _room_to_make(config: Config, run: RunFolder, folder: Path) -> str:
     older = sorted(run.path.glob("replaced-*"))
     ways += [f"remove {path} ({amount(size_of(path))}, an earlier run)" for path in older if path.is_dir()]
     newest, folders = newest_readable(run), list(by_step(run.checkpoints).values())
-    spare = [path for path in folders if path != newest]
+    # Which of the older ones is the best, only the run knows.
+    spare = [] if keeps_best(config) else [path for path in folders if path != newest and size_of(path)]
     if spare and newest is not None:
         ways.append(f"remove {spare[0]} ({amount(size_of(spare[0]))})")
     limit = config.training.save_total_limit

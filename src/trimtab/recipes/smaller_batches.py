@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trimtab.placement import OutOfMemory
 from trimtab.shortage import MemoryFault, memory_fault
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ RECORD = "halved.json"
 
 
 class StepOutOfMemory(Exception):
-    """A step's own passes found no memory; before the optimizer, or after, makes no difference: the step is made again."""
+    """The passes of a step found no memory: it can be made again of smaller ones."""
 
     def __init__(self, lack: MemoryFault) -> None:
         super().__init__(lack.said)
@@ -48,7 +49,7 @@ class Batch(NamedTuple):
         return self.batch_size * self.gradient_accumulation_steps
 
     def smaller(self) -> Batch | None:
-        """Half as many rows in a pass (where that is no whole number, the next fewer that divide them), or None at one."""
+        """Half as many rows in a pass (of an odd number its next smaller divisor), or None where it is one."""
         size = next((n for n in range(self.batch_size // 2, 0, -1) if self.batch_size % n == 0), None)
         return None if size is None else Batch(size, self.rows // size)
 
@@ -111,8 +112,7 @@ def made_smaller(config: Config, run: RunFolder, lack: MemoryFault) -> Config | 
 
 def as_recorded(config: Config, run: RunFolder, say: Callable[[str], None]) -> Config:
     """The config of a run that goes on, with the batch that it was left with, where its own asks for the same rows."""
-    started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    record = read_record(run) if run.goes_on(config) or started_again else None
+    record = read_record(run) if run.goes_on(config) or run.again else None
     if record is None or not config.training.halve_batch_on_oom:
         return config
     asked, now = Batch.of(config), Batch(**record["now"])
@@ -137,6 +137,23 @@ def announced(before: Config, after: Config, run: RunFolder, lack: MemoryFault) 
         f"! out of memory{at} with training.batch_size={before.training.batch_size} ({lack.said})\n"
         f"  going on {start} with training.batch_size × gradient_accumulation_steps {Batch.of(after)} in place of "
         f"{Batch.of(before)}: the same {Batch.of(after).rows} rows a step (training.halve_batch_on_oom)"
+    )
+
+
+def to_be_started_again(before: Config, after: Config, run: RunFolder, lack: MemoryFault) -> OutOfMemory:
+    """How one of several processes ends: the others wait for it, so that all have to be started again."""
+    batch = Batch.of(after)
+    if run.newest_checkpoint() is not None:
+        change = "start it again with training.resume=true"
+    else:
+        change = (
+            f"start it again with overwrite=true training.batch_size={batch.batch_size} "
+            f"training.gradient_accumulation_steps={batch.gradient_accumulation_steps}"
+        )
+    return OutOfMemory(
+        f"{announced(before, after, run, lack)}\n"
+        f"  why: all processes have to begin again for it; {RECORD} says with what\n"
+        f"  change: nothing where the launcher begins again (monitor.restarts); else {change}"
     )
 
 

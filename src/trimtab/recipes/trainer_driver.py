@@ -17,6 +17,7 @@ from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, tra
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.resumed_state import ResumedState
+from trimtab.recipes.row_order import order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_saving import save_whole
@@ -57,7 +58,8 @@ def trainer_arguments(
         "max_grad_norm": training.max_grad_norm,
         "optim": training.optimizer,
         # Inside train(): evaluate() before it would leave the model unwrapped, and ranks would never meet.
-        "eval_on_start": evaluates,
+        # A run that goes on has the figures of its start, and those of the step that it stands at, in its checkpoint.
+        "eval_on_start": evaluates and not training.resume,
         "eval_strategy": rhythm if evaluates else "no",
         "eval_steps": training.eval_steps,
         "save_strategy": saves,
@@ -110,11 +112,14 @@ class TrainerDriver:
             train_dataset=prepared.train,
             eval_dataset=prepared.eval,
             processing_class=prepared.processor,
-            callbacks=[ResumedState(job.run.checkpoints), self.monitor, guard, self._stop],
+            # The stop before the monitor: it may ask for a checkpoint, before which every verdict is read.
+            callbacks=[ResumedState(job.run.checkpoints), self._stop, self.monitor, guard],
             **own,
         )
+        self.monitor.watch(self.trainer)
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
+        order_by_epoch(self.trainer)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
             _watch_memory(self.trainer)
@@ -151,6 +156,10 @@ class TrainerDriver:
     @property
     def skipped(self) -> int:
         return self.monitor.skipped
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self.monitor.warnings
 
     @property
     def model(self) -> Any:

@@ -83,6 +83,6 @@ def _keep(
 ) -> None:
     """What `summary.json` tells of a process that is ended from outside its main thread."""
     if watchdog.step is not None:
-        run.step = watchdog.step
+        run.step, run.planned_steps = watchdog.step, watchdog.planned_steps
     with contextlib.suppress(type(error)), failure_kept(run, config, plan, rank):
         raise error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VisionSettings
+from trimtab.files import whole_file
 from trimtab.models.families import IMAGE_TEXT
 from trimtab.placement import PlacementPlan, Workload, return_outputs
 from trimtab.recipes.look import Look
@@ -214,7 +215,8 @@ def _keep_pictures(job: Job, rows: Sequence[PictureRow]) -> None:
             folder.mkdir(exist_ok=True)
             image = picture.open()
             image.thumbnail((WIDEST, WIDEST))
-            image.save(job.run.path / name)
+            with whole_file(job.run.path / name) as scratch:
+                image.save(scratch, format="PNG")
 
 
 def _question(row: PictureRow) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.voice import SPECTRAL
 from trimtab.models.load import shapes_only
+from trimtab.recipes.kept_folder import whole_kept
 from trimtab.recipes.look import Look
 from trimtab.recipes.recipe import Job
 
@@ -73,7 +74,8 @@ def look(job: Job, model: Any) -> Look:
 def keep_codec(job: Job) -> None:
     """The codec that was learned for this run: no other reads the codes that its model says."""
     if job.config.voice.codec == SPECTRAL and not shapes_only():
-        job.prepared.own.codec.save_pretrained(job.run.claim(CODEC))
+        with whole_kept(job.run.claim(CODEC), job.say) as folder:
+            job.prepared.own.codec.save_pretrained(folder)
 
 
 def _files(number: int, row: CodedRow) -> dict[str, str]:

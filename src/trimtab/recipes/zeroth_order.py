@@ -8,7 +8,7 @@ losses alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config import schema
@@ -117,6 +117,7 @@ class ZerothEngine:
         self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
         self.evaluates = bool(job.prepared.eval)
         self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
+        self._drawn: list[Any] = []
 
     @property
     def skipped(self) -> int:
@@ -132,9 +133,23 @@ class ZerothEngine:
     def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
         """One step: its number, the data drawn so far, its figures, and those that are shown beside the loss."""
         optimizer = self.optimizer
-        result = optimizer.step(self._batches())
-        optimizer.project(self._batches)  # where one is due
+        result = optimizer.step(self._draw())
+        optimizer.project(self._draw)  # where one is due
         return optimizer.step_number, self._batches.taken, *figures_of(result, optimizer)
+
+    def _draw(self) -> list[Any]:
+        self._drawn = self._batches()
+        return self._drawn
+
+    def drawn(self) -> list[dict[str, Any]]:
+        """The micro-batches that were drawn last, by their parts; those of all processes."""
+        return [vars(batch) for batch in self._drawn]
+
+    def losses_again(self, batch: Mapping[str, Any]) -> Any:
+        """The losses of one of them once more, for whoever watches the modules."""
+        from trimtab.zeroth.objective import ScoreBatch
+
+        return self.optimizer.losses_again(ScoreBatch(**batch))
 
     def measure(self, heard: Callable[[int, int], None]) -> dict[str, float]:
         """Figures of the weights as they are on what is held out; every process calls it."""

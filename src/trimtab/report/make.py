@@ -5,7 +5,6 @@ It replaces a page that it made before, and no other file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,9 +13,10 @@ from typing import Any
 
 from trimtab.errors import RequestError
 from trimtab.files import write_whole
+from trimtab.reading import parse_json, read_text
 from trimtab.recipes.run_mark import claim
 from trimtab.report.frame import GENERATOR
-from trimtab.report.run_facts import RUN_FILES, hidden, read_run
+from trimtab.report.run_facts import RUN_FILES, RunFacts, hidden, read_run
 
 NAME = "report.html"
 _WANTED = (
@@ -79,9 +79,14 @@ def write_page(report: Report, out: Path | None) -> Path:
 def _of_run(folder: Path) -> Report:
     from trimtab.report.run import run_page
 
-    run = read_run(folder)
+    with _whole(folder, "files of a run", "put back what the run wrote"):
+        run = read_run(folder)
+        return Report(run_page(run), _told(run), folder / NAME)
+
+
+def _told(run: RunFacts) -> dict[str, Any]:
     latest = {row["phase"]: row for row in run.of_phase("train", "eval")}
-    told = {
+    return {
         "kind": "run",
         "status": run.status,
         "status_line": run.status_line,
@@ -95,7 +100,6 @@ def _of_run(folder: Path) -> Report:
         "data": run.data,
         "latest": latest,
     }
-    return Report(run_page(run), told, folder / NAME)
 
 
 def _of_benchmark(folder: Path) -> Report:
@@ -140,9 +144,9 @@ def _of_rehearsal(file: Path) -> Report:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise RequestError.of(f"{file}: not valid JSON", _WANTED, "check the path") from None
+        return parse_json(read_text(file))
+    except ValueError as error:
+        raise RequestError.of(f"{file}: not valid JSON ({error})", _WANTED, "check the path") from None
 
 
 @contextmanager
@@ -150,9 +154,9 @@ def _whole(file: Path, what: str, change: str) -> Iterator[None]:
     """Reading a file of another shape than ours is told as such."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, OSError) as error:
         raise RequestError.of(
-            f"{file}: the {what}, but not whole ({type(error).__name__}: {error})",
+            f"{file}: the {what}, but not whole ({type(error).__name__}: {str(error)[:300]})",
             "it was changed, or written by another version",
             change,
         ) from None

@@ -5,7 +5,6 @@ Secrets that a file may hold (a login in an address, a key) are taken out on the
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -14,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from trimtab.config.problems import is_secret, without_secrets
+from trimtab.config.yaml_text import plain_tree
+from trimtab.errors import RequestError
 from trimtab.monitor.metrics import read_metrics
 from trimtab.monitor.wording import count_of
+from trimtab.reading import parse_json, read_bytes, read_text
 from trimtab.recipes.table import RECIPES
 
 Status = Literal["finished", "interrupted", "failed", "unfinished"]
@@ -209,13 +209,13 @@ def read_run(path: Path) -> RunFacts:
     miss = run.missing.append
     config = path / "config.yaml"
     if config.is_file():
-        raw = config.read_bytes().decode("utf-8", errors="replace")
+        raw = read_bytes(config).decode("utf-8", errors="replace")
         if "\N{REPLACEMENT CHARACTER}" in raw:
             miss("config.yaml is not all UTF-8; what cannot be read shows as \N{REPLACEMENT CHARACTER}")
         run.config_text = _without_named_secrets(without_secrets(raw))
         try:
-            tree = yaml.safe_load(run.config_text)
-        except yaml.YAMLError:
+            tree = plain_tree(run.config_text)
+        except ValueError:
             miss("config.yaml is not valid YAML; it is shown as it is")
         else:
             run.config = tree if isinstance(tree, dict) else {}
@@ -281,10 +281,10 @@ def _read(file: Path, miss: Callable[[str], None], without: str) -> dict[str, An
         miss(f"{file.name} is missing: {without}")
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_AS_TEXT.__getitem__)
+        content = parse_json(read_text(file), _AS_TEXT)
         if not isinstance(content, dict):
             raise ValueError("no JSON object")
-    except ValueError as error:
+    except (ValueError, OSError, RequestError) as error:
         miss(f"{file.name} cannot be read ({error})")
         return {}
     return dict(hidden(content))

@@ -2,13 +2,13 @@
 
 The code runs in one process, the tests in another, which asks the first for what the tests use of it. So nothing that
 the code does where it runs makes a pass: leaving early, printing, changing built-ins, or a search for a secret in its
-memory. There is none, nor the text of a test; all it can give is answers to what a test asks, as plain data.
+memory. There is none, nor the text of a test; all it can give is answers to what a test asks, and what decides a test
+is plain data among them, which the tests' process compares itself.
 
-What remains: a test believes the completion's answers (see docs/grpo.md), and the processes cannot outlive their time,
-use more memory than they were given, write large files, or start processes (as root: on Linux, x86-64 and arm64). Where
-the kernel gives a user namespaces, the code can reach no network, end no process but its own, and write to no file
-outside its empty folder. It sees none of our variables, but can read what its user can read. It is a fence against
-accidents and cheating, not against an attack on the machine.
+Both processes stand behind a fence (sandbox_child/fence.py): a root with the interpreter's files and an empty folder,
+Landlock, a list of the calls to the kernel that they may make, and limits of time, memory, threads and sizes. What of
+it a machine gives is found out before training by trying (promises.py), and said. It is a fence against cheating and
+against code that looks around; a fault in the kernel itself is beyond it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from trimtab.errors import RequestError
 
 # The child's parts import each other by their own package, not as a part of Trimtab: see sandbox_child.
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox_child.nursery import main; main()"
@@ -58,15 +60,30 @@ def network_is_cut() -> bool:
     return run_tests("", "pass", Limits())[1]
 
 
+def cannot_run() -> str:
+    """Why there is no sandbox at all on this system; empty where there is one."""
+    if os.name == "posix":
+        return ""
+    return f"it forks processes and hands sockets to them, which {sys.platform} does not do"
+
+
 class Sandbox:
     """An interpreter that was started once and forks for each job. Threads may share one."""
 
     def __init__(self, limits: Limits) -> None:
+        if why := cannot_run():
+            raise RequestError.of(
+                "grpo.reward=code: completions' code is to be run",
+                why,
+                "run it on Linux or macOS (also: WSL, a container)",
+            )
         self._turn = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="trimtab-tests-", ignore_cleanup_errors=True)
         self._control, theirs = socket.socketpair()
         with theirs:
-            numbers = [str(theirs.fileno()), str(limits.megabytes), str(limits.seconds)]
+            # Where there are namespaces, jobs have this folder for a root, and elsewhere folders below it.
+            os.chmod(self._folder.name, 0o711)
+            numbers = [str(theirs.fileno()), str(limits.megabytes), str(limits.seconds), self._folder.name]
             self._nursery = subprocess.Popen(
                 [sys.executable, "-I", "-c", _START, str(Path(__file__).parent), *numbers],
                 stdin=subprocess.DEVNULL,
@@ -84,6 +101,11 @@ class Sandbox:
         self._control.close()  # which ends the nursery, as soon as nothing runs any more
         self._nursery.wait()
         self._folder.cleanup()
+
+    @property
+    def folder(self) -> str:
+        """Where jobs' folders are, as far as they are on a disk."""
+        return self._folder.name
 
     def run(self, code: str, tests: Any) -> tuple[float, bool]:
         """The share of tests that passed, and whether the network was out of reach."""

@@ -34,6 +34,9 @@ LossFunction = Callable[[nn.Module, Any, int], Tensor]
 class NotFinite(TrimtabError):
     """A loss was not a finite number. The weights are those of the step before."""
 
+    on_all_ranks = False
+    """Whether every rank raises it, of the losses that they have exchanged."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -240,35 +243,46 @@ class ZerothOrder:
     def _measure(self, batches: Sequence[Any], change: Change, what: str) -> tuple[float, ...]:
         """The loss of every lane, over all micro-batches and ranks."""
         count = len(change.coefficients) if isinstance(change, Directions) else len(change.lanes)
-        groups = [range(i, min(i + self.lanes, count)) for i in range(0, count, self.lanes)]
 
         def of_batch(batch: Any) -> Tensor:
-            parts = []
-            for group in groups:
-                if (captured := self._captured_losses(change, group, batch)) is not None:
-                    parts.append(captured)
-                    continue
-                with evaluating(self.model), self._modules.running(change, group):
-                    losses = self._loss_fn(self.model, batch, len(group))
-                if losses.dim() != 2 or losses.shape[0] != len(group):
-                    raise ValueError(
-                        f"loss_fn returned the shape {tuple(losses.shape)} for {len(group)} lanes; it returns "
-                        "[lanes, examples]"
-                    )
-                parts.append(losses)
-            return torch.cat(parts)
+            return self._lane_losses(batch, change, count)
 
         # Not inference_mode: in it, tensors of other kinds (virtual GPUs') refuse views of ordinary weights.
         with torch.no_grad():
             losses = mean_losses(batches, of_batch, count)
         self.forwards += count
         if not all(map(math.isfinite, losses)):
-            raise NotFinite(
+            error = NotFinite(
                 f"{what}: the losses are {', '.join(f'{loss:g}' for loss in losses)}\n"
                 "  why: a step along a slope that is not a number would destroy the weights; it was not made\n"
                 "  change: a smaller learning_rate or eps, or bf16 in place of fp16; check the batch's labels"
             )
+            error.on_all_ranks = True
+            raise error
         return losses
+
+    def _lane_losses(self, batch: Any, change: Change, count: int, *, captured: bool = True) -> Tensor:
+        """[lanes, examples] of one micro-batch, on this rank."""
+        parts = []
+        for group in [range(i, min(i + self.lanes, count)) for i in range(0, count, self.lanes)]:
+            if captured and (found := self._captured_losses(change, group, batch)) is not None:
+                parts.append(found)
+                continue
+            with evaluating(self.model), self._modules.running(change, group):
+                losses = self._loss_fn(self.model, batch, len(group))
+            if losses.dim() != 2 or losses.shape[0] != len(group):
+                raise ValueError(
+                    f"loss_fn returned the shape {tuple(losses.shape)} for {len(group)} lanes; it returns "
+                    "[lanes, examples]"
+                )
+            parts.append(losses)
+        return torch.cat(parts)
+
+    def losses_again(self, batch: Any) -> Tensor:
+        """[lanes, examples] of a micro-batch of the step that failed, module by module, on this rank alone."""
+        change = step_lanes(self.settings, self.step_number)
+        with torch.no_grad():
+            return self._lane_losses(batch, change, len(change.coefficients), captured=False)
 
     def _captured_losses(self, change: Change, lanes: Sequence[int], batch: Any) -> Tensor | None:
         """On a real GPU the pass is a CUDA graph, where the model lets itself be captured; else None."""

@@ -8,6 +8,7 @@ the time is up or when the judge has ended, also where nobody waits for them any
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from . import fence
+from . import fence, kernel, room
 from .judge import Judge
 from .wire import Gone
 from .worker import Worker
@@ -31,53 +32,100 @@ def main() -> NoReturn:
     """Serve one folder and one socket after the other, until the other end closes."""
     sys.set_int_max_str_digits(0)
     control, megabytes, seconds = socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]), float(sys.argv[4])
+    root = sys.argv[5]
     # What the completion sees: neither our arguments nor our folder.
     del sys.argv[1:], sys.path[0]
+    in_room = _into_room(root)
+    choose, readable = fence.may_choose_user(in_room), tuple(room.readable())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no trace
-    while True:
+    for number in itertools.count():
         folder, sockets, _, _ = socket.recv_fds(control, 4096, 1)
         if not folder:
             with contextlib.suppress(ChildProcessError):
                 os.wait()  # for all: those whose end is ignored are never told one by one
             os._exit(0)
+        here = room.FOLDER if in_room else folder.decode()
+        user = fence.USERS[number % len(fence.USERS)] if choose else None
+        around = fence.Fence(here, megabytes, seconds, in_room, user, readable)
         with socket.socket(fileno=sockets[0]) as job:
-            _fork(lambda: _keep(control, job, folder.decode(), megabytes, seconds))  # noqa: B023
+            _fork(lambda: _keep(control, job, around))  # noqa: B023
         control.send(b".")
+    raise AssertionError("counting does not end")
 
 
-def _keep(control: socket.socket, job: socket.socket, folder: str, megabytes: int, seconds: float) -> None:
+def _into_room(root: str) -> bool:
+    """Go on as the first process of a room, while the one that came here waits outside for its end.
+
+    False, in the process that came here, where the kernel gives no room.
+    """
+    if not kernel.linux():
+        return False
+    said, says = os.pipe()
+    if outside := os.fork():
+        os.close(says)
+        built = os.read(said, 1)
+        if built:
+            os.waitpid(outside, 0)
+            os._exit(0)
+        os.waitpid(outside, 0)
+        os.close(said)
+        return False
+    os.close(said)
+    try:
+        kernel.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+        room.leave_namespaces()
+        if inside := os.fork():
+            os.close(says)
+            os.waitpid(inside, 0)
+            os._exit(0)
+        kernel.prctl(1, 9)
+        room.build(root)
+    except OSError:
+        os._exit(1)
+    os.write(says, b".")
+    os.close(says)
+    return True
+
+
+def _keep(control: socket.socket, job: socket.socket, around: fence.Fence) -> None:
     """Start a judge and a worker, and end both when the judge has ended or the time is up."""
     control.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.environ.update(HOME=folder, TMPDIR=folder)
-    os.chdir(folder)
+    os.environ.update(HOME=around.folder, TMPDIR=around.folder)
+    if around.in_room:
+        room.own_folder(around.user)
+    elif around.user is not None:
+        os.chown(around.folder, around.user, around.user)
+    os.chdir(around.folder)
     ours, theirs = socket.socketpair()
+    alone = False
 
     def judge() -> None:
         theirs.close()
-        fence.cut_network()
-        fence.give_up_rights(megabytes, seconds)
-        _judge(job, ours, seconds)
+        around.take_rights()
+        _judge(job, ours, around.seconds)
 
     def work() -> None:
         os.setsid()
-        fence.give_up_rights(megabytes, seconds)
+        os.closerange(3, theirs.fileno())
+        os.closerange(theirs.fileno() + 1, 256)
+        around.take_rights(alone)
         worker = Worker(theirs)
-        worker.send({"isolated": isolated})
+        worker.send({"isolated": fence.network_is_cut(around.in_room)})
         with contextlib.suppress(Gone):
             worker.run()
 
     judging = _fork(judge)
     job.close()
     ours.close()
-    isolated = fence.cut_off(folder)
     fence.hide()
-    os.chdir(folder)  # into the mount that can be written to
+    if around.in_room:
+        alone = room.own_processes(around.user)
     working = _fork(work)
     theirs.close()
     signal.signal(signal.SIGALRM, _time_is_up)
     with contextlib.suppress(TimeoutError):
-        signal.setitimer(signal.ITIMER_REAL, START_SECONDS + seconds)
+        signal.setitimer(signal.ITIMER_REAL, START_SECONDS + around.seconds)
         os.waitpid(judging, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         judging = 0
@@ -100,7 +148,7 @@ def _judge(job: socket.socket, wire: socket.socket, seconds: float) -> None:
         # Whatever comes of loading the code, an exit too, no test has passed then.
         with contextlib.suppress(BaseException):
             side.ask("load", asked["code"])
-            passed = [side.passes(test) for test in asked["tests"]]
+            passed = side.judge(asked["tests"])
         verdict = {"passed": passed, "isolated": isolated, "unsupported": side.unsupported}
         stream.write(json.dumps(verdict).encode() + b"\n")
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import json
 import socket
 import sys
-from collections import deque, namedtuple
-from collections.abc import Callable
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -34,7 +35,13 @@ PLAIN: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
 COLLECTIONS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, set, frozenset, deque)}
 FROM_PLAIN = {tag: back for tag, _, back in PLAIN.values()}
 FROM_COLLECTION: dict[str, Any] = {tag: kind for kind, tag in COLLECTIONS.items()}
+DICTS: dict[type, str] = {Counter: "counter", OrderedDict: "ordered", dict: "dict"}
+FROM_DICT: dict[str, Any] = {tag: kind for kind, tag in DICTS.items()}
+FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
+MUTABLE = (list, dict, set, deque, bytearray, Counter, OrderedDict, defaultdict)
 SAFE_INTEGER = 2**53
+LONGEST = 64 * 2**20
+"""More bytes than this are no answer."""
 
 
 class Gone(BaseException):
@@ -59,15 +66,27 @@ class Side:
         self.send(request)
         while "ask" in (message := self.receive()):
             self.serve(message)
-        self.heard(message)
         given = {**{str(place): value for place, value in enumerate(args)}, **kwargs}
-        for key, new in message.get("changed", {}).items():
-            _refill(given[key], self.decode(new))
-        if "same" in message:
-            return given[message["same"]]
-        if "error" in message:
-            raise self.error(message["error"])
-        return self.decode(message["value"])
+        with self.taken_at_its_word():
+            self.heard(message)
+            for key, new in message.get("changed", {}).items():
+                if not changes(given[key]):
+                    raise Gone
+                _refill(given[key], self.decode(new))
+            if "same" in message:
+                return given[message["same"]]
+            if "error" not in message:
+                return self.decode(message["value"])
+            error = self.error(message["error"])
+        raise error
+
+    @contextlib.contextmanager
+    def taken_at_its_word(self) -> Iterator[None]:
+        """What cannot be read is no answer: the other side is as good as gone, and no test may make light of it."""
+        try:
+            yield
+        except Exception:
+            raise Gone from None
 
     def heard(self, message: dict[str, Any]) -> None:
         """Look at an answer before it is taken."""
@@ -95,8 +114,8 @@ class Side:
             raise Gone from None
 
     def receive(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            message = json.loads(self.stream.readline())
+        with contextlib.suppress(OSError, ValueError, RecursionError, MemoryError):
+            message = json.loads(self.stream.readline(LONGEST))
             if isinstance(message, dict):
                 return message
         raise Gone
@@ -121,7 +140,13 @@ class Side:
         if kind in COLLECTIONS:
             return [COLLECTIONS[kind], [self.encode(v) for v in value]]
         if kind is dict:
-            return ["dict", [[self.encode(k), self.encode(v)] for k, v in value.items()]]
+            pairs = [[self.encode(k), self.encode(v)] for k, v in value.items()]
+            factory = getattr(getattr(value, "default_factory", None), "__name__", "")
+            if type(value) is defaultdict and factory in FACTORIES:
+                return ["default", factory, pairs]
+            return [DICTS.get(type(value), "dict"), pairs]
+        if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+            return ["numpy", str(value.dtype), list(value.shape), self.encode(value.tolist())]
         name = value.__name__ if isinstance(value, type) else ""
         if name and getattr(builtins, name, None) is value:
             return ["builtin", name]
@@ -137,8 +162,14 @@ class Side:
             return FROM_PLAIN[tag](rest[0])
         if tag in FROM_COLLECTION:
             return FROM_COLLECTION[tag](self.decode(v) for v in rest[0])
-        if tag == "dict":
-            return {self.decode(k): self.decode(v) for k, v in rest[0]}
+        if tag in FROM_DICT:
+            return FROM_DICT[tag]({self.decode(k): self.decode(v) for k, v in rest[0]})
+        if tag == "default":
+            return defaultdict(FACTORIES[rest[0]], {self.decode(k): self.decode(v) for k, v in rest[1]})
+        if tag == "numpy":
+            numpy, value = importlib.import_module("numpy"), self.decode(rest[2])
+            kind = numpy.dtype(rest[0])
+            return numpy.array(value, kind).reshape(rest[1]) if isinstance(value, list) else kind.type(value)
         if tag == "named":
             return namedtuple(rest[0], rest[1])(*map(self.decode, rest[2]))
         if tag == "builtin" and isinstance(found := getattr(builtins, rest[0], None), type):
@@ -160,20 +191,32 @@ def _refill(old: Any, new: Any) -> None:
     """What a function changed in a list, dict or set that it was given."""
     if isinstance(old, list | bytearray):
         old[:] = new
+    elif type(old).__module__ == "numpy":
+        old[...] = new
     else:
         old.clear()
         (old.extend if isinstance(old, deque) else old.update)(new)
 
 
-def builtin_error(names: list[str]) -> BaseException:
+def changes(value: Any) -> bool:
+    """Whether a function can change what it was given, so that the giver has to be told."""
+    return type(value) in MUTABLE or (type(value).__module__ == "numpy" and type(value).__name__ == "ndarray")
+
+
+def builtin_error(names: list[str], args: list[Any] | None = None) -> BaseException:
     for name in names:
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, BaseException):
             with contextlib.suppress(TypeError):  # UnicodeError's want five arguments
+                return kind(*(args or []))
+            with contextlib.suppress(TypeError):
                 return kind()
     return Exception()
 
 
 def known_module(name: str) -> bool:
-    """Whether the judge may import a module that the completion has: not one that the completion could have written."""
-    return name.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
+    """Whether the judge may import a module that the completion has: not one that the completion could have written,
+    nor one that does something when it is imported."""
+    first, *rest = name.split(".")
+    does = {"antigravity", "idlelib", "test", "this", "turtle", "turtledemo", "__main__"}
+    return first in {*sys.stdlib_module_names, "numpy"} and not does & {first, *rest}

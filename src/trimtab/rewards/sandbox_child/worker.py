@@ -7,11 +7,13 @@ import io
 import socket
 import sys
 import types
-from collections import deque
 from typing import Any
 
-from .asking import ASKED
-from .wire import Gone, Side, builtin_error, known_module, plain_type
+from .asking import ASKED, base_of
+from .wire import Gone, Side, builtin_error, changes, known_module
+
+PRINTED = 2**20
+"""So many characters of what a completion prints reach a test, and no more."""
 
 
 class Worker(Side):
@@ -36,14 +38,19 @@ class Worker(Side):
             # An exit, too, is what the code did; whether it may is for the test to say.
             if isinstance(error, Gone):
                 raise
-            names = [base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"]
-            kind = self.encode(type(error)) if type(error).__module__ == "__main__" else None
-            with contextlib.suppress(Exception):
-                answer = {"error": [names, kind, [self.encode(a) for a in error.args]]}
-            answer = answer or {"error": [names, None, []]}
+            answer = {"error": self.told(error)}
         if printed.getvalue():
-            answer["printed"] = printed.getvalue()
+            answer["printed"] = printed.getvalue()[:PRINTED]
         self.send(answer)
+
+    def told(self, error: BaseException) -> list[Any]:
+        """An error as it travels: the names of Python's own that it goes by, its class, and what is in it."""
+        names = [base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"]
+        with contextlib.suppress(Exception):
+            kind = None if type(error).__module__ == "builtins" else self.encode(type(error))
+            inside = {name: self.encode(value) for name, value in vars(error).items() if name[:2] != "__"}
+            return [names, kind, [self.encode(a) for a in error.args], inside, str(error)]
+        return [names, None, [], {}, ""]
 
     def do(self, message: dict[str, Any]) -> dict[str, Any]:
         what, sent = message["ask"], dict(enumerate(message["args"])) | message["kwargs"]
@@ -61,13 +68,11 @@ class Worker(Side):
         changed = {
             key: new
             for key, value in given.items()
-            if isinstance(value, list | dict | set | deque | bytearray)
-            and plain_type(value) is type(value)
-            and (new := self.encode(value)) != sent[key]
+            if changes(value) and (new := self.encode(value)) != sent[key]
         }
         if changed:
             answer["changed"] = changed
-        same = [k for k, v in given.items() if v is result and isinstance(v, list | dict | set | deque)]
+        same = [k for k, v in given.items() if v is result and changes(v)]
         if same:
             answer["same"] = str(same[0])
         else:
@@ -82,17 +87,20 @@ class Worker(Side):
         if isinstance(value, types.CoroutineType):
             return ["coroutine", self.number(value)]
         if isinstance(value, type) and issubclass(value, BaseException):
-            base = next(b.__name__ for b in value.__mro__ if b.__module__ == "builtins")
-            return ["exception", self.number(value), value.__name__, base]
-        if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-            return ["numpy", str(value.dtype), self.encode(value.tolist())]
-        return ["mine", self.number(value)]
+            if known_module(value.__module__):
+                return ["known", value.__module__, value.__qualname__]
+            bases = [self.encode(base) for base in value.__bases__ if issubclass(base, BaseException)]
+            return ["exception", self.number(value), value.__name__, bases]
+        own = type(value).__module__ == "__main__"
+        return ["mine", self.number(value), type(value).__name__, own and base_of(value) is not None]
 
     def follow(self, tag: str, rest: list[Any]) -> Any:
         if tag == "yours":
             return self.given[rest[0]]
-        if tag == "iterator":
-            return iter(self.decode(rest[0]))
+        if tag == "lazy":
+            return Lazy(self, rest[0])
+        if tag == "error":
+            return builtin_error(rest[0], [self.decode(part) for part in rest[1]])
         return Callback(self, rest[0])
 
     def error(self, told: Any) -> BaseException:
@@ -107,3 +115,13 @@ class Callback:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.worker.ask("__call__", self, *args, **kwargs)
+
+
+class Lazy(Callback):
+    """An iterator of a test's: what it gives is asked for one by one, since it may have no end."""
+
+    def __iter__(self) -> Lazy:
+        return self
+
+    def __next__(self) -> Any:
+        return self.worker.ask("__next__", self)

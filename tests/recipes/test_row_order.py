@@ -1,0 +1,84 @@
+"""The order of rows follows from seed and epoch, so that a run goes on with the rows that it would have had."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from trimtab.recipes.row_order import ByEpoch
+
+Trimtab = Callable[..., subprocess.CompletedProcess[str]]
+LENGTHS = [7, 3, 9, 9, 2, 5, 8, 1, 4, 6, 3, 2]
+
+
+def order(seed: int, epoch: int) -> list[int]:
+    torch.rand(seed + epoch + 1)
+    rows = ByEpoch(LengthGroupedSampler(2, lengths=LENGTHS), seed)
+    rows.set_epoch(epoch)
+    return list(rows)
+
+
+def test_it_depends_on_seed_and_epoch_alone() -> None:
+    assert order(3, 1) == order(3, 1)
+    assert sorted(order(3, 1)) == list(range(12))
+    assert len({tuple(order(seed, epoch)) for seed in (3, 40) for epoch in (0, 1)}) == 4
+
+
+REWARD = (
+    "def score(completions, **columns):\n    return [sum(map(ord, str(c))) % 97 / 97 for c in completions]\n"
+)
+GRPO = ["recipe=grpo", "data.source=sums", "grpo.num_generations=2", "grpo.max_completion_length=4"]
+JOBS = {
+    "grouped": ["data.max_rows=9", "data.eval_fraction=0", "training.group_by_length=true"],
+    "grpo": [*GRPO, "data.max_rows=3"],
+    "twice": [*GRPO, "data.max_rows=3", "grpo.num_iterations=2"],
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_run_goes_on_inside_a_later_epoch_with_the_same_rows(
+    job: str, trimtab: Trimtab, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = f"judge_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{judge}.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = [
+        *JOBS[job],
+        *([f"reward={judge}:score"] if job != "grouped" else []),
+        *(
+            f"model={tiny_model}",
+            "device=cpu",
+            "data.max_length=96",
+            "monitor.progress=none",
+            "samples.prompts=[]",
+        ),
+        *(
+            "training.batch_size=2",
+            "training.max_steps=8",
+            "training.save_steps=1",
+            "training.learning_rate=0.01",
+        ),
+        *("training.save_total_limit=null", f"output_dir={tmp_path / 'run'}"),
+    ]
+    done = trimtab("train", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    weights = tmp_path / "run" / "adapter" / "adapter_model.safetensors"
+    whole = load_file(weights)
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert [int(c.name.removeprefix("checkpoint-")) for c in checkpoints] == (
+        [2, 4, 6, 8] if job == "twice" else list(range(1, 9))
+    )
+    for folder in checkpoints[-1:] if job == "twice" else checkpoints[-2:]:
+        shutil.rmtree(folder)
+    done = trimtab("train", f"{tmp_path / 'run' / 'config.yaml'}", "training.resume=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    again = load_file(weights)
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+    assert any(tensor.abs().max() > 0 for name, tensor in whole.items() if "lora_B" in name)
