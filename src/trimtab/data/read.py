@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ _LONGEST_FIELD = 2**31 - 1
 _LONGEST_LINE = 256 << 20
 """Bytes of one line of JSON lines: some pictures as base64 fit, a whole data set in one line does not."""
 
+_PLAIN = json.JSONDecoder()
+_BEGIN = re.compile(r"[\s,]*(?=[^\s,\]])")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -120,6 +123,12 @@ def decode_text(raw: bytes, shown: str, first: int = 1) -> str:
         return raw.decode("utf-16" if utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + first
+        if raw.startswith((b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
+            raise RequestError.of(
+                f"{shown}: a compressed file or an archive",
+                "rows are read from files as they are, and nothing is unpacked",
+                "unpack it first (gunzip, unzip, zstd -d), and name what was in it",
+            ) from None
         raise RequestError.of(
             f"{shown}, line {line}: byte 0x{raw[error.start]:02x} is not {'UTF-16' if utf16 else 'UTF-8'}",
             "text is read as UTF-8 (or UTF-16 with a byte order mark), and nothing is guessed",
@@ -133,6 +142,9 @@ def _read_json(text: str, shown: str) -> list[Row]:
     except BadJson as error:
         if error.why == "Extra data" and _first_line_is_object(text):
             return _read_jsonl(text.split("\n"), shown)  # JSON lines under a .json name, as many sets come
+        if not error.column:
+            number, line = _first_bad(text)
+            raise _broken(shown, line, error, number) from None
         raise _broken(shown, error.line, error) from None
     if isinstance(whole, dict):
         whole = _list_inside(whole, shown)
@@ -245,11 +257,30 @@ def _csv_rows(reader: Any, shown: str) -> Iterator[Row]:
         yield Row(dict(zip(columns, padded, strict=True)), shown, line, "line")
 
 
-def _broken(shown: str, line: int, error: BadJson) -> RequestError:
+def _first_bad(text: str) -> tuple[int | None, int]:
+    """Which row of a list is not taken, and the line that it begins in; (None, 1) where that cannot be told."""
+    if not text.lstrip().startswith("["):
+        return None, 1
+    at, number = text.index("[") + 1, 0
+    while begin := _BEGIN.match(text, at):
+        number += 1
+        line = text.count("\n", 0, begin.end()) + 1
+        try:
+            _, at = _PLAIN.raw_decode(text, begin.end())
+            parse(text[begin.end() : at])
+        except (ValueError, RecursionError):
+            return number, line
+    return None, 1
+
+
+def _broken(shown: str, line: int, error: BadJson, row: int | None = None) -> RequestError:
+    change = "repair or remove that line"
+    if error.why == "Extra data" and error.line == 1:
+        change += "; each row has a line of its own, which ends with LF (a CR alone ends none)"
     return RequestError.of(
-        f"{shown}, line {line}: not valid JSON ({error.told})",
+        f"{shown}, line {line}{f' (row {row})' if row else ''}: not valid JSON ({error.told})",
         "a row that cannot be read must not be guessed at",
-        "repair or remove that line",
+        change,
     )
 
 
