@@ -25,8 +25,7 @@ from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.vllm_server import server_fault
 from trimtab.rewards import Rewards, load_rewards
 from trimtab.rewards.builtin import final_answer
-from trimtab.rewards.promises import tried
-from trimtab.rewards.sandbox import Limits, cannot_run
+from trimtab.rewards.promises import what_it_keeps
 
 GIB = 2**30
 DRY_TOKENS = 8
@@ -53,28 +52,10 @@ def preflight(config: Config, plan: PlacementPlan) -> Preflight:
     if rewards is not None and data is not None:
         checks += _rewards(rewards, data)
     if "code" in (rewards.columns if rewards is not None else {}):
-        checks.append(_sandbox(config))
+        checks.append(Check("sandbox", *what_it_keeps(config.grpo)))
     if config.grpo.use_vllm:
         checks.append(_vllm(config, plan))
     return Preflight(checks, tokenizer, data, rewards)
-
-
-def _sandbox(config: Config) -> Check:
-    """What completions' code can do on this machine, tried. Where it has your files, only by your leave."""
-    if why := cannot_run():
-        return Check(
-            "sandbox",
-            False,
-            f"reward code does not run here: {why}; use Linux or macOS (also: WSL, a container)",
-        )
-    promises = tried(Limits(megabytes=config.grpo.test_megabytes))
-    if promises.files_kept or config.grpo.unfenced:
-        return Check("sandbox", None if promises.broken else True, promises.told())
-    way = (
-        "the kernel gives neither namespaces nor Landlock (Linux 6.2 or newer); use a machine or a container that "
-        "holds nothing of yours, and say so with grpo.unfenced=true"
-    )
-    return Check("sandbox", False, f"{promises.told()}: {way}")
 
 
 def dry_generation(model: Any, plan: PlacementPlan, report: Preflight, config: Config) -> Check:

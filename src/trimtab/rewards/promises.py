@@ -10,10 +10,13 @@ import os
 import socket
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab.rewards.sandbox import Limits, Sandbox
+from trimtab.config.grpo import GrpoSettings
+from trimtab.rewards.sandbox import Limits, Sandbox, cannot_run
 
 DEEDS = {
     "read": "read your files",
@@ -59,7 +62,9 @@ def share():
     key_add, key_control = {{"aarch64": (217, 219)}}.get(os.uname().machine, (248, 250))
     linux = os.uname().sysname == "Linux"
     asked = [libc.shmget(0, 4096, 0o1600)]
-    asked += [libc.syscall(key_control, 0, -4, 0), libc.syscall(key_add, b"user", b"x", b"x", 1, -4)] if linux else []
+    if asked[0] >= 0:
+        libc.shmctl(asked[0], 0, None)
+    asked += [libc.syscall(key_control, 0, -2, 0), libc.syscall(key_add, b"user", b"x", b"x", 1, -2)] if linux else []
     return any(answer >= 0 for answer in asked) or any(done(lambda: open(d, "rb").close()) for d in {devices!r})
 def start():
     def fork():
@@ -97,28 +102,50 @@ class Promises:
         return f"{told}; they cannot {', '.join(kept)}" if kept else told
 
 
+def what_it_keeps(settings: GrpoSettings) -> tuple[bool | None, str]:
+    """Whether completions' code may run here (None: with something to be said), and what it can do, in words."""
+    if why := cannot_run():
+        return False, f"reward code does not run here: {why}; use Linux or macOS (also: WSL, a container)"
+    promises = tried(Limits(megabytes=settings.test_megabytes))
+    if promises.files_kept or settings.unfenced:
+        return None if promises.broken else True, promises.told()
+    way = (
+        "the kernel gives neither namespaces nor Landlock (Linux 6.2 or newer); use a machine or a container that "
+        "holds nothing of yours, and say so with grpo.unfenced=true"
+    )
+    return False, f"{promises.told()}: {way}"
+
+
 def tried(limits: Limits) -> Promises:
     """Try every deed in the sandbox as it is on this machine."""
-    with tempfile.TemporaryDirectory(prefix="trimtab-tried-") as folder, Sandbox(limits) as sandbox:
-        secrets = [Path(folder, "mine"), Path(sandbox.folder, "another's")]
+    with Sandbox(limits) as sandbox, things_to_reach(sandbox.folder, limits) as code:
+        # Each in a job of its own: what one does must not hide another.
+        failed = [name for name in DEEDS if sandbox.run(code, f"assert {name}() is False")[0] != 1.0]
+    return Promises(tuple(failed))
+
+
+@contextmanager
+def things_to_reach(neighbours: str, limits: Limits) -> Iterator[str]:
+    """Files, sockets and a process to try the deeds on, and the code that tries them."""
+    with (
+        tempfile.TemporaryDirectory(prefix="trimtab-tried-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
+        secrets = [Path(folder, "mine"), Path(neighbours, "another's")]
         for secret in secrets:
             secret.write_text("secret")
-        path = f"{folder}/socket"
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
-            local.bind(path)
-            local.listen()
-            code = _TRIES.format(
-                secrets=[str(secret) for secret in secrets],
-                folder=folder,
-                address=server.getsockname(),
-                path=path,
-                pid=os.getpid(),
-                devices=_block_devices(),
-                bytes=limits.megabytes * 2**20,
-            )
-            # Each in a job of its own: what one does must not hide another.
-            failed = [name for name in DEEDS if sandbox.run(code, f"assert {name}() is False")[0] != 1.0]
-    return Promises(tuple(failed))
+        local.bind(f"{folder}/socket")
+        local.listen()
+        yield _TRIES.format(
+            secrets=[str(secret) for secret in secrets],
+            folder=folder,
+            address=server.getsockname(),
+            path=f"{folder}/socket",
+            pid=os.getpid(),
+            devices=_block_devices(),
+            bytes=limits.megabytes * 2**20,
+        )
 
 
 def _block_devices() -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -90,7 +91,8 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={"PATH": os.defpath, **_ONE_THREAD},
+                # Memory is counted by addresses, and libc would set many aside for each thread.
+                env={"PATH": os.defpath, "MALLOC_ARENA_MAX": "1", **_ONE_THREAD},
                 start_new_session=True,
             )
 
@@ -125,6 +127,7 @@ class Sandbox:
                 stream.flush()
                 started = stream.readline()
                 output = stream.readline()
+        shutil.rmtree(folder, ignore_errors=True)  # what is still being written to goes with the whole
         if not started:
             raise RuntimeError(
                 f"the sandbox did not start: {sys.executable} ended before the first test, most likely because this "

@@ -6,6 +6,7 @@ Three fences stand behind each other, and each holds where another is missing: a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
@@ -31,6 +32,8 @@ class Fence:
     user: int | None
     """Whom the job runs as, where we may choose."""
     readable: tuple[str, ...]
+    beside: int = 0
+    """How many threads this user has already, where a job's are counted with them."""
 
     def take_rights(self, own_user_count: bool = False) -> None:
         """Give up, for good, what this job does not need."""
@@ -55,6 +58,8 @@ class Fence:
             _limit(resource.RLIMIT_AS, self.megabytes * 2**20)
         if counted_alone:
             _limit(resource.RLIMIT_NPROC, THREADS)
+        elif self.beside:
+            _limit(resource.RLIMIT_NPROC, self.beside + 8 * THREADS)
 
 
 def may_choose_user(in_room: bool) -> bool:
@@ -71,6 +76,18 @@ def may_choose_user(in_room: bool) -> bool:
         finally:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def threads_of_this_user() -> int:
+    """All of them on this machine; 0 where that cannot be seen."""
+    count = 0
+    for process in filter(
+        str.isdigit, os.listdir("/proc") if kernel.linux() and os.path.isdir("/proc") else []
+    ):
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            if os.stat(f"/proc/{process}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{process}/task"))
+    return count
 
 
 def network_is_cut(in_room: bool) -> bool:

@@ -37,6 +37,7 @@ def main() -> NoReturn:
     del sys.argv[1:], sys.path[0]
     in_room = _into_room(root)
     choose, readable = fence.may_choose_user(in_room), tuple(room.readable())
+    beside = 0 if in_room or choose else fence.threads_of_this_user()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no trace
     for number in itertools.count():
         folder, sockets, _, _ = socket.recv_fds(control, 4096, 1)
@@ -46,7 +47,7 @@ def main() -> NoReturn:
             os._exit(0)
         here = room.FOLDER if in_room else folder.decode()
         user = fence.USERS[number % len(fence.USERS)] if choose else None
-        around = fence.Fence(here, megabytes, seconds, in_room, user, readable)
+        around = fence.Fence(here, megabytes, seconds, in_room, user, readable, beside)
         with socket.socket(fileno=sockets[0]) as job:
             _fork(lambda: _keep(control, job, around))  # noqa: B023
         control.send(b".")
