@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 from trimtab.config import Config
-from trimtab.reading import read_json_object
 
 FOLDER = "codec"
 _PREPROCESSOR = "preprocessor_config.json"
@@ -43,12 +42,10 @@ def keep_codec(config: Config, run_folder: Path, target: Path) -> None:
 
 def _copy_named(file: Path, source: Path, target: Path) -> None:
     """A codec that lies inside the base model's folder goes along."""
-    said = read_json_object(file, f"the model's {file.name}", "fetch the model again")
-    own = said.get("audio_tokenizer")
-    place = (own if isinstance(own, dict) else said).get("audio_tokenizer_name_or_path")
+    said = json.loads(file.read_text(encoding="utf-8"))
+    place = (said.get("audio_tokenizer") or said).get("audio_tokenizer_name_or_path")
     if (
-        isinstance(place, str)
-        and place
+        place
         and not Path(place).is_absolute()
         and (source / place).is_dir()
         and not (target / place).exists()

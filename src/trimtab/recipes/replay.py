@@ -132,29 +132,19 @@ def _base(trajectory: Trajectory, file: Path, trusted: Sequence[str]) -> Config:
             "it was written by a program of your own, not by `trimtab train`",
             "load that model yourself and call trimtab.zeroth.trajectory.replay",
         )
-    try:
-        return Config(
-            recipe="zeroth_order",
-            # Of earlier versions' files: that code may run is not for a file to say.
-            model=ModelSettings(**{**made["model"], "trust_remote_code": list(trusted)}),
-            method=made["method"],
-            lora=LoraSettings(**made.get("lora", {})),
-            seed=made["seed"],
-        )
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise RequestError.of(
-            f"{file}: what it says of the model that the run began with cannot be used",
-            " ".join(str(error).split())[:300],
-            "give the file that the run wrote",
-        ) from None
+    return Config(
+        recipe="zeroth_order",
+        # Of earlier versions' files: that code may run is not for a file to say.
+        model=ModelSettings(**{**made["model"], "trust_remote_code": list(trusted)}),
+        method=made["method"],
+        lora=LoraSettings(**made.get("lora", {})),
+        seed=made["seed"],
+    )
 
 
 def _kept_step(run: RunFolder) -> int | None:
     """The step whose weights the run kept: its best one, where it did not keep its last."""
-    if not (run.path / SUMMARY).is_file():
-        return None
-    step = run.read_json(SUMMARY).get("kept_step")
-    return step if isinstance(step, int) and step >= 0 else None
+    return run.read_json(SUMMARY).get("kept_step") if (run.path / SUMMARY).is_file() else None
 
 
 def _cut(trajectory: Trajectory, steps: int | None, file: Path) -> Trajectory:
