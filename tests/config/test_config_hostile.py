@@ -30,7 +30,7 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(
         ("seed: !!int\n", "cannot be read"),
         ("training: {batch_size: " + "9" * 400 + "}\n", "bits"),
         ("seed: 0x" + "f" * 9000 + "\n", "bits"),
-        ("grpo: {reward_weights: {a: .nan}}\n", "not finite"),
+        ("recipe: grpo\ngrpo: {reward: {length: .nan}}\n", "not finite"),
     ],
 )
 def test_a_hostile_file_is_told(tmp_path: Path, text: str, told: str) -> None:
