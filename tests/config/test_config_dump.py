@@ -79,7 +79,8 @@ def from_form(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[A
             allow_infinity=False,
         )
     if kind == "array":
-        return st.lists(TEXTS, max_size=3)
+        words = form.get("items", {}).get("enum")
+        return st.lists(TEXTS if words is None else st.sampled_from(words), max_size=3)
     if kind == "object":
         inner = form.get("additionalProperties", {}).get("type")
         return st.dictionaries(NAMES, st.floats(-9, 9) if inner == "number" else TEXTS, max_size=3)

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from trimtab.diagnose.explain import Explanation
 
-_MOST = 64 << 20
+_MOST = 16 << 20
 """Bytes of a log; what is longer is no traceback that somebody pasted."""
 
 

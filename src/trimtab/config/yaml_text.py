@@ -111,8 +111,8 @@ for _class in (Loader, Dumper):
 
 def plain_tree(text: str) -> Any:
     """A document as plain values; raises ValueError where it cannot be read."""
-    loader = Loader(text)
     try:
+        loader = Loader(text)
         node = loader.get_single_node()
         return None if node is None else loader.construct_object(node, deep=True)
     except (yaml.YAMLError, LookupError, ArithmeticError, TypeError) as error:

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 from trimtab.diagnose.finding import Place
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r(?!\n)")
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,64}[A-Za-z]|\x1b\][^\x07]{0,4096}\x07|\r(?!\n)")
+# A pattern that begins with a word tries each of its letters: words without end would take time without end.
+_LONG_WORD = re.compile(r"(\w{300})\w+")
+_LONGEST_LINE = 20_000
 _WIDE = str.maketrans("：，！（）；‘’“”。＝", ":,!();''\"\".=")
 # [rank0]:   [1,0]<stderr>:   (worker pid=12)   0:   rank 1 |
 _PREFIX = re.compile(
@@ -62,6 +65,9 @@ def clean_lines(text: str) -> list[str]:
     """The log's lines without colours, rank prefixes and box drawing; full-width punctuation made plain."""
     lines = []
     for line in _ANSI.sub("", text).translate(_WIDE).splitlines():
+        if len(line) > _LONGEST_LINE:
+            line = f"{line[: _LONGEST_LINE // 2]} … {line[-_LONGEST_LINE // 2 :]}"
+        line = _LONG_WORD.sub(r"\1…", line)
         while (shorter := _PREFIX.sub("", line)) != line:
             line = shorter
         lines.append(_BOX.sub("", line) if re.match(r"\s*[╭╰│┃┏┗]", line) else line.rstrip())

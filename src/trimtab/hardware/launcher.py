@@ -28,6 +28,9 @@ _MPI_VARIABLES = (
 
 # Slurm numbers the batch script, an interactive shell and its own helper steps from here on; srun counts from 0.
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+_MOST_NODES = 2**17
+_DIGITS = 12
+"""Of any count or number that a launcher sets."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "fish", "csh", "tcsh", "ksh", "interactive"})
 
 
@@ -106,9 +109,9 @@ def _from_torch_variables(name: str, env: Mapping[str, str]) -> Launcher:
 
 def _from_kubernetes(env: Mapping[str, str]) -> Launcher:
     each = env.get("PET_NPROC_PER_NODE", "")
-    if each.isdecimal() and int(each) > 1:
+    if each.isdecimal() and each not in ("0", "1"):
         raise RequestError.of(
-            f"this pod is to run {each} processes (PET_NPROC_PER_NODE), and this is one started without torchrun",
+            f"this pod is to run {each[:40]} processes (PET_NPROC_PER_NODE), and this is one started without torchrun",
             "WORLD_SIZE counts all of them, so this one would wait for the others for ever",
             "make the pod's command `torchrun -m trimtab train …` (torchrun reads the PET_ variables)",
         )
@@ -118,7 +121,12 @@ def _from_kubernetes(env: Mapping[str, str]) -> Launcher:
 def _is_srun_task(env: Mapping[str, str]) -> bool:
     """Whether srun started this process, rather than a batch script or a shell that was opened by hand."""
     step = env.get("SLURM_STEP_ID", "")
-    if "SLURM_PROCID" not in env or not step.isdecimal() or int(step) >= _SLURM_SPECIAL_STEPS:
+    if (
+        "SLURM_PROCID" not in env
+        or not step.isdecimal()
+        or len(step) > _DIGITS
+        or int(step) >= _SLURM_SPECIAL_STEPS
+    ):
         return False
     return not ("SLURM_PTY_PORT" in env and env.get("SLURM_JOB_NAME") in _SHELLS)
 
@@ -175,9 +183,9 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None, *, le
     text = env.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not text.isdecimal() or int(text) < least:
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) < least:
         raise RequestError.of(
-            f"{name}={text}: not a whole number from {least} up" if text else f"{name} is not set",
+            f"{name}={text[:40]}: not a whole number from {least} up" if text else f"{name} is not set",
             "the launcher's variables say which of how many processes this is",
             f"set {name} as the launcher should, or unset the launcher's variables to train in one process",
         )
@@ -207,9 +215,14 @@ def _tasks_on_node(env: Mapping[str, str], name: str, node: int) -> int:
     tasks_per_node = env.get(name) or "1"
     for part in tasks_per_node.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
+        if (
+            found is None
+            or len(part) > 2 * _DIGITS
+            or len(counts) > _MOST_NODES
+            or int(found[2] or 1) > _MOST_NODES
+        ):
             raise RequestError.of(
-                f"{name}={tasks_per_node}: not a list of task counts",
+                f"{name}={tasks_per_node[:80]}: not a list of task counts",
                 "it says how many processes share this machine, such as 4(x2),3",
                 "start with srun, which sets it, or unset it",
             )

@@ -66,6 +66,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         source = model_source(settings)
         with _readable_errors(settings, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(source, **_remote(settings))
+            tokenizer("a")  # settings of another type than they should have are met only in use
     tokenizer.chat_template = chat_template_for(settings, tokenizer)
     _pad(tokenizer)
     return tokenizer

@@ -107,7 +107,9 @@ def _of_benchmark(folder: Path) -> Report:
 
     file = folder / "results.json"
     content = hidden(_json(file))
-    if not known(content):
+    with _whole(file, "results of a benchmark", "run the benchmark again"):
+        fits = known(content)
+    if not fits:
         raise RequestError.of(f"{file}: not the results of a benchmark", _WANTED, "check the path")
     with _whole(file, "results of a benchmark", "run the benchmark again"):
         page, failed = bench_page(folder, content), failures(content)
@@ -123,7 +125,7 @@ def _of_rehearsal(file: Path) -> Report:
     from trimtab.report.page import rehearsal_page
 
     content = _json(file)
-    if not isinstance(content, Mapping) or content.get("verdict") not in EXIT_CODES:
+    if not isinstance(content, Mapping) or content.get("verdict") not in list(EXIT_CODES):
         raise RequestError.of(f"{file}: not the report of a rehearsal", _WANTED, "check the path")
     with _whole(file, "report of a rehearsal", "rehearse again with --json"):
         result = Result(
