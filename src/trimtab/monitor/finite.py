@@ -104,7 +104,7 @@ class GradientCheck:
     def check(self, standing: Standing, optimizer: Any = None) -> bool:
         """Look at the step that the optimizer is about to make. Whether all is finite, as far as it is known by now;
         where the run ends here, raises `NonFiniteError`. Every process has to call it."""
-        good = self.settle()
+        good, first = self.settle(), self._gate is None
         if self._gate is None:
             parameters = [p for _, p in self._trainable]
             late = False if optimizer is None else self._late
@@ -118,7 +118,8 @@ class GradientCheck:
         if self.stop:
             self._gate.shut_if(bad, scaler=self.scaler)
         self._waiting = _Step(standing, Verdict(bad), final, self._after_backward, losses, passes)
-        return self.settle() if self._gate.way == "at once" else good
+        # The first step is waited for in any case: it proves the run, and others would tell less of what is wrong.
+        return self.settle() if first or self._gate.way == "at once" else good
 
     def settle(self) -> bool:
         """Read the verdict on the step that waits for it: whether it was good, or none waits."""
