@@ -132,7 +132,14 @@ class ChatTemplate:
 
     def _control_tokens(self, plain: str, special: list[str]) -> re.Pattern[str]:
         """Special tokens that the template itself writes. Inside a text they would end or open a turn."""
-        written = plain + self.render([_USER], prompt=True)
+        try:
+            written = plain + self.render([_USER], prompt=True)
+        except BadRow as error:
+            raise RequestError.of(
+                "the model's chat template cannot write a question alone",
+                str(error),
+                "set model.chat_template to a template that can",
+            ) from None
         tokens = {token for token in special if token in written}
         tokens |= {token for token in self.added_tokens if token in (self.end_of_turn or "")}
         tokens |= {token for token in (self.tokenizer.eos_token, self.tokenizer.bos_token) if token}
