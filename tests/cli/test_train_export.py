@@ -66,7 +66,7 @@ def test_a_run_that_was_stopped_exports_nothing(
     def stop(self: TrainerCallback, args: object, state: object, control: object, **_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("trimtab.placement.PlacementGuard.on_step_end", stop, raising=False)
+    monkeypatch.setattr("trimtab.placement.PlacementGuard.on_optimizer_step", stop, raising=False)
     done = trimtab("train", *words, "training.save_steps=1", "--export", "gguf")
     assert done.returncode == 1
     assert "stopped at step 1 of 2" in done.stdout

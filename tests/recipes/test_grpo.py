@@ -205,17 +205,12 @@ def test_several_steps_on_one_set_of_completions_survive_a_stop_and_a_resume(
     _, run = train(settings, "training.resume=true")
     assert weights_equal(whole, run)
 
-    # A checkpoint amid them, as after a power cut: a set is made anew, and the next one comes when it would have.
-    checkpoint = whole / "checkpoints" / "checkpoint-3"
-    _, cut = train(settings, f"output_dir={tmp_path / 'cut'}", f"training.resume={checkpoint}")
-
-    def made(run: Path) -> list[int]:
-        return [line["step"] for line in lines(run) if "reward" in line]
-
-    assert made(whole) == [1, 3, 5]
-    assert made(cut) == [4, 5]
-    asked = [[line["samples"][0]["prompt"] for line in lines(r, "completions")][-2:] for r in (whole, cut)]
-    assert asked[0] == asked[1]
+    # None is saved amid them, for a power cut either.
+    assert sorted(folder.name for folder in (whole / "checkpoints").iterdir()) == [
+        "checkpoint-4",
+        "checkpoint-6",
+    ]
+    assert [line["step"] for line in lines(whole) if "reward" in line] == [1, 3, 5]
 
 
 def test_told_to_stop_in_the_last_step_the_run_is_whole(settings: list[str]) -> None:

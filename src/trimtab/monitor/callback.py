@@ -37,6 +37,7 @@ class MonitorCallback(Monitor, TrainerCallback):
     _recorder: Recorder | None = None
     _moved: Moved | None = None
     _optimizer: Any = None
+    _about_to_step: int | None = None
 
     def watch(self, trainer: Any) -> None:
         """Keep what each step of this trainer is made of, so that a bad one can be looked at."""
@@ -77,7 +78,7 @@ class MonitorCallback(Monitor, TrainerCallback):
         self.beat(f"step {state.global_step + 1}")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._optimizer = kwargs["optimizer"]
+        self._optimizer, self._about_to_step = kwargs["optimizer"], state.global_step + 1
         groups = self._optimizer.param_groups
         rate = groups[0]["lr"] if groups else None
         if self.gradients is not None:
@@ -87,6 +88,7 @@ class MonitorCallback(Monitor, TrainerCallback):
             self._moved.about_to_step(rate)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._about_to_step = None
         if self._moved is not None:
             self._moved.stepped()
 
@@ -112,7 +114,10 @@ class MonitorCallback(Monitor, TrainerCallback):
 
     def _skipped(self, step: int) -> None:
         scaler = getattr(self._optimizer, "scaler", None)
-        self.step_skipped(step, None if scaler is None else scaler.get_scale())
+        scale = None if scaler is None else scaler.get_scale()
+        if scaler is not None and self._about_to_step == step:
+            scale *= scaler.get_backoff_factor()  # it learns of the step when it skips it, in a moment
+        self.step_skipped(step, scale)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
