@@ -82,3 +82,21 @@ def test_a_run_goes_on_inside_a_later_epoch_with_the_same_rows(
     again = load_file(weights)
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
     assert any(tensor.abs().max() > 0 for name, tensor in whole.items() if "lora_B" in name)
+
+
+def test_a_run_without_a_checkpoint_begins_again(trimtab: Trimtab, tiny_model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [
+        *(f"model={tiny_model}", "device=cpu", "data.max_rows=8", "data.max_length=64", "data.eval_fraction=0"),
+        *("training.batch_size=4", "training.max_steps=1", "samples.prompts=[]", "monitor.progress=none"),
+        f"output_dir={run}",
+    ]
+    assert trimtab("train", *words, cwd=tmp_path).returncode == 0
+    weights = load_file(run / "adapter" / "adapter_model.safetensors")
+    for left in ("checkpoints", "adapter"):
+        shutil.rmtree(run / left)
+    done = trimtab("train", str(run / "config.yaml"), "training.resume=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended before its first checkpoint: beginning again" in done.stdout
+    again = load_file(run / "adapter" / "adapter_model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())

@@ -27,6 +27,7 @@ from trimtab.manifest import (
     seal,
     verify,
 )
+from trimtab.recipes.run_mark import Mark
 from trimtab.recipes.unsealed import OWN_STATE, TRAINER_STATE, check_unsealed
 from trimtab.shortage import look_at_the_disk
 
@@ -108,6 +109,10 @@ def checkpoint_to_resume(config: Config, run: RunFolder, say: Callable[[str], No
             "going on from a damaged one would give other weights than the run's own",
             "put the files back from a copy, or start afresh with overwrite=true, which moves this run aside",
         )
+    mark = Mark.of(run.path)
+    if mark is not None and mark.began:
+        say("the earlier run ended before its first checkpoint: beginning again")
+        return None
     raise RequestError.of(
         f"training.resume=true, but {run.checkpoints} holds no checkpoint",
         "the earlier run ended before its first save, or output_dir names another folder",

@@ -41,7 +41,9 @@ def way_on(run: RunFolder, config: Config) -> str:
     checkpoint = run.newest_checkpoint()
     if checkpoint is not None:
         return f"go on from {checkpoint.name} with `{command}`"
-    return "no checkpoint is saved yet: start it again, with overwrite=true or another output_dir"
+    if run.begun and (run.path / "config.yaml").is_file():
+        return f"no checkpoint is saved yet: `{command}` begins it again"
+    return "no checkpoint is saved yet: start it again"
 
 
 @contextmanager

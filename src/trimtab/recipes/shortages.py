@@ -82,10 +82,10 @@ def kept(config: Config, run: RunFolder) -> str:
 
 def go_on(config: Config, run: RunFolder) -> str:
     """The command that takes the run up again."""
-    if newest_readable(run) is not None and (run.path / "config.yaml").is_file():
-        return f"go on with: trimtab train {shlex.quote(str(run.path / 'config.yaml'))} training.resume=true"
-    again = " and overwrite=true" if run.begun and not config.training.resume else ""
-    return f"start again with the same command{again}"
+    if (run.begun or config.training.resume) and (run.path / "config.yaml").is_file():
+        how = "go on" if newest_readable(run) is not None else "begin again"
+        return f"{how} with: trimtab train {shlex.quote(str(run.path / 'config.yaml'))} training.resume=true"
+    return "start again with the same command"
 
 
 def newest_readable(run: RunFolder) -> Path | None:
