@@ -294,30 +294,39 @@ def run_folder(folder: Path) -> Case:
             "format": 1,
             "host": "h",
             "pid": 1,
-            "entries": ["config.yaml", "summary.json"],
+            "entries": ["adapter", "config.yaml", "data.json", "metrics.jsonl", "plan.json", "summary.json"],
             "began": True,
             "started": 1.0,
             "moving_to": None,
         },
     }
     whole = {name: json.dumps(tree).encode() for name, tree in trees.items()}
-    whole["config.yaml"] = dump_config(settings).encode()
+    told = dump_config(settings).encode()
+    # Reading all settings takes longer than all else: the whole file is there where it is the one that is damaged.
+    whole["config.yaml"] = b"recipe: sft\n"
     whole["metrics.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows).encode()
     settings.output_dir = str(folder)
+    settings.overwrite = True
     (folder / "adapter").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / "adapter" / name).write_bytes(b"{}")
 
+    changed = set(whole)
+
     def case(damage: Damage, value: Any) -> object:
-        for name, content in whole.items():
-            (folder / name).write_bytes(content)
+        for name in changed:
+            (folder / name).write_bytes(whole[name])
+        changed.clear()
         name = damage.random.choice(list(whole))
+        changed.add(name)
         if name == "metrics.jsonl":
             lines = [damage.as_json(put_into(row, value, damage)) for row in rows]
             content = b"\n".join(lines) if damage.random.random() < 0.5 else damage.raw(whole[name])
         else:
             content = (
-                damage.raw(whole[name]) if name == "config.yaml" else written(damage, trees[name], value)
+                damage.raw(damage.random.choice((told, whole[name])))
+                if name == "config.yaml"
+                else written(damage, trees[name], value)
             )
         (folder / name).write_bytes(content)
         steps: list[Callable[[], object]] = [
