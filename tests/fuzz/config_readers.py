@@ -23,6 +23,7 @@ from typing import Any
 
 import hypothesis
 import yaml
+from checkpoint_reader import checkpoints
 from damage import Damage
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
@@ -489,6 +490,7 @@ READERS: dict[str, Callable[[Path], Case]] = {
         tokenizer,
         chat_template,
         run_folder,
+        checkpoints,
         page_files,
         log,
         environment,
