@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 
 from trimtab.errors import RequestError
+from trimtab.manifest import Damaged
 from trimtab.models.own_code import code_options
 from trimtab.monitor.board import VERDICT, reports_in, verdict_in
 from trimtab.recipes.agent import _told_to_end
 from trimtab.recipes.elastic import _failures, _kept_before
 from trimtab.recipes.run_folder import RunFolder
+from trimtab.recipes.starts import kept_start, read_starts
+from trimtab.recipes.unsealed import check_unsealed
 from trimtab.recipes.zeroth_checkpoint import Progress, load_checkpoint, save_checkpoint
 
 BAD = [
@@ -56,3 +60,22 @@ def test_the_files_that_name_other_code(content: bytes, tmp_path: Path) -> None:
     settings = SimpleNamespace(name=str(tmp_path), trust_remote_code=[str(tmp_path)], revision=None)
     with pytest.raises(RequestError, match=r"config\.json"):
         code_options(settings, str(tmp_path))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("processes", ["x", [], {}, None, 1e400, 0.5])
+def test_a_plan_that_does_not_tell_its_processes_is_not_compared(processes: object, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("recipe: sft\n")
+    (tmp_path / "plan.json").write_text(json.dumps({"processes": processes}))
+    kept = kept_start(tmp_path, read_starts(tmp_path))
+    assert kept is not None
+    assert "plan" not in kept.facts
+
+
+@pytest.mark.parametrize(
+    "changed", [{"epoch": "one"}, {"max_steps": [2]}, {"epoch": 1e400}, {"global_step": None}]
+)
+def test_a_trainers_state_of_other_kinds_is_damaged(changed: dict[str, object], tmp_path: Path) -> None:
+    state = {"global_step": 2, "epoch": 1.0, "max_steps": 4} | changed
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    with pytest.raises(Damaged, match="trainer_state"):
+        check_unsealed(tmp_path)
