@@ -354,6 +354,39 @@ def all_of(steps: list[Callable[[], object]]) -> None:
         raise refused
 
 
+def _benchmark(folder: Path) -> Any:
+    """The results of a small benchmark."""
+    from trimtab.bench.results import Results
+
+    header = {
+        "benchmark": "glue+",
+        "trimtab": "0",
+        "torch": "2",
+        "model": "m",
+        "model_shown": "m",
+        "notes": ["n"],
+    }
+    header |= {
+        "device": "cpu",
+        "device_reason": "asked",
+        "titles": {"sst2": "SST-2"},
+        "data": {"sst2": {"origin": "sample"}},
+    }
+    results = Results.open(folder, header)
+    cell = {"task": "sst2", "method": "mezo", "seed": 0}
+    done = {
+        "status": "finished",
+        "settings": {"steps": 5},
+        "score": 0.5,
+        "metrics": {"accuracy": 0.5},
+        "eval_rows": 16,
+    }
+    curve = [{"step": n, "forwards": n, "backwards": 0, "score": n / 10} for n in range(1, 6)]
+    results.add(cell | done | {"forwards": 5, "backwards": 0, "train_seconds": 1.0, "curve": curve})
+    results.add(cell | {"method": "dizo", "status": "failed", "reason": "it broke"})
+    return json.loads((folder / "results.json").read_text())
+
+
 def page_files(folder: Path) -> Case:
     from trimtab.bench.results import _read
     from trimtab.export.gguf_adapter import _settings
@@ -371,14 +404,14 @@ def page_files(folder: Path) -> Case:
         {
             "verdict": "faults",
             "findings": [finding],
-            "memory": [],
+            "memory": {},
             "steps": 2,
             "seconds": 1.0,
             "notes": ["n"],
             "target": "a.py",
         },
-        {"verdict": "clean", "findings": [], "memory": [], "steps": 2, "seconds": 1.0},
-        {"run": {"benchmark": "glue", "model": "m", "notes": []}, "cells": [], "tables": {}},
+        {"verdict": "clean", "findings": [], "memory": {}, "steps": 2, "seconds": 1.0},
+        _benchmark(folder / "made"),
     ]
     adapter = {
         "peft_type": "LORA",
@@ -391,13 +424,13 @@ def page_files(folder: Path) -> Case:
 
     def case(damage: Damage, value: Any) -> object:
         file = folder / "results.json"
-        file.write_bytes(written(damage, damage.random.choice(trees), value))
+        at = damage.random.randrange(len(trees))
+        file.write_bytes(written(damage, trees[at], value))
         other = folder / "adapter_config.json"
         other.write_bytes(written(damage, adapter, value))
         return all_of(
             [
-                lambda: make_report(file),
-                lambda: make_report(folder),
+                lambda: make_report(file if at < 2 else folder),
                 lambda: _read(file),
                 lambda: _settings(other),
             ]
