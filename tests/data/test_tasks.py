@@ -177,6 +177,11 @@ def test_a_missing_column_names_the_row_and_what_is_there() -> None:
         ({"sentence": "a", "label": None}, "null in column `label`"),
         ({"sentence": " ", "label": 1}, "needs text there"),
         ({"sentence": 3, "label": 1}, "needs text there"),
+        ({"sentence": "a", "label": float("inf")}, "a number"),
+        ({"sentence": "a", "label": 10**400}, "a number"),
+        ({"sentence": "\ud800", "label": 1}, "half of a surrogate pair"),
+        ({"prompt": "a", "candidates": 7, "label": 1}, "candidates as a list"),
+        ({"prompt": "a", "candidates": "ab", "label": 1}, "candidates as a list"),
     ],
 )
 def test_a_label_or_text_that_cannot_be_used(row: dict[str, Any], said: str) -> None:

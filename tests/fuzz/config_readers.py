@@ -23,6 +23,7 @@ from typing import Any
 
 import hypothesis
 import yaml
+from checkpoint_reader import checkpoints
 from damage import Damage
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
@@ -294,30 +295,39 @@ def run_folder(folder: Path) -> Case:
             "format": 1,
             "host": "h",
             "pid": 1,
-            "entries": ["config.yaml", "summary.json"],
+            "entries": ["adapter", "config.yaml", "data.json", "metrics.jsonl", "plan.json", "summary.json"],
             "began": True,
             "started": 1.0,
             "moving_to": None,
         },
     }
     whole = {name: json.dumps(tree).encode() for name, tree in trees.items()}
-    whole["config.yaml"] = dump_config(settings).encode()
+    told = dump_config(settings).encode()
+    # Reading all settings takes longer than all else: the whole file is there where it is the one that is damaged.
+    whole["config.yaml"] = b"recipe: sft\n"
     whole["metrics.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows).encode()
     settings.output_dir = str(folder)
+    settings.overwrite = True
     (folder / "adapter").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / "adapter" / name).write_bytes(b"{}")
 
+    changed = set(whole)
+
     def case(damage: Damage, value: Any) -> object:
-        for name, content in whole.items():
-            (folder / name).write_bytes(content)
+        for name in changed:
+            (folder / name).write_bytes(whole[name])
+        changed.clear()
         name = damage.random.choice(list(whole))
+        changed.add(name)
         if name == "metrics.jsonl":
             lines = [damage.as_json(put_into(row, value, damage)) for row in rows]
             content = b"\n".join(lines) if damage.random.random() < 0.5 else damage.raw(whole[name])
         else:
             content = (
-                damage.raw(whole[name]) if name == "config.yaml" else written(damage, trees[name], value)
+                damage.raw(damage.random.choice((told, whole[name])))
+                if name == "config.yaml"
+                else written(damage, trees[name], value)
             )
         (folder / name).write_bytes(content)
         steps: list[Callable[[], object]] = [
@@ -344,6 +354,39 @@ def all_of(steps: list[Callable[[], object]]) -> None:
         raise refused
 
 
+def _benchmark(folder: Path) -> Any:
+    """The results of a small benchmark."""
+    from trimtab.bench.results import Results
+
+    header = {
+        "benchmark": "glue+",
+        "trimtab": "0",
+        "torch": "2",
+        "model": "m",
+        "model_shown": "m",
+        "notes": ["n"],
+    }
+    header |= {
+        "device": "cpu",
+        "device_reason": "asked",
+        "titles": {"sst2": "SST-2"},
+        "data": {"sst2": {"origin": "sample"}},
+    }
+    results = Results.open(folder, header)
+    cell = {"task": "sst2", "method": "mezo", "seed": 0}
+    done = {
+        "status": "finished",
+        "settings": {"steps": 5},
+        "score": 0.5,
+        "metrics": {"accuracy": 0.5},
+        "eval_rows": 16,
+    }
+    curve = [{"step": n, "forwards": n, "backwards": 0, "score": n / 10} for n in range(1, 6)]
+    results.add(cell | done | {"forwards": 5, "backwards": 0, "train_seconds": 1.0, "curve": curve})
+    results.add(cell | {"method": "dizo", "status": "failed", "reason": "it broke"})
+    return json.loads((folder / "results.json").read_text())
+
+
 def page_files(folder: Path) -> Case:
     from trimtab.bench.results import _read
     from trimtab.export.gguf_adapter import _settings
@@ -361,14 +404,14 @@ def page_files(folder: Path) -> Case:
         {
             "verdict": "faults",
             "findings": [finding],
-            "memory": [],
+            "memory": {},
             "steps": 2,
             "seconds": 1.0,
             "notes": ["n"],
             "target": "a.py",
         },
-        {"verdict": "clean", "findings": [], "memory": [], "steps": 2, "seconds": 1.0},
-        {"run": {"benchmark": "glue", "model": "m", "notes": []}, "cells": [], "tables": {}},
+        {"verdict": "clean", "findings": [], "memory": {}, "steps": 2, "seconds": 1.0},
+        _benchmark(folder / "made"),
     ]
     adapter = {
         "peft_type": "LORA",
@@ -381,13 +424,13 @@ def page_files(folder: Path) -> Case:
 
     def case(damage: Damage, value: Any) -> object:
         file = folder / "results.json"
-        file.write_bytes(written(damage, damage.random.choice(trees), value))
+        at = damage.random.randrange(len(trees))
+        file.write_bytes(written(damage, trees[at], value))
         other = folder / "adapter_config.json"
         other.write_bytes(written(damage, adapter, value))
         return all_of(
             [
-                lambda: make_report(file),
-                lambda: make_report(folder),
+                lambda: make_report(file if at < 2 else folder),
                 lambda: _read(file),
                 lambda: _settings(other),
             ]
@@ -480,6 +523,7 @@ READERS: dict[str, Callable[[Path], Case]] = {
         tokenizer,
         chat_template,
         run_folder,
+        checkpoints,
         page_files,
         log,
         environment,

@@ -6,6 +6,7 @@ a watchdog, and prints the outcomes it does not accept: anything but a value or 
 
 from __future__ import annotations
 
+import csv
 import faulthandler
 import io
 import json
@@ -489,6 +490,58 @@ def codecs(folder: Path) -> Case:
     return case
 
 
+def tasks(folder: Path) -> Case:
+    """Rows of the benchmark tasks in a folder of the user's, up to the questions that a model is asked."""
+    from trimtab.data.tasks import TASKS
+    from trimtab.data.tasks.load import load_task
+
+    whole = {
+        name: [dict(row.values) for row in load_task(task, "sample", train_rows=2).splits["train"]]
+        for name, task in TASKS.items()
+    }
+    own: list[dict[str, Any]] = [
+        {"prompt": "q", "candidates": ["a", "b"], "label": 1},
+        {"input_ids": [1, 2, 3], "attention_mask": [1, 1, 0], "options": [[1], [2]], "label": 0},
+        {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]},
+    ]
+    forms = ("jsonl", "json", "csv", "tsv")
+
+    def case(damage: Damage) -> object:
+        name = damage.random.choice(list(TASKS))
+        home, form = folder / name, damage.random.choice(forms)
+        home.mkdir(exist_ok=True)
+        for file in home.iterdir():
+            file.unlink()
+        made = list(whole[name])
+        if form.startswith("json") and damage.random.random() < 0.3:
+            made = [damage.random.choice(own)]
+        at = damage.random.randrange(len(made))
+        hurt = [*made[:at], damage.tree(made[at]), *made[at + 1 :]]
+        for split in TASKS[name].splits:
+            (home / f"{split}.{form}").write_bytes(_told_as(form, hurt if split == "train" else made, damage))
+        loaded = load_task(TASKS[name], folder, train_rows=2)
+        questions = [TASKS[name].question(row) for rows in loaded.splits.values() for row in rows]
+        # A tokenizer takes what UTF-8 can hold.
+        return [text.encode() for q in questions for text in (q.prompt, *q.options) if isinstance(text, str)]
+
+    return case
+
+
+def _told_as(form: str, made: list[Any], damage: Damage) -> bytes:
+    if form == "json":
+        return damage.as_json(made)
+    if form == "jsonl":
+        return b"\n".join(damage.as_json(row) for row in made)
+    there = [row for row in made if isinstance(row, dict)]
+    names = list(dict.fromkeys(name for row in there for name in row))
+    held = io.StringIO()
+    writer = csv.DictWriter(held, names, delimiter="\t" if form == "tsv" else ",")
+    writer.writeheader()
+    writer.writerows(there)
+    text = held.getvalue().encode("utf-8", "surrogatepass")
+    return damage.raw(text) if damage.random.random() < 0.2 else text
+
+
 READERS: dict[str, Callable[[Path], Case]] = {
     "jsonl": jsonl,
     "json": json_list,
@@ -496,6 +549,7 @@ READERS: dict[str, Callable[[Path], Case]] = {
     "tsv": tsv_rows,
     "parquet": parquet,
     "told_rows": told_rows,
+    "tasks": tasks,
     "pictures": pictures,
     "picture_rows": picture_rows,
     "sounds": sounds,

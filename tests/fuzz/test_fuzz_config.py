@@ -16,7 +16,7 @@ from config_readers import READERS, fuzz
 
 SEED = int(os.environ.get("TRIMTAB_FUZZ_SEED", "14"))
 CASES = os.environ.get("TRIMTAB_FUZZ_CASES")
-FEW = {"config": 40, "overrides": 40, "tokenizer": 30, "log": 20, "run_folder": 30}
+FEW = {"config": 40, "overrides": 40, "tokenizer": 30, "log": 20, "run_folder": 30, "checkpoints": 30}
 """Those that take more than some milliseconds a case."""
 
 

@@ -22,6 +22,7 @@ from trimtab.models.shape_codes import ShapeCodec
 from trimtab.models.shape_names import is_shape
 from trimtab.models.weight_files import check_folder
 from trimtab.models.whole import say
+from trimtab.reading import parse_json
 
 if TYPE_CHECKING:
     from trimtab.data.voice_rows import VoiceRow
@@ -115,7 +116,7 @@ def _named_by_processor(config: Config) -> str | None:
             path = cached_file(
                 source, name, revision=config.model.revision, _raise_exceptions_for_missing_entries=False
             )
-            said = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+            said = parse_json(Path(path).read_text(encoding="utf-8")) if path else {}
             own = said if name == AUDIO_TOKENIZER_NAME else said.get("audio_tokenizer") or {}
             place = own.get("audio_tokenizer_name_or_path")
             if place and not isinstance(place, str):

@@ -6,13 +6,13 @@ first says nothing of the second. Reads JSON files alone, and runs nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, some_of
+from trimtab.reading import read_json
 
 _FILES = (
     *("config.json", "tokenizer_config.json", "generation_config.json"),
@@ -42,9 +42,10 @@ def _check_others(settings: ModelSettings, source: str) -> None:
 def _repositories(settings: ModelSettings, source: str) -> Iterator[str]:
     """The other repositories that the model's files name in an `auto_map`."""
     for name in _FILES:
-        text = _text_of(settings, source, name)
-        if text is not None:
-            for reference in _references(json.loads(text)):
+        file = _file_of(settings, source, name)
+        if file is not None:
+            change = f"mend the files of {settings.name}, or fetch the model again"
+            for reference in _references(read_json(file, "a file of the model", change)):
                 place, found, _ = reference.partition("--")
                 if found:
                     yield place
@@ -65,7 +66,7 @@ def _references(content: Any) -> Iterator[str]:
             yield value
 
 
-def _text_of(settings: ModelSettings, source: str, name: str) -> str | None:
+def _file_of(settings: ModelSettings, source: str, name: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     found = cached_file(
@@ -74,4 +75,4 @@ def _text_of(settings: ModelSettings, source: str, name: str) -> str | None:
         revision=settings.revision if not Path(source).is_dir() else None,
         _raise_exceptions_for_missing_entries=False,
     )
-    return None if found is None else Path(found).read_text(encoding="utf-8")
+    return None if found is None else Path(found)

@@ -8,7 +8,6 @@ this run's; the others write only where they find it, so that nothing is put int
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import time
@@ -19,6 +18,7 @@ from typing import Any, Self
 import psutil
 
 from trimtab.files import write_json_whole
+from trimtab.reading import parse_json
 
 FOLDER = ".trimtab-ranks"
 VERDICT = "verdict.json"
@@ -180,12 +180,12 @@ def verdict_in(folder: Path, since: float) -> tuple[int, str] | None:
     found = _read(folder / VERDICT)
     try:
         return (int(found["rank"]), str(found["text"])) if float(found["at"]) >= since else None
-    except (TypeError, LookupError, ValueError):
+    except (TypeError, LookupError, ValueError, OverflowError):
         return None
 
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

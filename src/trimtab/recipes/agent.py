@@ -9,7 +9,6 @@ ended the run is said in one message, by the rank that failed first.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -24,6 +23,7 @@ from typing import Any
 
 from trimtab.monitor.board import FOLDER, verdict_in
 from trimtab.monitor.last_words import OWN_AGENT
+from trimtab.reading import parse_json
 from trimtab.recipes.ranks_ended import checkpoint_in
 
 
@@ -140,8 +140,10 @@ def main(words: list[str]) -> int:
 def _told_to_end(told: Any, folder: Path) -> int:
     """A run that saved at a whole step has said how to go on; one that could not is told of here."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = parse_json((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        summary = {}
+    if not isinstance(summary, dict):
         summary = {}
     if summary.get("status") != "interrupted" or "error" in summary:
         name = signal.Signals(told.sigval).name

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.monitor.board import FOLDER, Process, reports_in
 from trimtab.monitor.last_words import OWN_AGENT
+from trimtab.reading import parse_json
 
 if TYPE_CHECKING:
     from trimtab.config import Config
@@ -74,9 +75,9 @@ def _kept_before(run: Path) -> tuple[Config, int, str] | None:
     from trimtab.config import load_config
 
     try:
-        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+        plan = parse_json((run / "plan.json").read_text(encoding="utf-8"))
         return load_config(run / "config.yaml"), int(plan["processes"]), str(plan["strategy"])
-    except (OSError, ValueError, LookupError, TrimtabError):
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, TrimtabError):
         return None
 
 
@@ -127,7 +128,7 @@ def _failures(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         return [
-            entry for entry in map(json.loads, lines) if {"refused", "kind", "message", "step"} <= set(entry)
+            entry for entry in map(parse_json, lines) if {"refused", "kind", "message", "step"} <= set(entry)
         ]
     except (OSError, ValueError, TypeError):
         return []

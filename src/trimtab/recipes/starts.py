@@ -61,7 +61,15 @@ def read_starts(folder: Path) -> dict[str, Any] | None:
         why = f"its format is {found['format']!r}, and this version knows {FORMAT}"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         why = f"it cannot be read ({type(error).__name__}: {without_secrets(str(error))[:100]})"
     raise RequestError.of(
         f"{file}: not a record of a run's starts",
@@ -74,23 +82,32 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
     """The record as it is, after a look at all that is read of it; what is missing raises."""
     for start in (found["began"], found["now"]):
         config, facts = start["config"], start["facts"]
-        config.items()
+        sections = [config[key.rpartition(".")[0]] for key in settings() if key.rpartition(".")[0] in config]
+        _all_of(dict, config, facts, *sections)
         if "plan" in facts:
-            [
-                facts["plan"][name]
-                for name in ("processes", "step_rows", "precision", "weight_precision", "sharded")
-            ]
+            plan = facts["plan"]
+            plan["precision"], plan["weight_precision"]
+            _all_of(int, plan["processes"], plan["step_rows"])
+            _all_of(bool, plan["sharded"])
         for part in ("train", "eval"):
             if part in facts:
-                int(facts[part]["rows"]), facts[part]["digest"]
+                _all_of(int, facts[part]["rows"])
+                facts[part]["digest"]
         if facts.get("model") is not None:
-            facts["model"]["read"], facts["model"]["files"].items()
+            facts["model"]["read"]
+            _all_of(dict, facts["model"]["files"])
         for files in facts.get("files", {}).values():
-            [int(entry["bytes"]) for entry in files.values()]
-        for name in ("rewards", "versions"):
-            facts.get(name, {}).items()
-    list(found["went_on"])
+            _all_of(dict, files)
+            _all_of(int, *(entry["bytes"] for entry in files.values()))
+        _all_of(dict, *(facts.get(name, {}) for name in ("rewards", "versions")))
+    _all_of(list, found["went_on"])
     return found
+
+
+def _all_of(kind: type, *values: Any) -> None:
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"a {type(value).__name__} where a {kind.__name__} belongs")
 
 
 def kept_start(home: Path, record: Mapping[str, Any] | None) -> Start | None:
@@ -101,8 +118,9 @@ def kept_start(home: Path, record: Mapping[str, Any] | None) -> Start | None:
     config = load_config(home / "config.yaml", [])
     facts: dict[str, Any] = {}
     plan, data = _json(home / "plan.json"), _json(home / "data.json")
-    if plan is not None and "processes" in plan:
-        training, processes = config.training, int(plan["processes"])
+    processes = None if plan is None else plan.get("processes")
+    if plan is not None and type(processes) is int:
+        training = config.training
         facts["plan"] = {
             "processes": processes,
             "step_rows": training.batch_size * training.gradient_accumulation_steps * processes,

@@ -20,6 +20,7 @@ _FSDP_WEIGHTS = "pytorch_model_fsdp.bin"
 _INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
 """As the format itself sets it."""
+_MOST_STEPS = 1 << 53
 
 
 def check_unsealed(folder: Path, *, contents: bool = True) -> None:
@@ -39,6 +40,8 @@ def _check_own(folder: Path, name: str, state: dict[str, Any]) -> None:
     for part in ("optimizer", "progress"):
         if not isinstance(state.get(part), dict):
             raise Damaged(f"{name} tells nothing of the {part}")
+    if any(type(state["progress"].get(part, 0)) is not int for part in ("step", "taken")):
+        raise Damaged(f"{name} does not tell its step")
     check_safetensors(folder / _OWN_WEIGHTS)
     for file in folder.glob("*.safetensors"):
         check_safetensors(file)
@@ -47,6 +50,10 @@ def _check_own(folder: Path, name: str, state: dict[str, Any]) -> None:
 def _check_trainers(folder: Path, state: dict[str, Any]) -> None:
     if type(state.get("global_step")) is not int:
         raise Damaged(f"{TRAINER_STATE} does not tell its step")
+    for name in ("epoch", "max_steps"):
+        value = state.get(name)
+        if value is not None and (type(value) not in (int, float) or not 0 <= value < _MOST_STEPS):
+            raise Damaged(f"{TRAINER_STATE}: {name} is no number that a run has")
     gathered = (folder / _FSDP_WEIGHTS).exists() or (folder / "optimizer.bin").exists()
     sharded = [child for child in folder.iterdir() if child.is_dir() and (child / ".metadata").exists()]
     if gathered:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trimtab.errors import RequestError
 from trimtab.files import write_whole
 from trimtab.manifest import Part
+from trimtab.reading import read_json_object
 from trimtab.recipes.checkpoints import name_of, new_checkpoint
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.unsealed import OWN_STATE, TRAINER_STATE
@@ -86,10 +87,18 @@ def load_checkpoint(folder: Path, model: nn.Module) -> tuple[dict[str, Any], Pro
     load_weights(folder, model)
     # Earlier versions named the state as transformers does.
     name = OWN_STATE if (folder / OWN_STATE).is_file() else TRAINER_STATE
-    state = json.loads((folder / name).read_text(encoding="utf-8"))
-    optimizer: dict[str, Any] = state["optimizer"]
+    change = "resume from another checkpoint, or put back the file that the run wrote"
+    state = read_json_object(folder / name, "the state of a checkpoint", change)
+    optimizer, progress = state.get("optimizer"), state.get("progress")
+    known = {one.name for one in fields(Progress)}
+    if not isinstance(optimizer, dict) or not isinstance(progress, dict) or not progress.keys() <= known:
+        raise RequestError.of(
+            f"{folder / name}: not the state of a checkpoint",
+            "it tells of `optimizer` and of `progress`, as the run that saved it did",
+            change,
+        )
     optimizer["anchors"] = load_file(folder / ANCHORS) if (folder / ANCHORS).is_file() else {}
-    return optimizer, Progress(**state["progress"])
+    return optimizer, Progress(**progress)
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:

@@ -58,6 +58,12 @@ def own_options(row: Mapping[str, Any], where: str, *names: str) -> list[Text] |
     found = next((row[name] for name in names if row.get(name) is not None), None)
     if found is None:
         return None
+    if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
+        raise RequestError.of(
+            f"{where}: {str(found)[:60]!a} in place of candidates",
+            "a row brings its candidates as a list of texts or of token ids",
+            "give a list",
+        )
     return [option if isinstance(option, str) else _ids(option, where) for option in found]
 
 
@@ -70,7 +76,7 @@ def own_gold(row: Mapping[str, Any], count: int, where: str) -> int:
         raise lacking(row, where, "label")
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):  # a word; a tensor of several values
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a word; a tensor of several values
         number = math.nan
     if not number.is_integer():
         raise RequestError.of(

@@ -15,7 +15,7 @@ HUB = "aps/super_glue"
 
 def _boolq(row: Fields) -> str:
     question = row.text("question").rstrip("?")
-    return f"{row.text('passage')} {question[0].upper()}{question[1:]}?\n"
+    return f"{row.text('passage')} {question[:1].upper()}{question[1:]}?\n"
 
 
 def _copa_prompt(row: Fields) -> str:

@@ -39,6 +39,24 @@ class Question:
     group: str = ""
     """Rows of one group are judged together (the answers to one question of MultiRC)."""
 
+    def __post_init__(self) -> None:
+        """Refuse what no tokenizer takes."""
+        for text in (self.prompt, *self.options, *self.references):
+            if isinstance(text, str) and not _is_whole(text):
+                raise RequestError.of(
+                    f"{self.where}: {text[:60]!a}",
+                    "a text holds half of a surrogate pair (broken Unicode)",
+                    "correct the row, or leave it out",
+                )
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 AnyRow = Row | Mapping[str, Any] | Question
 
@@ -237,8 +255,8 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self[name]
-        with suppress(TypeError, ValueError):
-            if not math.isnan(number := float(value)):
+        with suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(number := float(value)):
                 return number
         raise self._wrong(name, "a number")
 
