@@ -131,7 +131,7 @@ def gotemplate() -> Target:
         text = text_of(data)
         with contextlib.suppress(GoTemplateError):
             render(text, said)
-        assert render(literal(text), said) == text
+        assert render(literal(text) + "{{ .System }}", said) == text + "s"
 
     return target
 
