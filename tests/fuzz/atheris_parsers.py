@@ -231,6 +231,42 @@ TARGETS: dict[str, Callable[[], Target]] = {
 }
 
 
+SEEDS: dict[str, tuple[str, ...]] = {
+    "overrides": ("--learning-rate\n1e-4\n--no-compile", "lora={r: 8}\ntraining.steps=[1, 'a']"),
+    "settings": ("model: smollm2\ntraining: {steps: 1, learning_rate: 1e-4}\nlora: &a\n  r: 8\n<<: *a\n",),
+    "yaml_text": ("a: &x [1, 2.5, ~, yes, 'b']\nc: {<<: {d: *x}, e: !!int 0x1F}\n? f\n: |\n  g\n",),
+    "redaction": (
+        "https://me:pw@host:80/?a=b&X-Amz-Signature=abc&token=d#e",
+        "{'Authorization': 'Bearer abcdefgh', \"x-my-auth\": \"aaaaaa\"} hf_aaaaaaaaaaaaaaaa sk-A1aaaaaaaaaaaaaa",
+    ),
+    "log": (
+        'Traceback:\n  File "a.py", line 3, in f\n    x()\nRuntimeError: Expected all tensors to be on the same '
+        "device, but found at least two devices, cuda:0 and cpu!",
+        "[rank0]: \x1b[31mCUDA out of memory. Tried to allocate 2.00 GiB",
+    ),
+    "trajectory": (
+        '{"format": "trimtab-trajectory", "version": 1, "settings": {"method": "dizo", "schedule": "linear"}, '
+        '"tensors": 1, "fingerprint": "a", "start": 1, "projected": ["w"], "about": {}}\n' + "abcd" * 40,
+    ),
+    "json_text": ('{"a": [1, 2.5e3, null, NaN], "b": {"a": "\\u00e9"}, "a": true}', "[" * 150),
+    "gotemplate": (
+        '{{- range $i, $m := .Messages }}{{ if eq .Role "user" }}{{ .Content }}{{ else if not (len $.System) -}}'
+        " x {{- end }}{{ end }}{{/* c */}}{{ slice .Messages 1 | index 0 }}",
+    ),
+    "manifest": ('{"format": 1, "files": {"a/b": {"size": 1, "sha256": "00"}}, "beside": {}, "step": 3}',),
+    "wire": (
+        '{"value": ["dict", [["a", ["set", [1, ["int", "0xff"]]]], ["b", ["named", "N", ["x"], [1.5]]]]]}\n',
+        '{"ask": "__next__", "args": [["yours", 1]], "kwargs": {}}\n{"changed": {"0": ["list", [1]]}, "same": "0"}\n',
+        '{"value": ["mine", 3, "K", true]}\n{"error": [["ValueError"], null, ["a"], {}, ""]}\n'
+        '{"value": ["numpy", "int64", [2], ["list", [1, 2]]]}\n{"value": ["fraction", "1/3"]}\n',
+        '{"value": ["exception", 4, "E", [["builtin", "KeyError"]]]}\n{"value": ["module", "math"]}\n'
+        '{"value": ["known", "json", "JSONDecodeError"]}\n{"value": ["timedelta", [1, 2, 3]]}\n',
+    ),
+    "cache_note": ('{"size": 3, "sha256": "00", "etag": "a"}',),
+}
+"""Texts to begin with: a fuzzer that sees lines of Python does not find the words of a format soon."""
+
+
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
         sys.exit(f"usage: python {sys.argv[0]} NAME [options of libFuzzer]\nnames: {', '.join(TARGETS)}")
@@ -242,7 +278,11 @@ def main() -> None:
         )
     with atheris.instrument_imports(include=["trimtab", "yaml", "json"]):
         target = TARGETS[sys.argv[1]]()
-    atheris.Setup([sys.argv[0], "-timeout=10", "-rss_limit_mb=4096", *sys.argv[2:]], target)
+    seeds = FOLDER / "seeds"
+    seeds.mkdir()
+    for number, text in enumerate(SEEDS.get(sys.argv[1], ())):
+        (seeds / str(number)).write_text(text, encoding="utf-8")
+    atheris.Setup([sys.argv[0], "-timeout=10", "-rss_limit_mb=4096", *sys.argv[2:], str(seeds)], target)
     atheris.Fuzz()
 
 
