@@ -10,7 +10,14 @@ import pytest
 
 from trimtab.files import write_json_whole
 from trimtab.monitor.metrics import MetricsFile
-from trimtab.redaction import names_a_secret, secret_variable_in, without_secrets
+from trimtab.redaction import (
+    has_key,
+    has_login,
+    has_signature,
+    names_a_secret,
+    secret_variable_in,
+    without_secrets,
+)
 
 PLAIN = "wJalrXUtnFEMI/K7MDENG+bPx Rfi\"CY'EX"
 """Of no form that anybody knows: a slash, a plus, a space and both quotes."""
@@ -110,3 +117,34 @@ def test_only_a_strong_value_makes_a_setting_refused(monkeypatch: pytest.MonkeyP
     assert secret_variable_in("smollm2") is None
     monkeypatch.setenv("SOME_KEY", "9f8e7d6c5b4a39281706")
     assert secret_variable_in("rows-9f8e7d6c5b4a39281706.jsonl") == "SOME_KEY"
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["a", "://", "://a:", "?", "?key", "token?", "&key=", "x-", "proxy-auth_", "password=", "sk-", "\n"],
+)
+def test_a_long_text_that_almost_holds_secrets_is_gone_through_once(part: str) -> None:
+    """Where the time grows with the square of the length or worse, this does not end within a test's limit."""
+    text = part * (200_000 // len(part))
+    hidden = without_secrets(f"{text} hf_{'a' * 30}")
+    assert hidden.endswith("(not shown)")
+    assert not has_key(text)
+    assert not has_login(text)
+    assert not has_signature(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://host/?key=abcdef",
+        "Authorization: Bearer abcdefgh",
+        "https://me:pass@host/?sig=x password: 'abc hf_aaaaaaaaaaaaaaa'",
+        "password=abcdef-hf_aaaaaaaaaaaaaaa",
+        "a://b?token=sk-aaaaaaaaaaaaaaa&c=d",
+    ],
+)
+def test_what_is_hidden_already_stays_as_it_is(text: str) -> None:
+    once = without_secrets(text)
+    assert "(not shown)" in once
+    assert "shown) shown)" not in once
+    assert without_secrets(once) == once

@@ -2,7 +2,8 @@
 
 The values are those of variables whose names say so, and what the usual files of credentials hold; they are looked up
 to be hidden and for nothing else. Never shows what it found. Stands beside the rooms and needs no package: whatever
-prints an error, also in a broken installation, can hide with it.
+prints an error, also in a broken installation, can hide with it. Takes time in proportion to the text, whatever the
+text: what is shown may be what a stranger wrote. Hiding twice is hiding once.
 """
 
 from __future__ import annotations
@@ -24,23 +25,27 @@ _SECRET_VALUE = re.compile(
 # Whole keys, as the services make them: `hf_answers_of_last_week.jsonl` is none.
 _WHOLE_KEY = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{36,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b"
-    r"|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{32,})"
+    r"|sk-(?=[\w-]{0,256}?\d)(?=[\w-]{0,256}?[A-Z])[\w-]{32})"
 )
-# After `user:` up to the last @, also over slashes, which passwords may hold and ports do not; else before the path.
-_URL_LOGIN = re.compile(
-    r"""://(?:[^/?#\s'":@]*:(?!\d{1,5}(?:[/?#\s'"]|$))[^\s'"]*|[^/?#\s'"]*)@""",
-)
+# No pattern below may begin inside of what it has run over in vain: that makes time grow with the square of a text.
+_UNBROKEN = re.compile(r"""[^\s'"]+""")
+_USER = re.compile(r"[^/?#:@]*+:")
+_PORT = re.compile(r"\d{1,5}(?:[/?#]|$)")
+_BEFORE_PATH = re.compile(r"[^/?#]*+")
+# A parameter whose name has such a word in it. A name begins after an `&`, or after the first `?` of what is unbroken.
 _URL_SIGNATURE = re.compile(
-    r"([?&][^=&\s]*(?:token|secret|passw|credential|key|sig)[^=&\s]*=)[^&\s'\"]+", re.I
+    r"(?<![^=&\s])((?:(?<=&)|[^=&\s?]*+\?)(?=[^=&\s]*?(?:token|secret|passw|credential|key|sig))[^=&\s]*+=)"
+    r"(?:\(not shown\)|[^&\s'\"])++",
+    re.I,
 )
 
 
 # `Authorization: Bearer …`, `aws_secret_access_key = …`: what stands beside its name. `pad_token` is none.
 _NAMED = re.compile(
-    r"""((?:\b|_)(?:authorization|(?:proxy|x)-[\w-]*auth\w*|cookie|passw(?:or)?d|passphrase|client[_-]?secret
+    r"""((?:\b|_)(?:authorization|(?:proxy|x)-[\w-]{0,32}?auth\w{0,32}|cookie|passw(?:or)?d|passphrase|client[_-]?secret
     |secret(?:[_-]?(?:access)?[_-]?key)?|api[_-]?key|access[_-]?key(?:[_-]?id)?|private[_-]?key|account[_-]?key
     |(?:access|auth|api|hf|hub|bearer|refresh|session|security|id)[_-]?token)
-    ["']?\s*(?:=|:|=>)\s*["']?(?:(?:bearer|basic|token)\s+)?)([^\s"',;&)\]}]{6,})""",
+    ["']?\s*+(?:=|:|=>)\s*+["']?+(?:(?:bearer|basic|token)\s++)?+)(?:(?>\(not\ shown\)|[^\s"',;&)\]}])){6,}""",
     re.I | re.X,
 )
 _SECRET_WORD = re.compile(
@@ -48,9 +53,8 @@ _SECRET_WORD = re.compile(
     r"|SECRET|CREDENTIAL|(?:ACCESS|API)_?KEY"
 )
 _OTHER_END = re.compile(r"_(?:FILE|FILES|PATH|DIR|SOCK|SOCKET|HOME|NAME|TYPE|URL|URI|HOST|PORT|USER)$")
-_LOGIN_IN_VALUE = re.compile(r"://[^/?#\s:@]*:(?P<password>[^\s]+)@")
 _STORED = re.compile(
-    r"^\s*(?:aws_secret_access_key|aws_session_token|aws_access_key_id)\s*=\s*(\S+)"
+    r"^[^\S\n]*+(?:aws_secret_access_key|aws_session_token|aws_access_key_id)\s*=\s*(\S+)"
     r"|\bpassword\s+(\S+)",
     re.M | re.I,
 )
@@ -68,7 +72,7 @@ def hiding() -> Callable[[str], str]:
     known = re.compile("|".join(map(re.escape, values))) if values else None
 
     def hide(text: str) -> str:
-        text = _URL_LOGIN.sub(f"://{HIDDEN}@", text)
+        text = _without_logins(text)
         # Whole values before what goes by a form, which might leave the rest of one.
         if known is not None:
             text = known.sub(HIDDEN, text)
@@ -92,6 +96,42 @@ def names_a_secret(variable: str) -> bool:
     return _SECRET_WORD.search(name) is not None and _OTHER_END.search(name) is None
 
 
+def _without_logins(text: str) -> str:
+    return _UNBROKEN.sub(lambda found: _without_login(found[0]), text) if "://" in text else text
+
+
+def _without_login(address: str) -> str:
+    """After `user:` up to the last @, also over slashes, which passwords may hold and ports do not; else before the
+    path."""
+    last, at, shown = address.rfind("@"), address.find("://"), 0
+    pieces = []
+    while 0 <= at < last:
+        start = at + len("://")
+        user, host = _USER.match(address, start), _BEFORE_PATH.match(address, start)
+        end = -1
+        if user and user.end() <= last and not _PORT.match(address, user.end()):
+            end = last
+        elif host:
+            end = address.rfind("@", start, host.end())
+        if end >= 0:
+            pieces += [address[shown:start], HIDDEN]
+            shown = end
+        at = address.find("://", max(start, end))
+    return "".join([*pieces, address[shown:]])
+
+
+def _password_in(value: str) -> str | None:
+    """The password of an address, `://user:password@host`."""
+    for address in value.split():
+        last, at = address.rfind("@"), address.find("://")
+        while 0 <= at < last:
+            user = _USER.match(address, at + len("://"))
+            if user and user.end() < last:
+                return address[user.end() : last]
+            at = address.find("://", at + len("://"))
+    return None
+
+
 def _values() -> Iterator[str]:
     yield from (value for _, value in _of_environment())
     for path in _stores():
@@ -101,9 +141,9 @@ def _values() -> Iterator[str]:
 def _of_environment() -> Iterator[tuple[str, str]]:
     """Variables with a secret in them, and the secret: the whole value, or the password of an address."""
     for name, value in os.environ.items():
-        login = _LOGIN_IN_VALUE.search(value)
-        if login is not None:
-            yield name, login["password"]
+        password = _password_in(value)
+        if password is not None:
+            yield name, password
         if names_a_secret(name) and _could_be(value.strip()):
             yield name, value.strip()
 
@@ -162,7 +202,7 @@ def _stored_in(path: Path, changed: int) -> tuple[str, ...]:
 
 def has_login(address: str) -> bool:
     """Whether an address has a login in it: `https://user:password@host`."""
-    return _URL_LOGIN.search(address) is not None
+    return _without_logins(address) != address
 
 
 def has_signature(address: str) -> bool:

@@ -78,3 +78,27 @@ def test_collate_joins_neighbours_of_one_role() -> None:
     assert system == "s\n\nt"
     assert [m["content"] for m in collated] == ["s", "a\n\nb", "1", "2", "t"]
     assert render("{{ range .Messages }}{{ .Content }}|{{ end }}", messages) == "s|a\n\nb|1|2|t|"
+
+
+@pytest.mark.parametrize("text", ["{", "{{", "{{{", "a {{{{ b {", "}}", "{\n"])
+def test_braces_before_an_action_stay_text(text: str) -> None:
+    assert execute(literal(text) + "{{ .A }}", {"A": "x"}) == text + "x"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ len 5 }}",
+        '{{ "\\x" }}',
+        "{{ index .A 9 }}",
+        "{{ range 5 }}{{ end }}",
+        "{{ " + "(" * 5000 + " }}",
+        # What could be read in many ways took time without end.
+        "{{" + "/**/" * 5000,
+        "{{" * 50_000,
+        "{{ " + "/*" * 50_000,
+    ],
+)
+def test_what_cannot_be_rendered_is_an_error_of_the_template(template: str) -> None:
+    with pytest.raises(GoTemplateError):
+        execute(template, {"A": [1]})

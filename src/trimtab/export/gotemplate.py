@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# Possessive: what an action holds can be read in one way only, and an open one is seen at once.
 ACTION = re.compile(
-    r"\{\{(-\s)?(?P<body>(?:\s*/\*.*?\*/\s*|\"(?:\\.|[^\"\\])*\"|`[^`]*`|(?!-?\}\})[^\"`])*?)(\s-)?\}\}", re.S
+    r"\{\{(-\s)?(?P<body>(?:/\*.*?\*/|\"(?:\\.|[^\"\\])*+\"|`[^`]*+`|(?!/\*|(?:\s?-)?\}\})[^\"`])*+)(\s-)?\}\}",
+    re.S,
 )
 TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:\\.|[^"\\])*"|`[^`]*`)|(?P<number>-?\d+)|(?P<assign>:=|=)|(?P<punct>[(),|])
@@ -68,13 +70,20 @@ def collate(messages: Sequence[Mapping[str, str]]) -> tuple[str, list[dict[str, 
 def execute(template: str, data: Any) -> str:
     """Render with `data` as the dot and as `$`."""
     pieces: list[str] = []
-    _run(parse(template), data, {"$": data}, pieces)
+    try:
+        _run(parse(template), data, {"$": data}, pieces)
+    except (TypeError, LookupError, ValueError, RecursionError) as error:
+        if isinstance(error, GoTemplateError):
+            raise
+        # A number without a length, an index outside of a list, an escape that is none, brackets without end.
+        raise GoTemplateError(f"a value is not of the kind that its place takes ({error})") from None
     return "".join(pieces)
 
 
 def literal(text: str) -> str:
     """Template source that renders as exactly this text."""
-    return text.replace("{{", '{{ "{{" }}')
+    # Also a single brace at the end: an action may follow.
+    return re.sub(r"\{{2,}|\{\Z", lambda braces: f'{{{{ "{braces[0]}" }}}}', text)
 
 
 def parse(template: str) -> list[Node]:
@@ -83,7 +92,10 @@ def parse(template: str) -> list[Node]:
     # Each frame: the list that is being filled, and the open `if`/`range` node (None at the root).
     frames: list[tuple[list[Node], Node | None]] = [(root, None)]
     position, trim_next = 0, False
-    for match in ACTION.finditer(template):
+    while (opening := template.find("{{", position)) >= 0:
+        match = ACTION.match(template, opening)
+        if match is None:
+            raise GoTemplateError(f"unclosed action in {template[opening:][:200]!r}")
         _add_text(frames[-1][0], template[position : match.start()], trim_next, bool(match.group(1)))
         position, trim_next = match.end(), bool(match.group(3))
         body = match.group("body").strip()
@@ -96,8 +108,6 @@ def parse(template: str) -> list[Node]:
 
 
 def _add_text(into: list[Node], text: str, trim_left: bool, trim_right: bool) -> None:
-    if "{{" in text:
-        raise GoTemplateError(f"unclosed action in {text!r}")
     text = text.lstrip(SPACE) if trim_left else text
     text = text.rstrip(SPACE) if trim_right else text
     if text:
@@ -134,8 +144,8 @@ def _add_action(frames: list[tuple[list[Node], Node | None]], body: str) -> None
 
 
 def _lex(body: str) -> list[Token]:
-    tokens, position = [], 0
-    while position < len(body.rstrip()):
+    tokens, position, end = [], 0, len(body.rstrip())
+    while position < end:
         match = TOKEN.match(body, position)
         if match is None or match.lastgroup is None:
             raise GoTemplateError(f"cannot read {body[position:]!r}")
