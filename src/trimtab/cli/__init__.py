@@ -30,6 +30,7 @@ from trimtab.cli.rehearse import rehearse
 from trimtab.cli.replay import replay
 from trimtab.cli.report import report
 from trimtab.cli.speak import speak
+from trimtab.cli.streams import steady_streams
 from trimtab.cli.train import train
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
 from trimtab.shortage import refusals_told
@@ -79,9 +80,23 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # Where the console's or the file's encoding has no ✓, a question mark stands in its place.
         sys.stdout.reconfigure(errors="replace")
+    words = take_debug_flag(sys.argv[1:])
+    with nullcontext() if _rehearsed() else steady_streams() as output:
+        try:
+            _main(words)
+        except SystemExit as end:
+            if end.code:
+                raise
+        sys.stdout.flush()
+        if output is not None and output.failed is not None and words[:1] != ["train"]:
+            sys.exit(1)  # what was asked for did not arrive; a run is kept in its folder
+        sys.exit(0)
+
+
+def _main(words: list[str]) -> None:
     try:
         with nullcontext() if _rehearsed() else refusals_told():
-            app(args=take_debug_flag(sys.argv[1:]))
+            app(args=words)
     except TrimtabError as error:
         if not _told_by_the_rehearsal(error):
             tell(error, str(error))

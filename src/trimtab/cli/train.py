@@ -54,6 +54,10 @@ def _train(arguments: list[str]) -> None:
     request = request_from(arguments)
     config = request.config
     _stay_beside(request)
+    if config.output_dir is not None and config.output_dir.startswith("-"):
+        config.output_dir = (
+            f"./{config.output_dir}"  # in the commands that are told it must not look like an option
+        )
     again = begun_by_this_launch(config)
     changed = keep_the_step(config, detect_launcher()) if again else None
     planned = plan_run(config)
