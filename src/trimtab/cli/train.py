@@ -23,7 +23,9 @@ def train(arguments: Arguments = None) -> None:
 
     try:
         _train(arguments or [])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if not getattr(stopped, "told", False):
+            raise
         raise typer.Exit(1) from None
     except TrimtabError as error:
         # One of several processes that `train` started: its launcher ends with this message, once for all of them.
