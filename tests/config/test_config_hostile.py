@@ -48,6 +48,19 @@ def test_a_hostile_override_is_told(word: str) -> None:
         load_config(None, [word])
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ('output_dir="a\\0b"', "holds '.x00'"),
+        ("data.source=a\udcffb", "holds '.udcff'"),
+        ("output_dir=''", "must not be empty"),
+    ],
+)
+def test_a_text_that_no_path_can_be_is_told(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config(None, [word])
+
+
 def test_unknown_keys_without_end_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("".join(f"unknown_{n}: {n}\n" for n in range(2000)))

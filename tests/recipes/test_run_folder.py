@@ -357,3 +357,15 @@ def test_everything_that_a_recipe_writes_is_on_the_list(
     assert steps.count(1) == [
         json.loads(line)["step"] for line in before["metrics.jsonl"].splitlines()
     ].count(1)
+
+
+def test_an_empty_folder_in_a_files_place_and_a_link_to_nowhere_are_told_before_the_run(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(RequestError, match=r"holds metrics\.jsonl, not known to be a run's"):
+        open_run_folder(config_of(tmp_path / "a"))
+    (tmp_path / "b").symlink_to("nowhere")
+    with pytest.raises(RequestError, match="it is a link to nowhere, which is not there"):
+        open_run_folder(config_of(tmp_path / "b"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

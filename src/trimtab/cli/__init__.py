@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,10 +30,14 @@ from trimtab.cli.rehearse import rehearse
 from trimtab.cli.replay import replay
 from trimtab.cli.report import report
 from trimtab.cli.speak import speak
+from trimtab.cli.streams import steady_streams
+from trimtab.cli.told_to_end import heard
 from trimtab.cli.train import train
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
 from trimtab.shortage import refusals_told
 
+_INTERRUPTED = 130
+"""What typer ends with after Ctrl-C."""
 app = typer.Typer(
     name="trimtab",
     help="Fine-tune language models with one plan for every tensor.",
@@ -79,9 +83,35 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # Where the console's or the file's encoding has no ✓, a question mark stands in its place.
         sys.stdout.reconfigure(errors="replace")
+    words = take_debug_flag(sys.argv[1:])
+    if _rehearsed():
+        _main(words)
+        return
+    with steady_streams() as output, heard() as signals:
+        try:
+            _main(words)
+        except KeyboardInterrupt:
+            _tell_signal(signals)
+        except SystemExit as end:
+            if end.code == _INTERRUPTED:
+                _tell_signal(signals)
+            if end.code:
+                raise
+        sys.stdout.flush()
+        if output is not None and output.failed is not None and words[:1] != ["train"]:
+            sys.exit(1)  # what was asked for did not arrive; a run is kept in its folder
+        sys.exit(0)
+
+
+def _tell_signal(signals: list[str]) -> NoReturn:
+    print(f"stopped by {signals[-1] if signals else 'SIGINT'}, before it was done", file=sys.stderr)
+    sys.exit(1)
+
+
+def _main(words: list[str]) -> None:
     try:
         with nullcontext() if _rehearsed() else refusals_told():
-            app(args=take_debug_flag(sys.argv[1:]))
+            app(args=words)
     except TrimtabError as error:
         if not _told_by_the_rehearsal(error):
             tell(error, str(error))

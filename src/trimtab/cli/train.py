@@ -23,7 +23,9 @@ def train(arguments: Arguments = None) -> None:
 
     try:
         _train(arguments or [])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if not getattr(stopped, "told", False):
+            raise
         raise typer.Exit(1) from None
     except TrimtabError as error:
         # One of several processes that `train` started: its launcher ends with this message, once for all of them.
@@ -54,6 +56,10 @@ def _train(arguments: list[str]) -> None:
     request = request_from(arguments)
     config = request.config
     _stay_beside(request)
+    if config.output_dir is not None and config.output_dir.startswith("-"):
+        config.output_dir = (
+            f"./{config.output_dir}"  # in the commands that are told it must not look like an option
+        )
     again = begun_by_this_launch(config)
     changed = keep_the_step(config, detect_launcher()) if again else None
     planned = plan_run(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -64,6 +65,8 @@ _UNKNOWN_NAME = {
     "monitor.report_to": "Trimtab does not know this tracker",
 }
 _LONGEST_WORD = 100
+_STRAY = re.compile(r"[\0\ud800-\udfff]")
+"""What a command line or an escape can bring and neither a path nor UTF-8 has: a zero, half of a character."""
 _MOST_BITS = 256
 
 
@@ -181,6 +184,10 @@ def _before_pydantic(setting: Setting) -> Problem | None:
             return setting.problem(_UNKNOWN_NAME[setting.key], change + ", ".join(known))
     if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
         return setting.problem("holds a number that is not finite")
+    if isinstance(value, str) and (stray := _STRAY.search(value)):
+        return setting.problem(
+            f"holds {stray.group()!a}, which no name of a file and no text may hold", "write it without"
+        )
     return None
 
 
@@ -250,6 +257,8 @@ def _translate(found: Mapping[str, Setting], key: str, errors: list[ErrorDetails
     if kind in _BOUNDS:
         bound, text = _BOUNDS[kind]
         return setting.problem(f"must be {text} {plain_number(context[bound])}")
+    if kind == "string_too_short":
+        return setting.problem("must not be empty")
     if kind == "int_from_float":
         return setting.problem("must be a whole number")
     if isinstance(value, list) and "array" in kinds(key):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at the next whole step, with a checkpoint; a second one ends it at once.
+"""Ctrl-C, SIGTERM and SIGHUP end a run at the next whole step, with a checkpoint; a second one ends it at once.
 
 Where the main thread is stuck, so that no handler runs, second_signal.py does the latter.
 
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from trimtab.recipes.second_signal import told_twice_by_torchrun
+
+_HANG_UP = tuple(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name))
 
 
 class GracefulStop(TrainerCallback):
@@ -41,7 +43,9 @@ class GracefulStop(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Handlers can only be set in the main thread; elsewhere the default behaviour stays.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, *_HANG_UP):
+                if number in _HANG_UP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup
                 self._before[number] = signal.signal(number, self._note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -89,8 +93,8 @@ class GracefulStop(TrainerCallback):
             return
         now = time.monotonic()
         if self.stopped:
-            if told_twice_by_torchrun(self._told, now):
-                return
+            if number in _HANG_UP or told_twice_by_torchrun(self._told, now):
+                return  # of a terminal that closes both the shell and the system tell
             self.restore()
             raise KeyboardInterrupt
         self.stopped, self._told = True, now

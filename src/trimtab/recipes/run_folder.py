@@ -76,7 +76,8 @@ class RunFolder:
     def held(self) -> list[str]:
         """Names of a run's files that are taken, by whomever."""
         names = [*NAMES, *sorted(path.name for path in self.path.glob("stacks-rank*.txt"))]
-        return [name for name in names if not is_free(self.path / name)]
+        # A folder of somebody's in a file's place stands in the way also where it is empty.
+        return [n for n in names if not is_free(self.path / n) or ("." in n and (self.path / n).is_dir())]
 
     def goes_on(self, config: Config) -> bool:
         """Whether the config resumes this very run."""
@@ -173,6 +174,8 @@ def open_run_folder(config: Config, *, again: bool = False) -> RunFolder:
     try:
         if run.path.exists() and not run.path.is_dir():
             why = "it is a file, and a run is kept in a folder"
+        elif run.path.is_symlink() and not run.path.exists():
+            why = f"it is a link to {os.readlink(run.path)}, which is not there"
         else:
             check_inputs(run, config)
             check_room(run, config)

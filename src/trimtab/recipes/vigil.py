@@ -50,9 +50,10 @@ def watched(config: Config, plan: PlacementPlan, run: RunFolder, launcher: Launc
                 refuse_what_came_again(run.path)
             watchdog.watch_the_process()
             yield watchdog
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         if rank == 0:
             print(f"stopped at once; {way_on(run, config)}", file=sys.stderr, flush=True)
+        setattr(stopped, "told", True)  # noqa: B010 - for the door, which else says it
         raise
     finally:
         watchdog.stop()
