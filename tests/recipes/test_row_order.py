@@ -87,7 +87,13 @@ def test_a_run_goes_on_inside_a_later_epoch_with_the_same_rows(
 def test_a_run_without_a_checkpoint_begins_again(trimtab: Trimtab, tiny_model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = [
-        *(f"model={tiny_model}", "device=cpu", "data.max_rows=8", "data.max_length=64", "data.eval_fraction=0"),
+        *(
+            f"model={tiny_model}",
+            "device=cpu",
+            "data.max_rows=8",
+            "data.max_length=64",
+            "data.eval_fraction=0",
+        ),
         *("training.batch_size=4", "training.max_steps=1", "samples.prompts=[]", "monitor.progress=none"),
         f"output_dir={run}",
     ]
