@@ -11,6 +11,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from trimtab.manifest import Damaged
 
 TRAINER_STATE, OWN_STATE = "trainer_state.json", "state.json"
@@ -103,6 +105,11 @@ def check_safetensors(path: Path) -> None:
         raise Damaged(
             f"{path.name} has {size:,} bytes, and its header tells of {8 + length + max(ends, default=0):,}"
         )
+    try:
+        with safe_open(path, framework="np"):  # reads the header alone, as a resume will
+            pass
+    except SafetensorError as error:
+        raise Damaged(f"{path.name}: its header cannot be read: {str(error)[:200]}") from None
 
 
 def _check_archive(path: Path, *, loads: bool = True) -> None:
