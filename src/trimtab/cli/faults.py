@@ -95,6 +95,10 @@ def told(error: BaseException) -> str:
         change = f"mend the last line above; {_FLAG} shows the whole traceback"
         return "\n".join([*lines, "  why: your own code raised it", f"  change: {change}"])
     why = "the system refused it" if isinstance(error, OSError) else "it was not foreseen"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        why = "it is not there, or is there no more: somebody may have moved or deleted it meanwhile"
+        change = f"put it back where you can and start again; if nobody touched it, {_REPORT}"
+        return "\n".join([*lines, f"  why: {why}", f"  change: {change}"])
     if isinstance(error, MemoryError):
         why = "there was no memory left for it"
     return "\n".join([*lines, f"  why: {why}", f"  change: {_REPORT}"])
