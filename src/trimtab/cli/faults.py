@@ -56,6 +56,7 @@ def tell(error: BaseException, message: str) -> None:
     """Print an error to the error stream, without secrets: the message, or the traceback where that is wanted."""
     text = "".join(traceback.format_exception(error)) if debugging() else f"error: {message}\n"
     with contextlib.suppress(OSError):  # nobody reads it any more
+        sys.stdout.flush()  # in one file with what was printed before, the message comes last
         print(without_secrets(text), end="", file=sys.stderr, flush=True)
 
 
