@@ -133,3 +133,14 @@ def test_phases_of_what_a_trainer_logs() -> None:
     assert phase_of({"loss": 1.0, "train_runtime": 2.0}) == "train"
     assert phase_of({"eval_loss": 1.0, "epoch": 1}) == "eval"
     assert phase_of({"train_runtime": 3.0, "train_loss": 1.0}) == "summary"
+
+
+def test_a_file_that_is_deleted_under_a_run_is_begun_anew(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "run" / "metrics.jsonl")
+    file.write(1, "train", {"loss": 1.0})
+    file.path.unlink()
+    file.path.parent.rmdir()
+    file.write(2, "train", {"loss": 2.0})
+    file.write(3, "train", {"loss": 3.0})
+    assert [line["step"] for line in read_metrics(file.path)] == [2, 3]
+    file.close()

@@ -56,6 +56,7 @@ def tell(error: BaseException, message: str) -> None:
     """Print an error to the error stream, without secrets: the message, or the traceback where that is wanted."""
     text = "".join(traceback.format_exception(error)) if debugging() else f"error: {message}\n"
     with contextlib.suppress(OSError):  # nobody reads it any more
+        sys.stdout.flush()  # in one file with what was printed before, the message comes last
         print(without_secrets(text), end="", file=sys.stderr, flush=True)
 
 
@@ -95,6 +96,10 @@ def told(error: BaseException) -> str:
         change = f"mend the last line above; {_FLAG} shows the whole traceback"
         return "\n".join([*lines, "  why: your own code raised it", f"  change: {change}"])
     why = "the system refused it" if isinstance(error, OSError) else "it was not foreseen"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        why = "it is not there, or is there no more: somebody may have moved or deleted it meanwhile"
+        change = f"put it back where you can and start again; if nobody touched it, {_REPORT}"
+        return "\n".join([*lines, f"  why: {why}", f"  change: {change}"])
     if isinstance(error, MemoryError):
         why = "there was no memory left for it"
     return "\n".join([*lines, f"  why: {why}", f"  change: {_REPORT}"])

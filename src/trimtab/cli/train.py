@@ -186,10 +186,15 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
         print(f"{name} {value['before']:.3f} before, {value['after']:.3f} after")
     kept = "adapter" if config.method == "lora" else "model"
     steps = f"{summary['steps']} step{'s' * (summary['steps'] != 1)}"
+    folder = Path(str(config.output_dir)).expanduser()
+    names = [f"{kept}/", "config.yaml", "plan.json", "metrics.jsonl", "summary.json"]
+    gone = [name for name in names if not (folder / name).exists()]
     print(
         f"{steps} in {summary['train_seconds']:.0f} s on {summary['device']}; kept in "
-        f"{config.output_dir}: {kept}/, config.yaml, plan.json, metrics.jsonl, summary.json"
+        f"{config.output_dir}: {', '.join(name for name in names if name not in gone)}"
     )
+    if gone:
+        print(f"! {', '.join(gone)}: written there, and deleted or moved by others while the run went on")
     if config.export.to is None:
         run = shlex.quote(str(config.output_dir))
         spoken = recipe_of(config).family is CAUSAL_LM

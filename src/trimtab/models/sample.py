@@ -147,6 +147,7 @@ def greedy(
         **batch,
         max_new_tokens=max_new_tokens,
         do_sample=False,
+        num_beams=1,  # whatever the model's generation_config.json says
         use_cache=True,
         eos_token_id=sorted(ends) or None,
         pad_token_id=pad,

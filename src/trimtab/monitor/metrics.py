@@ -16,6 +16,7 @@ how many. A run that starts at step 0 starts a new file.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,6 +104,8 @@ class MetricsFile:
             file.close()
 
     def _opened(self) -> TextIO:
+        if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
+            self.close()  # somebody deleted it: what comes from now on is kept in a new one
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             before = self.path.read_bytes() if self.path.exists() else b""
