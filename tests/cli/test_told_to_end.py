@@ -19,13 +19,20 @@ Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 def test_a_verb_that_is_told_to_end_says_so(
     trimtab: Trimtab, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    asked = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for each in asked:  # a suite in the background ignores some of them
+        signal.signal(each, signal.SIG_DFL if each != signal.SIGINT else signal.default_int_handler)
+    before = [signal.getsignal(n) for n in asked]
     monkeypatch.setattr(
         "trimtab.hardware.doctor.examine", lambda *words, **named: os.kill(os.getpid(), number)
     )
-    done = trimtab("doctor")
-    assert (done.returncode, done.stderr) == (1, f"stopped by {number.name}, before it was done\n")
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    try:
+        done = trimtab("doctor")
+        assert (done.returncode, done.stderr) == (1, f"stopped by {number.name}, before it was done\n")
+        assert [signal.getsignal(n) for n in asked] == before
+    finally:
+        for each, handler in asked.items():
+            signal.signal(each, handler)
 
 
 def test_a_run_that_is_told_to_end_before_it_begins_leaves_no_folder(

@@ -21,7 +21,9 @@ from trimtab.config.keys import SECTIONS, schema_with_limits
 from trimtab.config.library_names import names_for
 from trimtab.config.schema import DataSettings, LoraSettings, ModelSettings, SampleSettings, TrainingSettings
 
-TEXTS = st.text(max_size=20) | st.sampled_from(
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20
+) | st.sampled_from(
     [
         "null",
         "None",
@@ -89,6 +91,7 @@ def from_form(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[A
 
 
 LISTED = {
+    "trust_remote_code": st.just([]),  # which no file keeps
     "report_to": st.lists(st.sampled_from(names_for("monitor.report_to")), max_size=3),
     "optimizer": st.sampled_from(names_for("training.optimizer")),
     "attn_implementation": st.none() | st.sampled_from(names_for("model.attn_implementation")),

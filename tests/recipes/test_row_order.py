@@ -91,7 +91,7 @@ def test_a_run_without_a_checkpoint_begins_again(trimtab: Trimtab, tiny_model: P
             f"model={tiny_model}",
             "device=cpu",
             "data.max_rows=8",
-            "data.max_length=64",
+            "data.max_length=200",
             "data.eval_fraction=0",
         ),
         *("training.batch_size=4", "training.max_steps=1", "samples.prompts=[]", "monitor.progress=none"),

@@ -89,6 +89,7 @@ def rehearse(
     was found, 2 the request is wrong, 3 unproven (time ran out, or the process was killed).
     """
     from trimtab.cli.faults import show_tracebacks
+    from trimtab.cli.told_to_end import left_to_the_system
     from trimtab.errors import RequestError
     from trimtab.files import plain_value
     from trimtab.hardware.catalogue import accelerators
@@ -118,6 +119,7 @@ def rehearse(
             "a patch that stands there already would be lost",
             "name a new file",
         )
+    left_to_the_system()
     words = list(target or [])
     settings = Settings(max_steps=max_steps, gpus_given=gpus is not None, shapes_only=shapes_only)
     machine = accelerators(gpus or "1")

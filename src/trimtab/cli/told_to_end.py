@@ -16,6 +16,14 @@ from typing import Any
 _HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
+def left_to_the_system() -> None:
+    """Let SIGTERM and SIGHUP end the process where it stands: a guard of the verb's own then clears up behind it."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _HEARD:
+            if number != signal.SIGINT and callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def heard() -> Iterator[list[str]]:
     """Around a verb, in the main thread. Yields the names of the signals that came, in their order."""
