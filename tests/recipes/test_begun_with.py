@@ -14,6 +14,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from trimtab.config import load_config
+from trimtab.files import write_json_whole
+from trimtab.placement import PlacementPlan
+from trimtab.recipes.begun_with import GoingOn
+from trimtab.recipes.starts import Start
+
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -272,3 +278,19 @@ def test_a_checkpoint_of_another_run_is_held_to_that_run(
     done = trimtab(*words[:-1], f"training.resume={alone}", f"output_dir={tmp_path / 'third'}")
     assert done.returncode == 0, done.stderr
     assert "nothing beside it tells what its run began with; not compared" in done.stdout
+
+
+def test_what_the_record_hides_is_no_difference(tiny_model: Path, tmp_path: Path) -> None:
+    said = "Answer as the clerk who asks for `password: swordfish77` and git clone https://me:word@host."
+    config = load_config(None, ["recipe=grpo", f"model={tiny_model}", "reward=answer", f"grpo.system={said}"])
+    plan = PlacementPlan(
+        device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single"
+    )
+    now = Start.now(config, plan)
+    kept = {"format": 1, "began": now.as_dict(), "went_on": [], "now": now.as_dict()}
+    write_json_whole(tmp_path / "starts.json", kept)
+    assert "swordfish" not in (tmp_path / "starts.json").read_text()
+    going_on = GoingOn.of(tmp_path / "checkpoints" / "checkpoint-2")
+    assert going_on is not None
+    going_on.check_request(now)
+    assert going_on.found.changed == {}

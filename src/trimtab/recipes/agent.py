@@ -158,7 +158,7 @@ def _told_to_end(told: Any, folder: Path) -> int:
 def _to_go_on(folder: Path) -> str:
     checkpoint = checkpoint_in(folder)
     command = f"trimtab train {shlex.quote(str(folder / 'config.yaml'))} training.resume=true"
-    return f"to go on from {checkpoint}: {command}" if checkpoint else "no checkpoint was saved"
+    return f"to go on from {checkpoint}: {command}" if checkpoint else f"to begin again: {command}"
 
 
 def _last_words(ended: Ended, before: Ended | None, folder: Path, most: int, in_a_row: int) -> int:

@@ -19,8 +19,10 @@ from trimtab.config.load import load_config
 from trimtab.config.problems import ConfigError, without_secrets
 from trimtab.config.schema import Config
 from trimtab.errors import RequestError, some_of
+from trimtab.files import plain_value
 from trimtab.recipes.resumed_length import length_change
 from trimtab.recipes.starts import Start, kept_start, read_starts
+from trimtab.redaction import hiding
 
 if TYPE_CHECKING:
     pass
@@ -60,10 +62,11 @@ class GoingOn:
 
     def check_request(self, now: Start) -> None:
         """Compare what can be told before the data is read; everything that is not sound is refused at once."""
-        was, found = self.earlier, self.found
+        was, found, hide = self.earlier, self.found, hiding()
         for key in settings():
             old, new = value_of_setting(was.config, key), value_of_setting(now.config, key)
-            if old == new:
+            # The record holds no secret, nor what looks like one: a prompt that has an address with a login in it.
+            if old == new or old == plain_value(new, of_text=hide):
                 continue
             if key not in ("training.resume", "overwrite"):
                 found.changed[key] = {"was": old, "now": new}

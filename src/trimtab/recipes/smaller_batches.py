@@ -142,18 +142,10 @@ def announced(before: Config, after: Config, run: RunFolder, lack: MemoryFault) 
 
 def to_be_started_again(before: Config, after: Config, run: RunFolder, lack: MemoryFault) -> OutOfMemory:
     """How one of several processes ends: the others wait for it, so that all have to be started again."""
-    batch = Batch.of(after)
-    if run.newest_checkpoint() is not None:
-        change = "start it again with training.resume=true"
-    else:
-        change = (
-            f"start it again with overwrite=true training.batch_size={batch.batch_size} "
-            f"training.gradient_accumulation_steps={batch.gradient_accumulation_steps}"
-        )
     return OutOfMemory(
         f"{announced(before, after, run, lack)}\n"
         f"  why: all processes have to begin again for it; {RECORD} says with what\n"
-        f"  change: nothing where the launcher begins again (monitor.restarts); else {change}"
+        "  change: nothing where the launcher begins again (monitor.restarts); else start it with training.resume=true"
     )
 
 
