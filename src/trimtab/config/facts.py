@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trimtab.config.rule import Conflict
@@ -15,6 +15,19 @@ def value_of_setting(config: Config, key: str) -> object:
     """A setting's value by its dotted key."""
     section, _, leaf = key.rpartition(".")
     return getattr(getattr(config, section) if section else config, leaf)
+
+
+def leaves(value: object) -> Iterator[object]:
+    """What a value is made of, names in mappings among it: it is as deep as `yaml_text.py` lets it be."""
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield name
+            yield from leaves(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from leaves(entry)
+    else:
+        yield value
 
 
 def is_given(config: Config, key: str) -> bool:

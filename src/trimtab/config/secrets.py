@@ -6,9 +6,7 @@ where a variable holds it. What a prompt says of addresses is left alone. Never 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-from trimtab.config.facts import value_of_setting
+from trimtab.config.facts import leaves, value_of_setting
 from trimtab.config.keys import RECIPE_SECTIONS, settings
 from trimtab.config.problems import ConfigError, Problem
 from trimtab.config.schema import Config
@@ -38,7 +36,7 @@ _STAYS = "the variable is enough, for it is read from the environment"
 
 def secret_in(key: str, value: object) -> tuple[str, str] | None:
     """Why a setting's value may not be kept, and what to change; None where it holds no secret."""
-    for text in _texts(value):
+    for text in (leaf for leaf in leaves(value) if isinstance(leaf, str)):
         if key in ADDRESSES and has_login(text):
             return "has a login in the address, and settings are saved and shown", ADDRESSES[key]
         if key in ADDRESSES and has_signature(text):
@@ -59,15 +57,3 @@ def refuse_secrets(config: Config) -> None:
             found.append(Problem(key, "(not shown)", *why))
     if found:
         raise ConfigError(found)
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, entry in value.items():
-            yield from _texts(name)
-            yield from _texts(entry)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _texts(entry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from trimtab.config.checks import run_checks
 from trimtab.config.defaults import Default, with_recipe_defaults
-from trimtab.config.facts import value_of_setting
+from trimtab.config.facts import leaves, value_of_setting
 from trimtab.config.keys import (
     KIND_WORDS,
     SECTIONS,
@@ -182,7 +182,7 @@ def _before_pydantic(setting: Setting) -> Problem | None:
             near = nearest(name, known)
             change = f"did you mean {near}? Or write one of " if near else "write one of "
             return setting.problem(_UNKNOWN_NAME[setting.key], change + ", ".join(known))
-    if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
+    if any(isinstance(number, float) and not math.isfinite(number) for number in leaves(value)):
         return setting.problem("holds a number that is not finite")
     if isinstance(value, str) and (stray := _STRAY.search(value)):
         return setting.problem(
@@ -208,21 +208,8 @@ def _number_problem(setting: Setting) -> Problem | None:
 
 def _too_long(value: Any) -> int | None:
     """A whole number that has no counterpart in any library: of hundreds of digits."""
-    whole = (number for number in _numbers(value) if isinstance(number, int))
+    whole = (leaf for leaf in leaves(value) if isinstance(leaf, int))
     return next((number for number in whole if number.bit_length() > _MOST_BITS), None)
-
-
-def _numbers(value: Any) -> Iterator[int | float]:
-    """The numbers of a value, which is as deep as `yaml_text.py` lets it be."""
-    if isinstance(value, int | float):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _numbers(key)
-            yield from _numbers(entry)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _numbers(entry)
 
 
 def _is_kernel(key: str, name: str) -> bool:

@@ -13,7 +13,7 @@ from trimtab.config.schema import Config
 _STRETCHED = ("linear", "cosine", "polynomial")
 
 
-def step_of(checkpoint: Path) -> int:
+def step_reached(checkpoint: Path) -> int:
     """The step that a checkpoint was saved at."""
     state = _state(checkpoint)
     reached = state.get("global_step", state.get("progress", {}).get("step"))
@@ -25,7 +25,7 @@ def step_of(checkpoint: Path) -> int:
 
 def length_change(checkpoint: Path, was: Config, now: Config) -> tuple[str | None, list[str]]:
     """Why the new end is refused, or what is to be said of it."""
-    step, state = step_of(checkpoint), _state(checkpoint)
+    step, state = step_reached(checkpoint), _state(checkpoint)
     wanted, epoch = now.training.max_steps, state.get("epoch")
     if wanted is not None and wanted < step:
         return f"(step {step} is reached already)", []

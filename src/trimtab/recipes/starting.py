@@ -12,7 +12,7 @@ from trimtab.config.schema import Config
 from trimtab.errors import RequestError
 from trimtab.hardware.launcher import detect_launcher
 from trimtab.recipes.begun_with import GoingOn, is_folder
-from trimtab.recipes.resumed_length import step_of
+from trimtab.recipes.resumed_length import step_reached
 from trimtab.recipes.starts import FORMAT, Start
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Starting:
     def record(self, run: Path) -> dict[str, Any]:
         """What is to be kept of it, by the main process."""
         assert self._now is not None, "the main process keeps the record"
-        step = step_of(self._checkpoint) if self._checkpoint is not None else 0
+        step = step_reached(self._checkpoint) if self._checkpoint is not None else 0
         return _starts_with(self._now, self._going_on, run, step)
 
 
