@@ -67,6 +67,10 @@ def make_fast(
             fell_back(
                 "adapters", f"no adapter of {architecture} is of the plain kind", "set speed.adapters: auto"
             )
+    if speed.adapters == "fused" and speed.compile and plan.strategy != "sharded":
+        from trimtab.fast.siblings import use_joint_products
+
+        use_joint_products(model)
     if speed.kernels == "triton":
         from trimtab.fast.mlp import use_fused_mlp
 
