@@ -16,6 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from trimtab.data.render import IGNORED
 from trimtab.models.voice_loss import count_trained, parts_of, whole_of
+from trimtab.models.voice_places import PLACES
 from trimtab.placement import bare_model
 
 SCALE = 2.0**12
@@ -118,6 +119,8 @@ class VoiceTrainer(Trainer):
             for name in ("labels", "audio_labels"):
                 inputs[name] = inputs[name].clone()
                 inputs[name][own:] = IGNORED
+            # They tell of all rows.
+            inputs.pop(PLACES, None)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
         # In double precision: a set may have millions of tokens.
