@@ -1,4 +1,4 @@
-"""TRL's fused head in our way: TRL's numbers and gradients for real architectures, and TRL's own where it is not sound."""
+"""TRL's fused head in our way: TRL's numbers and gradients, and TRL's own head where ours is not sound."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from transformers.utils import ModelOutput
 
 from trimtab.data.render import IGNORED
 from trimtab.errors import RequestError
-from trimtab.models.voice_places import PLACES, PlacedLayer, by_places, targets_of
+from trimtab.models.voice_places import PLACES, PlacedLayer, by_places, rows_unpacked, targets_of
 
 Model = transformers.HiggsAudioV2ForConditionalGeneration
 _SIGNATURE = inspect.signature(Model.forward)
@@ -139,7 +139,8 @@ def _read_by_places(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, ..
     """The same, without asking the device."""
     places = batch[PLACES]
     inputs, parted = by_places(batch)
-    hidden = _body(model, inputs | {PLACES: parted}).flatten(0, 1)
+    with rows_unpacked():
+        hidden = _body(model, inputs | {PLACES: parted}).flatten(0, 1)
     words = 0 if model.text_lm_head is None else len(places["words"])
     told, heard = (hidden.index_select(0, places[name].to(hidden.device)) for name in ("told", "heard"))
     return told[:words], places["words"][:words], heard, places["sounds"]

@@ -8,16 +8,19 @@ without them it is transformers' own layer. Never changes a weight, its name or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from transformers import masking_utils
 from transformers.models.higgs_audio_v2.modeling_higgs_audio_v2 import HiggsAudioV2DecoderLayer as Layer
 
 from trimtab.data.render import IGNORED
 
 PLACES = "places"
 """The entry of a batch that has them, and the argument of a layer."""
+_PACKED = "find_packed_sequence_indices"
 Batch = dict[str, Any]
 
 
@@ -96,32 +99,38 @@ def by_places(batch: Mapping[str, Any]) -> tuple[Batch, Parted]:
     return inputs, Parted(places["order"], places["inverse"], places["text"])
 
 
+@contextmanager
+def rows_unpacked() -> Iterator[None]:
+    """While a batch of the collator, of one conversation a row, goes through a model.
+
+    Without a mask transformers asks the device in each pass whether places begin anew inside a row.
+    """
+    own = getattr(masking_utils, _PACKED, None)
+    if own is None:
+        yield
+        return
+    setattr(masking_utils, _PACKED, lambda position_ids: None)
+    try:
+        yield
+    finally:
+        setattr(masking_utils, _PACKED, own)
+
+
 class HiggsAudioV2DecoderLayer(Layer):
     """By places where it is given some. It has the name of the class that it extends: splits and shards go by it."""
 
-    def forward(  # type: ignore[override]
-        self,
-        hidden_states: torch.Tensor,
-        *args: Any,
-        audio_token_mask: torch.Tensor | None = None,
-        places: Parted | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        if places is None or audio_token_mask is None or args:
-            out: torch.Tensor = super().forward(
-                hidden_states, *args, audio_token_mask=audio_token_mask, **kwargs
-            )
-            return out
-        sound = audio_token_mask[..., None].to(hidden_states.device)
-        normed = torch.where(
-            sound, self.audio_input_layernorm(hidden_states), self.input_layernorm(hidden_states)
-        )
+    def forward(self, *args: Any, places: Parted | None = None, **kwargs: Any) -> torch.Tensor:
+        if places is None or len(args) != 1 or kwargs.get("audio_token_mask") is None:
+            return super().forward(*args, **kwargs)
+        hidden: torch.Tensor = args[0]
+        sound = kwargs.pop("audio_token_mask")[..., None].to(hidden.device)
+        normed = torch.where(sound, self.audio_input_layernorm(hidden), self.input_layernorm(hidden))
         attended, _ = self.self_attn(hidden_states=normed, **kwargs)
-        between = hidden_states + attended
+        between = hidden + attended
         normed = torch.where(
             sound, self.audio_post_attention_layernorm(between), self.post_attention_layernorm(between)
         )
-        return between + _by_kind(self, normed, places)
+        return torch.add(between, _by_kind(self, normed, places))
 
 
 PlacedLayer = HiggsAudioV2DecoderLayer
@@ -141,16 +150,17 @@ class _Reordered(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        return rows.index_select(0, order)
+        found: torch.Tensor = rows.index_select(0, order)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.save_for_backward(inputs[2])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
-        return gradient.index_select(0, inverse), None, None
+        return gradients[0].index_select(0, inverse), None, None
 
 
 def _is_sound(ids: torch.Tensor, config: Any) -> torch.Tensor:

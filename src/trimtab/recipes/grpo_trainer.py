@@ -59,7 +59,8 @@ class PlacedGRPOTrainer(GRPOTrainer):
 
     def _choose_head(self, model: Any, plan: PlacementPlan, say: Callable[[str], None]) -> None:
         """Log-probabilities by a head that is not trained, where it is proved; else on the CPU by the sparse one."""
-        if self.args.cast_lm_head_to_fp32 or self._entropy_bonus_enabled:
+        settings: Any = self.args
+        if settings.cast_lm_head_to_fp32 or self._entropy_bonus_enabled:
             why: str | None = "the entropy is trained on, or the head is asked for in fp32"
         else:
             why = use_frozen_head(model, temperature=self.temperature)
