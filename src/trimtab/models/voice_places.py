@@ -164,7 +164,8 @@ class _Reordered(torch.autograd.Function):
 
 
 def _is_sound(ids: torch.Tensor, config: Any) -> torch.Tensor:
-    return (ids == config.audio_token_id) | (ids == config.audio_delay_token_id)
+    sound: torch.Tensor = (ids == config.audio_token_id) | (ids == config.audio_delay_token_id)
+    return sound
 
 
 def _to_the_end(targets: torch.Tensor) -> torch.Tensor:

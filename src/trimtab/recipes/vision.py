@@ -137,13 +137,14 @@ def _answer_loss(job: Job, collate: Any) -> AnswerLoss | None:
     import torch
 
     from trimtab.fast.answer_loss import proved, unproved
+    from trimtab.models.load import shapes_only
     from trimtab.placement import move
     from trimtab.recipes.picture_trainer import ROWS
 
     plan = job.plan
     if plan.strategy == "split":
         return None
-    if plan.strategy == "sharded":
+    if plan.strategy == "sharded" or shapes_only():
         found = unproved(job.model)
     else:
         batch = move(collate(list(job.prepared.train[:2])), plan)
