@@ -230,4 +230,5 @@ GRPO = Recipe(
     preflight=_preflight,
     prove=_prove,
     rewarded=True,
+    fast=frozenset({"adapters", "head", "compile", "kernels"}),
 )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from trimtab.errors import RequestError
 from trimtab.fast.scored_tokens import use_frozen_head
 from trimtab.models.sparse_head import use_sparse_head
 from trimtab.monitor.logits import LogitsWatch
@@ -60,13 +61,17 @@ class PlacedGRPOTrainer(GRPOTrainer):
     def _choose_head(self, model: Any, plan: PlacementPlan, say: Callable[[str], None]) -> None:
         """Log-probabilities by a head that is not trained, where it is proved; else on the CPU by the sparse one."""
         settings: Any = self.args
-        if settings.cast_lm_head_to_fp32 or self._entropy_bonus_enabled:
-            why: str | None = "the entropy is trained on, or the head is asked for in fp32"
+        if plan.speed.head != "chunked":
+            why = plan.reasons.get("speed.head", "speed.head is plain")
+        elif settings.cast_lm_head_to_fp32 or self._entropy_bonus_enabled:
+            why = "the entropy is trained on, or the head is asked for in fp32"
         else:
-            why = use_frozen_head(model, temperature=self.temperature)
-        if why is not None and plan.kind == "cpu":
+            why = use_frozen_head(model, temperature=self.temperature) or ""
+        if why and "head" in plan.speed.demanded:
+            raise RequestError.of("speed.head=chunked was asked for", why, "set speed.head: auto")
+        if why and plan.kind == "cpu":
             use_sparse_head(model, temperature=self.temperature)
-        elif why is not None:
+        elif why:
             say(f"log-probabilities by TRL's own head: {why}")
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

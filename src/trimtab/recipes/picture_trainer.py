@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import Trainer
 
 from trimtab.data.render import IGNORED
 from trimtab.fast.answer_loss import AnswerLoss, told_labels
 from trimtab.models.diffusion import MaskedDiffusion
 from trimtab.models.outputs import loss_in_step, loss_of
 from trimtab.placement import bare_model, on_several_devices
+from trimtab.recipes.late_trainer import LateTrainer
 
 Batch = dict[str, Any]
 ROWS = "answer_rows"
 """The entry of a batch that tells the places with a label in its flattened `shift_labels`; no model is given it."""
 
 
-class PictureTrainer(Trainer):
+class PictureTrainer(LateTrainer):
     """A Trainer that takes what a model returns as it comes, counted over all processes and passes of a step."""
 
     def __init__(

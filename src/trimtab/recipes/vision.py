@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VisionSettings
+from trimtab.errors import RequestError
 from trimtab.files import whole_file
 from trimtab.models.families import IMAGE_TEXT
 from trimtab.placement import PlacementPlan, Workload, return_outputs
@@ -142,7 +143,7 @@ def _answer_loss(job: Job, collate: Any) -> AnswerLoss | None:
     from trimtab.recipes.picture_trainer import ROWS
 
     plan = job.plan
-    if plan.strategy == "split":
+    if plan.speed.head != "chunked":
         return None
     if plan.strategy == "sharded" or shapes_only():
         found = unproved(job.model)
@@ -152,6 +153,8 @@ def _answer_loss(job: Job, collate: Any) -> AnswerLoss | None:
         with torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32"):
             found = proved(job.model, batch, rows)
     if isinstance(found, str):
+        if "head" in plan.speed.demanded:
+            raise RequestError.of("speed.head=chunked was asked for", found, "set speed.head: auto")
         job.say(f"loss by the model's own logits: {found}")
         return None
     return found
@@ -275,4 +278,5 @@ VISION = Recipe(
     asks=_asks,
     look=_look,
     answer=_answer,
+    fast=frozenset({"adapters", "head", "compile", "kernels"}),
 )
