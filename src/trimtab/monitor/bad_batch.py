@@ -56,7 +56,9 @@ def rows_of(tensors: Mapping[str, torch.Tensor], processor: Any) -> list[dict[st
         if (ids := tensors.get(name)) is not None and ids.dim() == 2
     }
     given = tensors.get("labels")
-    labels = _apart(given, tensors) if given is not None and given.dim() == 2 else ()
+    labels: Sequence[torch.Tensor] = ()
+    if given is not None and given.dim() == 2:
+        labels = _apart(given, tensors)
     rows: list[dict[str, Any]] = []
     for number in range(min(_ROWS, max(map(len, parts.values()), default=0))):
         row: dict[str, Any] = {"row": number + 1}
@@ -75,7 +77,7 @@ def _apart(values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Sequenc
     lengths = tensors.get("row_lengths")
     if lengths is None or values.shape[0] != 1:
         return values.unbind()
-    return values[0].split(lengths.tolist())
+    return list(torch.split(values[0], lengths.tolist()))
 
 
 def _short(text: str) -> str:
