@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.config.schema import Config
 from trimtab.placement import PlacementPlan, return_outputs
+from trimtab.placement.speed import PARTS
 from trimtab.recipes.look import rows_answered
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say, rows_at_once
@@ -93,4 +94,5 @@ SFT = Recipe(
     build=_build,
     outcome=held_out_loss,
     look=rows_answered,
+    fast=frozenset(PARTS),
 )
