@@ -8,7 +8,7 @@ compiler can neither save the unpacked weight nor make one of the two unpackings
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +98,7 @@ class Nf4Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        made = nf4_linear(x, self.weight, self.weight_scales, self.weight_groups)
+        made: torch.Tensor = nf4_linear(x, self.weight, self.weight_scales, self.weight_groups)
         return made if self.bias is None else made + self.bias.to(made.dtype)
 
     def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
@@ -111,4 +111,4 @@ class Nf4Linear(nn.Linear):
 
 def pack_layer(layer: nn.Linear) -> Nf4Linear:
     """A loaded layer's twin in NF4, on the same device; in training or not, as it was."""
-    return cast(Nf4Linear, Nf4Linear(layer, pack(layer.weight.data)).train(layer.training))
+    return Nf4Linear(layer, pack(layer.weight.data)).train(layer.training)

@@ -65,20 +65,22 @@ def pack_model(model: nn.Module) -> int:
 
 
 @register_quantization_config(METHOD)
-class Nf4Config(QuantizationConfigMixin):  # type: ignore[misc]
+class Nf4Config(QuantizationConfigMixin):
     """What `from_pretrained(quantization_config=…)` is given; it has no settings."""
 
     def __init__(self, **unused: Any) -> None:
-        self.quant_method = METHOD
+        self.quant_method = METHOD  # type: ignore[assignment]
 
 
 @register_quantizer(METHOD)
-class Nf4Quantizer(HfQuantizer):  # type: ignore[misc]
+class Nf4Quantizer(HfQuantizer):
     """The loader's way to packed layers."""
 
-    is_serializable = False
     is_trainable = True
     is_compileable = True
+
+    def is_serializable(self) -> bool:
+        return False
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **unused: Any) -> None:
         self.shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
@@ -111,10 +113,12 @@ class Nf4Quantizer(HfQuantizer):  # type: ignore[misc]
         ]
 
 
-class _Pack(ConversionOps):  # type: ignore[misc]
+class _Pack(ConversionOps):
     """From the weight that the files hold to the three tensors that stand for it."""
 
-    def convert(self, input_dict: dict[str, Any], model: Any = None, **unused: Any) -> dict[str, torch.Tensor]:
+    def convert(  # type: ignore[override]
+        self, input_dict: dict[str, Any], model: Any = None, **unused: Any
+    ) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
         for name, value in input_dict.items():
             weight = value[0] if isinstance(value, list) else value

@@ -257,7 +257,6 @@ def _parts(
     model: nn.Module, stacks: list[str], towers: set[str]
 ) -> tuple[tuple[Part, ...], tuple[tuple[str, str], ...]]:
     """Layers one by one, and around them the largest modules that hold no layer; with the pairs that share a tensor."""
-    import torch
     from torch import nn
 
     parts: list[Part] = []
@@ -270,14 +269,11 @@ def _parts(
             if owners.setdefault(id(tensor), name) != name:
                 ties[owners[id(tensor)], name] = None
                 continue
-            if own.endswith(_SCALES):
-                continue  # counted with the weights that they belong to
-            if tensor.dtype == torch.uint8:
-                packed += 2 * tensor.numel()
-                continue
-            total += tensor.numel()
-            trained += tensor.numel() if tensor.requires_grad else 0
-        parts.append(Part(name=name, parameters=total + packed, trainable=trained, four_bit=packed, **more))
+            count = numbers_in(own, tensor)
+            total += count
+            trained += count if tensor.requires_grad else 0
+            packed += count if count > tensor.numel() else 0
+        parts.append(Part(name=name, parameters=total, trainable=trained, four_bit=packed, **more))
 
     def walk(module: nn.Module, name: str) -> None:
         children = {f"{name}.{child}" if name else child: inner for child, inner in module.named_children()}
@@ -297,6 +293,14 @@ def _parts(
 
     walk(model, "")
     return tuple(parts), tuple(ties)
+
+
+def numbers_in(name: str, tensor: nn.Parameter) -> int:
+    """How many parameters a tensor stands for: two a byte in four bits, whose scales are counted with them."""
+    import torch
+
+    packed = tensor.dtype == torch.uint8
+    return 0 if name.endswith(_SCALES) else tensor.numel() * (1 + packed)
 
 
 def bare_model(model: nn.Module) -> nn.Module:
