@@ -83,7 +83,7 @@ class LateTrainer(Trainer):
     def _logs(self) -> LateLogs:
         # The trainer makes its state anew when it begins to train.
         if getattr(self, "_logs_of", None) is not self.state:
-            self._logs_of, self._logs_kept = self.state, LateLogs(self.state, late=self._late)
+            self._logs_of, self._logs_kept = self.state, LateLogs(self.state, late=self.logs_late)
         return self._logs_kept
 
     def flush_logs(self, before: int | None = None) -> None:
