@@ -180,6 +180,8 @@ def _settle_compiler(kinds: int) -> None:
     config.recompile_limit = max(config.recompile_limit, _GRAPHS_OF_A_KIND * kinds)
     # It would cut the graph of a layer where a bucket of DDP ends; layers one by one let gradients go early anyway.
     config.optimize_ddp = False
+    # Floats in a layer (a scale, an epsilon) are constants. Taken for variables, they have each graph made twice.
+    config.specialize_float = True
 
 
 def _not_compilable() -> tuple[type[Exception], ...]:

@@ -131,10 +131,10 @@ class _Fused(torch.autograd.Function):
             None,
             None,
             grad_into[:rank],
-            sums[1] * ctx.scales[0],
+            sums[1].T * ctx.scales[0],
             grad_into[rank:],
-            sums[2] * ctx.scales[1],
-            sums[0].T,
+            sums[2].T * ctx.scales[1],
+            sums[0],
             grad_down_b,
             None,
         )

@@ -7,14 +7,21 @@ same bits.
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 FORWARD = (32, 64, 4)
 """Rows and columns of a tile, and warps. Small tiles: what hides the waiting for memory is how many run at once."""
-BACKWARD = (32, 64, 4, 16)
+BACKWARD = (16, 128, 4, 16)
 """The same, and how many programs share the rows of one block of columns."""
+_LIMITS: dict[str, Any] = (
+    {} if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip else {"maxnreg": 128}
+)
+"""Registers of a thread, in the backward pass: with more of them too few programs run at once."""
 
 
 @triton.jit
@@ -48,9 +55,9 @@ def _backward(
     at_ad = k[:, None] * columns + column[None, :]
     ad_ok = (k[:, None] < rank) & column_ok[None, :]
     down = tl.load(ad + at_ad, mask=ad_ok, other=0.0)
-    sum_ad = tl.zeros((COLUMNS, RANK), tl.float32)
-    sum_bg = tl.zeros((COLUMNS, RANK), tl.float32)
-    sum_bu = tl.zeros((COLUMNS, RANK), tl.float32)
+    sum_ad = tl.zeros((RANK, COLUMNS), tl.float32)
+    sum_bg = tl.zeros((RANK, COLUMNS), tl.float32)
+    sum_bu = tl.zeros((RANK, COLUMNS), tl.float32)
     first = tl.program_id(1) * per_part
     row = tl.arange(0, ROWS)
     for index in range(0, per_part // ROWS):
@@ -77,19 +84,17 @@ def _backward(
         silu = gate * sigmoid
         at_out = row[:, None] * grad_stride + column[None, :]
         made = (silu * up).to(g.dtype.element_ty)
-        sum_ad += tl.dot(tl.trans(made), down_in)
+        sum_ad += tl.dot(tl.trans(down_in), made)
         to_up = (out * silu).to(g.dtype.element_ty)
         tl.store(grad_u + far * grad_stride + at_out, to_up, mask=here)
-        sum_bu += tl.dot(tl.trans(to_up), up_in)
+        sum_bu += tl.dot(tl.trans(up_in), to_up)
         to_gate = (out * up * (sigmoid + silu * (1.0 - sigmoid))).to(g.dtype.element_ty)
         tl.store(grad_g + far * grad_stride + at_out, to_gate, mask=here)
-        sum_bg += tl.dot(tl.trans(to_gate), gate_in)
+        sum_bg += tl.dot(tl.trans(gate_in), to_gate)
     part = tl.program_id(1).to(tl.int64) * rank * columns
-    at_sum = column[:, None] * rank + k[None, :]
-    sum_ok = column_ok[:, None] & (k[None, :] < rank)
-    tl.store(grad_ad + part + at_sum, sum_ad, mask=sum_ok)
-    tl.store(grad_bg + part + at_sum, sum_bg, mask=sum_ok)
-    tl.store(grad_bu + part + at_sum, sum_bu, mask=sum_ok)
+    tl.store(grad_ad + part + at_ad, sum_ad, mask=ad_ok)
+    tl.store(grad_bg + part + at_ad, sum_bg, mask=ad_ok)
+    tl.store(grad_bu + part + at_ad, sum_bu, mask=ad_ok)
 
 
 def _rank(rank: int) -> int:
@@ -123,7 +128,7 @@ def swiglu_backward(
     tg: torch.Tensor,
     tu: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of [g | u] side by side, and of (ad.T, bg, bu) in fp32, one behind the other.
+    """Gradients of [g | u] side by side, and of (ad, bg.T, bu.T) in fp32, one behind the other.
 
     `grad` is the gradient that came through the down layer's base product; that through its adapter, `td @ ad`, is
     added here. tg and tu, [rows, rank] of one stride, are what the adapters made of the input.
@@ -131,18 +136,20 @@ def swiglu_backward(
     rows, columns = g.shape
     rank = ad.shape[0]
     height, width, warps, parts = BACKWARD
+    # The sums grow with the rank: fewer columns then, so that they stay in registers.
+    width = width * 16 // _rank(rank)
     wide = torch.empty(rows, 2 * columns, dtype=g.dtype, device=g.device)
-    sums = torch.empty(3, parts, columns, rank, dtype=torch.float32, device=g.device)
+    sums = torch.empty(3, parts, rank, columns, dtype=torch.float32, device=g.device)
     per_part = triton.cdiv(triton.cdiv(rows, parts), height) * height
     _backward[(triton.cdiv(columns, width), parts)](
         grad, td, td.stride(0), ad, g, u, g.stride(0), tg, tu, tg.stride(0),
         wide, wide[:, columns:], 2 * columns, sums[0], sums[1], sums[2], rows, columns, rank, per_part,
-        RANK=_rank(rank), ROWS=height, COLUMNS=width, num_warps=warps,
+        RANK=_rank(rank), ROWS=height, COLUMNS=width, num_warps=warps, **_LIMITS,
     )  # fmt: skip
     return wide, sums.sum(1)
 
 
 @swiglu_backward.register_fake
 def _(grad, td, ad, g, u, tg, tu):
-    sums = g.new_empty(3, g.shape[1], ad.shape[0], dtype=torch.float32)
+    sums = g.new_empty(3, ad.shape[0], g.shape[1], dtype=torch.float32)
     return g.new_empty(g.shape[0], 2 * g.shape[1]), sums
