@@ -9,9 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab.hardware import Accelerator, Hardware
-from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest, Precision, Strategy
+from trimtab.placement.plan import (
+    MemoryShare,
+    PlacementPlan,
+    PlacementRequest,
+    Precision,
+    Speed,
+    Strategy,
+)
 from trimtab.placement.profile import ModelProfile, Workload
 from trimtab.placement.sizing import GIB, PlacementError, Sizing
+from trimtab.placement.speed import SpeedRequest, choose_speed
 
 
 def check_request(request: PlacementRequest, hardware: Hardware) -> None:
@@ -30,8 +38,10 @@ def resolve(
     work: Workload | None = None,
     *,
     full_tuning: bool = False,
+    speed: SpeedRequest | None = None,
 ) -> PlacementPlan:
-    """The plan for this request on this hardware. Without a profile, a model is taken to fit on one device."""
+    """The plan for this request on this hardware. Without a profile, a model is taken to fit on one device, and
+    without a request for speed every step is computed plainly."""
     check_request(request, hardware)
     device, device_reason = _choose_device(request, hardware)
     precision, precision_reason = _choose_precision(request, hardware, device)
@@ -74,6 +84,10 @@ def resolve(
         if choice.processes > 1 and not launched and device.startswith("cuda"):
             used = [gpu.name for gpu in hardware.gpus[: choice.processes]]
         memory = sizing.shares(used, shards=choice.processes if choice.strategy == "sharded" else 1)
+    fast = Speed()
+    if speed is not None:
+        fast, whys = choose_speed(speed, hardware, device, precision, choice.strategy, training=work.training)
+        reasons |= whys
     notes = (hardware.launcher.stale_note(), sizing.tight_note(device))
     return PlacementPlan(
         device=device,
@@ -87,6 +101,7 @@ def resolve(
         unused_parameters=looks,
         launcher=hardware.launcher.name,
         memory=memory,
+        speed=fast,
         reasons=reasons,
         notes=tuple(note for note in notes if note),
     )
