@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trimtab.models.flops import ModelFlops, flops_of
 from trimtab.monitor.health import NonFiniteError
 from trimtab.recipes.late_logs import wide
 from trimtab.recipes.late_trainer import LateTrainer
 
-_HOST = ("row_lengths", "tokens", "items")
+_HOST = ("row_lengths", "lengths", "tokens", "items")
 """What a batch says of itself and no model takes."""
 
 
@@ -34,14 +35,20 @@ class SftTrainer(LateTrainer):
         self._held_out: dict[str, torch.Tensor] = {}
         self._tokens: torch.Tensor | int = 0
         """Of all processes, not yet counted in the state."""
-        self._sent: deque[tuple[list[str], int | None]] = deque()
-        """Of each log on its way: what its figures are, and its tokens where the host counts them."""
-        self._frozen_flops: int | None = None
+        self._sent: deque[tuple[list[str], int | None, float]] = deque()
+        """Of each log on its way: what its figures are, its tokens where the host counts them, and its operations."""
+        self._flops: ModelFlops | None = None
+        self._flops_done = 0.0
+        self.flops_logged: float | None = None
+        """Operations that this process's rows needed since it began to train, up to the last logged step."""
 
     # One step
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         items, tokens = (sum(batch[name] for batch in batch_samples) for name in ("items", "tokens"))
+        if self._flops is None:
+            self._flops = flops_of(self.accelerator.unwrap_model(self.model))
+        self._flops_done += sum(self._flops.of(batch["lengths"], batch["items"]) for batch in batch_samples)
         if self.args.world_size == 1:
             self._tokens += tokens
             return max(items, 1)
@@ -86,11 +93,8 @@ class SftTrainer(LateTrainer):
             return self.compute_loss(model, inputs).detach(), None, None
 
     def floating_point_ops(self, inputs: Any) -> int:
-        if self._frozen_flops is None:
-            # The trainer would walk over all modules in every pass.
-            model: Any = self.model
-            self._frozen_flops = 6 * model.num_parameters(exclude_embeddings=True)
-        return int(self._frozen_flops * inputs["input_ids"].numel())
+        # The trainer would walk over all modules in every pass.
+        return 0 if self._flops is None else int(self._flops.of(inputs["lengths"], inputs["items"]))
 
     # What is logged
 
@@ -102,11 +106,11 @@ class SftTrainer(LateTrainer):
         if self.args.world_size > 1:
             dist.all_reduce(figures)
         tokens, self._tokens = self._tokens, 0
-        self._sent.append((names, tokens if isinstance(tokens, int) else None))
+        self._sent.append((names, tokens if isinstance(tokens, int) else None, self._flops_done))
         return figures if isinstance(tokens, int) else torch.cat([figures, tokens.to(figures.dtype)[None]])
 
     def _told(self, read: list[float]) -> dict[str, float]:
-        names, tokens = self._sent.popleft()
+        names, tokens, self.flops_logged = self._sent.popleft()
         self.state.num_input_tokens_seen += int(read[-1]) if tokens is None else tokens
         return self._shares(dict(zip(names, read, strict=False)))
 
@@ -135,6 +139,7 @@ class SftTrainer(LateTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._facts, self._tokens = {}, 0
+        self._flops_done, self.flops_logged = 0.0, None
         self._sent.clear()
         try:
             return super().train(*args, **kwargs)
