@@ -1,42 +1,24 @@
-"""The figures of `sft_speed.py`: from the time stamps and losses of a run to its tables. Runs nothing."""
+"""The tables of `sft_speed.py`: every cell's figures, and its loss curve beside the baseline's. Runs nothing."""
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
+from trimtab.bench.steady import furthest
+
 COLUMNS = (
-    ("tokens/s", "tokens_per_second", "{:,.0f}"),
-    ("of HF", "of_baseline", "{:.2f}×"),
-    ("step ms", "step_ms", "{:,.1f}"),
-    ("peak GiB", "peak_gib", "{:.1f}"),
-    ("driver GiB", "device_gib", "{:.1f}"),
-    ("to step 1, s", "start_seconds", "{:.0f}"),
-    ("warm-up, s", "compile_seconds", "{:.1f}"),
-    ("last loss", "last_loss", "{:.4f}"),
+    ("tokens/s", "tokens_per_second", "{:,.0f}", 1.0),
+    ("of HF", "of_baseline", "{:.2f}×", 1.0),
+    ("step ms", "step_seconds", "{:,.1f}", 1000.0),
+    ("peak GiB", "peak_bytes", "{:.1f}", 2.0**-30),
+    ("driver GiB", "device_gib", "{:.1f}", 1.0),
+    ("MFU %", "mfu", "{:.0f}", 100.0),
+    ("to step 1, s", "start_seconds", "{:.0f}", 1.0),
+    ("warm-up, s", "warm_up_seconds", "{:.1f}", 1.0),
+    ("last loss", "last_loss", "{:.4f}", 1.0),
 )
+ON_TERMINAL = tuple(column for column in COLUMNS if column[0] != "of HF")
 BASELINE = "hf"
-
-
-def figures_of(run: dict[str, Any], warm_up: int) -> dict[str, Any]:
-    """`run` has when it was started, when training began, and each step's time, loss and tokens."""
-    times, tokens, losses = run["times"], run["tokens"], run["losses"]
-    warm_up = min(warm_up, len(times) - 1)
-    spans = [after - before for before, after in zip(times[warm_up - 1 :], times[warm_up:], strict=False)]
-    step = statistics.median(spans)
-    return {
-        "tokens_per_second": sum(tokens[warm_up:]) / (times[-1] - times[warm_up - 1]),
-        "step_ms": 1000 * step,
-        "timed_steps": len(spans),
-        "peak_gib": run["peak_allocated"] / 2**30 if run["peak_allocated"] else None,
-        "reserved_gib": run["peak_reserved"] / 2**30 if run["peak_reserved"] else None,
-        "start_seconds": run["begun"] - run["started"],
-        "compile_seconds": max(0.0, times[warm_up - 1] - run["begun"] - warm_up * step),
-        "last_loss": statistics.mean(losses[-5:]),
-        "losses": losses,
-        "tokens": tokens,
-        "times": [round(at - run["begun"], 4) for at in times],
-    }
 
 
 def _beside(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -52,40 +34,33 @@ def curve_lines(cells: list[dict[str, Any]]) -> list[str]:
         if base is None or cell is base or cell["status"] != "finished":
             continue
         cell["of_baseline"] = cell["tokens_per_second"] / base["tokens_per_second"]
-        pairs = list(zip(cell["losses"], base["losses"], strict=False))
-        far = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
-        cell["curve_difference"] = max(far)
+        steps = min(len(cell["losses"]), len(base["losses"]))
+        cell["curve_difference"] = furthest(cell["losses"], base["losses"])
         cell["same_rows"] = cell["tokens"] == base["tokens"]
         rows = "" if cell["same_rows"] else "; ROWS OF OTHER LENGTHS THAN THE BASELINE'S"
+        far = "–" if cell["curve_difference"] is None else f"{100 * cell['curve_difference']:.3f} %"
         lines.append(
-            f"{cell['cell']}: {cell['of_baseline']:.2f}× {BASELINE}; loss over {len(pairs)} steps at most "
-            f"{100 * max(far):.3f} % from {BASELINE}'s (step {far.index(max(far)) + 1}), the last "
-            f"{pairs[-1][0]:.4f} against {pairs[-1][1]:.4f}{rows}"
+            f"{cell['cell']}: {cell['of_baseline']:.2f}× {BASELINE}; loss over {steps} steps at most {far} from "
+            f"{BASELINE}'s, at the end {cell['losses'][steps - 1]:.4f} against {base['losses'][steps - 1]:.4f}{rows}"
         )
     return lines
 
 
 def table(cells: list[dict[str, Any]], *, heading: bool = True) -> str:
     """For the terminal."""
-    lines = (
-        ["".join([f"{'':<44}", *(f"{name:>13}" for name, _, _ in COLUMNS if name != "of HF")])]
-        if heading
-        else []
-    )
+    lines = ["".join([f"{'':<36}", *(f"{name:>13}" for name, *_ in ON_TERMINAL)])] if heading else []
     for cell in cells:
-        if cell["status"] != "finished":
-            lines.append(
-                f"{cell['title'][:43]:<44} {cell['status']}: {cell['reason']} ({cell['seconds']:.0f} s)"
-            )
-            continue
-        shown = [_shown(cell, key, form) for name, key, form in COLUMNS if name != "of HF"]
-        lines.append("".join([f"{cell['title'][:43]:<44}", *(f"{text:>13}" for text in shown)]))
+        told = f"{cell['title'][:35]:<36}"
+        if cell["status"] == "finished":
+            lines.append(told + "".join(f"{_shown(cell, *column):>13}" for column in ON_TERMINAL))
+        else:
+            lines.append(f"{told} {cell['status']}: {cell['reason']} ({cell['seconds']:.0f} s)")
     return "\n".join(lines)
 
 
-def _shown(cell: dict[str, Any], key: str, form: str) -> str:
+def _shown(cell: dict[str, Any], name: str, key: str, form: str, times: float) -> str:
     value = cell.get(key)
-    return "–" if value is None else form.format(value)
+    return "–" if value is None else form.format(times * value)
 
 
 def markdown(header: dict[str, Any], cells: list[dict[str, Any]]) -> str:
@@ -98,11 +73,11 @@ def markdown(header: dict[str, Any], cells: list[dict[str, Any]]) -> str:
         told = curve_lines(mine)
         lines += [f"## {group}: {mine[0]['rows_a_step']} rows of at most {mine[0]['length']:,} tokens", ""]
         lines += [
-            "| | " + " | ".join(name for name, _, _ in COLUMNS) + " |",
+            "| | " + " | ".join(name for name, *_ in COLUMNS) + " |",
             "|---" * (len(COLUMNS) + 1) + "|",
         ]
         for cell in mine:
-            shown = [_shown(cell, key, form) for _, key, form in COLUMNS]
+            shown = [_shown(cell, *column) for column in COLUMNS]
             if cell["status"] != "finished":
                 shown = [cell["status"], *["–"] * (len(COLUMNS) - 1)]
             lines.append(f"| {cell['title']} | " + " | ".join(shown) + " |")

@@ -10,15 +10,12 @@ also how Trimtab's steps are timed.
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 import time
-
-STARTED = time.time()
-
-import json  # noqa: E402
-import tempfile  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+from pathlib import Path
+from typing import Any
 
 PEERS = {
     "hf": "HF Trainer + PEFT",
@@ -129,7 +126,6 @@ def main(kind: str, config_file: str, out: str) -> int:
     trainer.train()
     steps, passes = len(clock.lines), training.gradient_accumulation_steps
     found = {
-        "started": STARTED,
         "begun": clock.begun,
         "times": [at for at, _ in clock.lines],
         "losses": [loss for _, loss in clock.lines],

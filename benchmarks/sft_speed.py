@@ -23,58 +23,18 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sft_figures import curve_lines, figures_of, markdown, table
+from sft_figures import curve_lines, markdown, table
+from sft_groups import GROUPS, TRIMTAB, USUAL, Group
 from sft_peer import NEEDS, PEERS
 from sft_stage import write_alpaca, write_rows
 
+from trimtab.bench.ladder import FIRST, LAST, RUNGS, TITLES, start
+from trimtab.bench.steady import Steps, figures_of, steps_of
+
 HERE = Path(__file__).resolve().parent
-TRIMTAB = "trimtab"
-
-
-@dataclass(frozen=True)
-class Group:
-    """Cells that train the same model on the same rows."""
-
-    shape: str
-    title: str
-    length: int
-    batch: int
-    warm_up: int
-    steps: int
-    """Timed ones, after the warm-up."""
-    rows: str = "full"
-    checkpointing: bool = False
-    cells: tuple[str, ...] = ("hf", "liger", "trl", "unsloth", TRIMTAB)
-    more: tuple[str, ...] = ()
-    """Cells that are only run when they are named."""
-
-
-GROUPS = {
-    "8B": Group("8B", "Llama-3.1-8B shape, 2 × 4096", 4096, 2, 6, 10, more=("compile",)),
-    "1B": Group("1B", "Llama-3.2-1B shape, 2 × 4096", 4096, 2, 10, 90, more=("compile",)),
-    "alpaca": Group(
-        "1B", "1B shape, Alpaca, 16 rows", 2048, 16, 12, 50, "alpaca", cells=("hf", TRIMTAB), more=("trl",)
-    ),
-    "alpaca-8B": Group("8B", "8B shape, Alpaca, 16 rows", 2048, 16, 6, 14, "alpaca", cells=("hf", TRIMTAB)),
-    "long": Group(
-        "8B",
-        "8B shape, 1 × 32,768, checkpointing",
-        32768,
-        1,
-        1,
-        2,
-        checkpointing=True,
-        cells=("hf", "liger", TRIMTAB),
-    ),
-    "ladder": Group("1B", "1B shape, 2 × 4096, one change a row", 4096, 2, 8, 12, cells=()),
-    "ladder-8B": Group("8B", "8B shape, 2 × 4096, one change a row", 4096, 2, 5, 6, cells=()),
-}
-USUAL = ("8B", "1B", "alpaca")
-"""What is run when nothing is named."""
 
 
 @dataclass
@@ -133,29 +93,39 @@ def _run(group: str, cell: str, config: dict[str, Any], options: argparse.Namesp
         "rows_a_step": config["training"]["batch_size"],
         "length": config["data"]["max_length"],
     }
-    if cell in NEEDS and find_spec(NEEDS[cell]) is None:
+    environment = dict(os.environ)
+    if cell == "unsloth" and options.unsloth is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(options.unsloth), os.environ.get("PYTHONPATH", "")])
+    elif cell in NEEDS and find_spec(NEEDS[cell]) is None:
         return kept | {"status": "left out", "seconds": 0.0, "reason": f"{NEEDS[cell]} is not installed here"}
     meter, started = _DeviceMeter(options.device), time.time()
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=options.limit
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=options.limit,
+                env=environment,
             ).returncode
             reason = f"it ended with {done}: {_last_words(folder / 'log.txt')}" if done else None
         except subprocess.TimeoutExpired:
             reason = f"not done after {options.limit} s: {_last_words(folder / 'log.txt')}"
     kept |= {"seconds": time.time() - started, "device_gib": meter.end()}
-    try:
-        if own is not None:
-            lines = json.loads(result.read_text(encoding="utf-8"))
-        else:
-            lines = _metrics(folder / "run", started, options.device != "cpu")
-    except OSError as error:
-        return kept | {"status": "failed", "reason": reason or str(error)}
     if reason is not None:
         return kept | {"status": "failed", "reason": reason}
-    warm_up = options.warm_up or GROUPS[group].warm_up
-    return kept | {"status": "finished", **figures_of(lines, warm_up)}
+    if own is None:
+        steps = steps_of(folder / "run")
+    else:
+        found = json.loads(result.read_text(encoding="utf-8"))
+        kept["reserved_bytes"] = found["peak_reserved"]
+        steps = _steps_of_peer(found)
+    figures = figures_of(steps, options.warm_up or GROUPS[group].warm_up)
+    if options.device == "cpu":
+        figures["peak_bytes"] = None  # of the process, which for Trimtab is another than for the peers
+    curve = {"losses": steps.losses, "tokens": steps.tokens, "times": [t - steps.begun for t in steps.times]}
+    return kept | {"status": "finished", "start_seconds": steps.begun - started, **figures, **curve}
 
 
 def _settings(
@@ -165,33 +135,37 @@ def _settings(
     if cell in PEERS:
         return cell, config, PEERS[cell]
     settings: dict[str, Any] = json.loads(json.dumps(config))
-    for word in options.set:
-        key, _, value = word.partition("=")
-        at = settings
+    words = [word.partition("=")[::2] for word in options.set]
+    for key, value in [*_rung(cell).items(), *((key, _parsed(value)) for key, value in words)]:
         *path, last = key.split(".")
+        at = settings
         for part in path:
             at = at.setdefault(part, {})
-        try:
-            at[last] = json.loads(value)
-        except ValueError:
-            at[last] = value
-    return None, settings, "Trimtab" + "".join(f", {word}" for word in options.set)
+        at[last] = value
+    title = "Trimtab" if cell == TRIMTAB else f"Trimtab: {TITLES[cell]}"
+    return None, settings, ", ".join([title, *options.set])
 
 
-def _metrics(run: Path, started: float, on_gpu: bool) -> dict[str, Any]:
-    """What a run of Trimtab wrote of itself, in a peer's words."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    train = [line for line in lines if line["phase"] == "train"]
-    counts = [0, *(line["num_tokens"] for line in train)]
-    return {
-        "started": started,
-        "begun": train[0]["time"] - train[0]["elapsed_seconds"],
-        "times": [line["time"] for line in train],
-        "losses": [line["loss"] for line in train],
-        "tokens": [after - before for before, after in pairwise(counts)],
-        "peak_allocated": train[-1]["peak_memory_bytes"] if on_gpu else None,
-        "peak_reserved": train[-1].get("peak_reserved_bytes"),
-    }
+def _rung(cell: str) -> dict[str, Any]:
+    """The settings of a row of the ladder: all that stands before it, and its own change."""
+    if cell in (TRIMTAB, LAST):
+        return {}
+    settings = start("adamw_torch_fused")
+    for rung in RUNGS[: [FIRST, *(rung.name for rung in RUNGS)].index(cell)]:
+        settings[rung.setting] = rung.value
+    return settings
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _steps_of_peer(found: dict[str, Any]) -> Steps:
+    names = ("begun", "times", "losses", "tokens")
+    return Steps(**{name: found[name] for name in names}, peak=found["peak_allocated"])
 
 
 class _DeviceMeter:
@@ -324,6 +298,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, help="steps before them")
     parser.add_argument("--limit", type=int, default=300, help="seconds that a cell may take")
     parser.add_argument("--alpaca", type=Path, help="a JSON or JSONL file of real rows for the group alpaca")
+    parser.add_argument(
+        "--unsloth", type=Path, help="a folder with Unsloth and the packages that it wants older"
+    )
     parser.add_argument("--set", action="append", default=[], help="a setting for Trimtab's cells: key=value")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the benchmark on a CPU")

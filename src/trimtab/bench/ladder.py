@@ -37,9 +37,9 @@ class Rung:
 RUNGS = (
     Rung("padding", "+ no padding", "speed.padding", "none"),
     Rung("head", "+ head in chunks", "speed.head", "chunked"),
-    Rung("adapters", "+ 16-bit adapter products", "speed.adapters", "fused"),
+    Rung("adapters", "+ fused adapters", "speed.adapters", "fused"),
     Rung("compile", "+ layers compiled", "speed.compile", True),
-    Rung("kernels", "+ fused MLP", "speed.kernels", "triton"),
+    Rung("kernels", "+ MLP by kernels", "speed.kernels", "triton"),
     Rung("optimizer", "+ fused optimizer", OPTIMIZER, FUSED),
 )
 FIRST, LAST = "plain", "default"

@@ -72,6 +72,7 @@ def run_train(
             with_it = {**settings, rung.setting: rung.value}
             if why := why_not(rung, planned.plan, optimizer):
                 stand.more["left_out"].append({"row": rung.name, "title": rung.title, "reason": why})
+                stand.save()
                 progress.say(f"{rung.title}: left out: {why}")
             elif whole.measure(rung.name, with_it):
                 settings = with_it
