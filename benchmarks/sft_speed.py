@@ -51,6 +51,8 @@ class Group:
     cells: tuple[str, ...] = ("hf", "liger", "trl", "unsloth", TRIMTAB)
     more: tuple[str, ...] = ()
     """Cells that are only run when they are named."""
+    quantize: str | None = None
+    """How the frozen weights are held, where not in 16 bits."""
 
 
 GROUPS = {
@@ -69,6 +71,18 @@ GROUPS = {
         2,
         checkpointing=True,
         cells=("hf", "liger", TRIMTAB),
+    ),
+    "4bit": Group(
+        "8B",
+        "8B shape in four bits (NF4), 2 × 4096, checkpointing",
+        4096,
+        2,
+        4,
+        6,
+        checkpointing=True,
+        cells=("qlora", TRIMTAB),
+        more=("qlora-liger",),
+        quantize="nf4",
     ),
     "ladder": Group("1B", "1B shape, 2 × 4096, one change a row", 4096, 2, 8, 12, cells=()),
     "ladder-8B": Group("8B", "8B shape, 2 × 4096, one change a row", 4096, 2, 5, 6, cells=()),
@@ -244,7 +258,7 @@ def _config(name: str, group: Group, options: argparse.Namespace) -> dict[str, A
         data = {"source": str(rows), "format": "text", "train_on": "all"}
     return {
         "recipe": "sft",
-        "model": {"name": str(model)},
+        "model": {"name": str(model), "quantize": group.quantize},
         "data": {**data, "max_length": length, "eval_fraction": 0.0},
         "method": "lora",
         "lora": {"r": 16, "alpha": 32, "targets": "all-linear"},
@@ -303,7 +317,7 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         machine = subprocess.run(
             [sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True, check=True
         ).stdout
-    names = ("transformers", "peft", "trl", "liger-kernel", "unsloth", "triton")
+    names = ("transformers", "peft", "trl", "liger-kernel", "unsloth", "bitsandbytes", "triton")
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": machine.strip(),
