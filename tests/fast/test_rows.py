@@ -98,7 +98,7 @@ def test_loss_and_gradients_are_those_of_padded_rows(kind: str) -> None:
     laid = lay_rows(built, CPU, packing=False, longest=64)
     assert laid.layout == "rows", laid.reason
     way = use_answers(built, CPU)
-    assert way == ("own" if kind in ("cohere", "granite") else "tiles")
+    assert way == ("own" if kind in ("cohere", "granite") else "frozen")
     batch = Collate("rows", 0)(examples())
     assert batch["input_ids"].shape == (1, sum(map(len, ROWS)))
     told = built(**given(batch))

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from trimtab.fast.head import head_loss
 from trimtab.fast.proof import ROUNDING, ROUNDING_HALF, short_rows, undisturbed
 from trimtab.fast.rows import Means, marked
 from trimtab.placement import bare_model
@@ -59,6 +60,10 @@ def _by_head(
     bare: Any, way: Way, picked: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | int | None
 ) -> Told:
     head = bare.get_output_embeddings()
+    if way == "frozen":
+        rows = torch.arange(len(picked), device=picked.device)
+        made = head_loss(picked, head.weight, labels, bias=head.bias, count=count, rows=rows)
+        return made._asdict()
     tiles = [
         checkpoint(_tile, h, y, head, use_reentrant=False) if len(picked) > TILE else _tile(h, y, head)
         for h, y in zip(picked.split(TILE), labels.split(TILE), strict=True)
@@ -126,9 +131,10 @@ def _way(bare: Any, means: Means) -> Way:
     head = bare.get_output_embeddings()
     if head is None or _router_weight(bare):
         return "own"
-    if not means.tried:
-        return "tiles"
-    return "tiles" if _same_logits(bare, means, head) else "own"
+    if means.tried and not _same_logits(bare, means, head):
+        return "own"
+    bare_head = type(head) is torch.nn.Linear and "forward" not in vars(head)
+    return "frozen" if bare_head and not head._forward_hooks and not head._forward_pre_hooks else "tiles"
 
 
 def _same_logits(bare: Any, means: Means, head: Any) -> bool:

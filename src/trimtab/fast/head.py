@@ -54,7 +54,7 @@ def head_loss(
     wanted = labels.reshape(-1).to(flat.device)
     if rows is None and flat.device.type == "cpu":
         rows = (wanted != IGNORED).nonzero().squeeze(1)
-    if rows is not None:
+    if rows is not None and len(rows) != len(flat):
         flat, wanted = flat.index_select(0, rows), wanted.index_select(0, rows)
     tokens = (wanted != IGNORED).sum()
     if torch.is_autocast_enabled(flat.device.type):

@@ -38,10 +38,17 @@ class MonitorCallback(Monitor, TrainerCallback):
     _moved: Moved | None = None
     _optimizer: Any = None
     _about_to_step: int | None = None
+    _trainer: Any = None
 
     def watch(self, trainer: Any) -> None:
         """Keep what each step of this trainer is made of, so that a bad one can be looked at."""
         self._recorder = Recorder(trainer)
+        self._trainer = trainer
+
+    @property
+    def _logs_late(self) -> bool:
+        """Whether the trainer logs a step when its figures have arrived, in the next one, and asks no device for it."""
+        return bool(getattr(self._trainer, "logs_late", False))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._announced = False
@@ -94,12 +101,8 @@ class MonitorCallback(Monitor, TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.beat(f"the end of step {state.global_step}")
-        if (
-            control.should_log
-            or control.should_save
-            or control.should_evaluate
-            or control.should_training_stop
-        ):
+        logs = control.should_log and not self._logs_late
+        if logs or control.should_save or control.should_evaluate or control.should_training_stop:
             self._settle()
         self.step_done(state.global_step)
 
@@ -125,6 +128,8 @@ class MonitorCallback(Monitor, TrainerCallback):
         try:
             yield
         except NonFiniteError as error:
+            if hasattr(self._trainer, "flush_logs"):
+                self._trainer.flush_logs(before=error.step)
             told = self.explain(error)
             self.failed(told)
             raise told from None

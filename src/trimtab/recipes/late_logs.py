@@ -27,8 +27,8 @@ class _Sent:
 class LateLogs:
     """Figures on their way, in the order of their steps."""
 
-    def __init__(self, state: Any, *, late: bool | None = None) -> None:
-        """`state` is the trainer's. `late`: wait a step also where nothing travels."""
+    def __init__(self, state: Any, *, late: bool) -> None:
+        """`state` is the trainer's. `late`: figures of a step are read in the next one."""
         self._state, self._late = state, late
         self._sent: deque[_Sent] = deque()
 
@@ -36,15 +36,13 @@ class LateLogs:
         """Have `take` called with the figures of the step that the trainer stands at, and read those before it."""
         on_device = torch.stack([figure.detach().reshape(()).to(wide(figure.device)) for figure in figures])
         here, arrived = on_device, None
-        real = on_device.is_cuda and type(on_device) is torch.Tensor
-        if real:
+        if self._late and on_device.is_cuda:
             here = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
             here.copy_(on_device, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record(torch.cuda.current_stream(on_device.device))
         self._sent.append(_Sent(self._state.global_step, self._state.epoch, here, arrived, take))
-        late = real if self._late is None else self._late
-        self.flush(keep=1 if late else 0)
+        self.flush(keep=1 if self._late else 0)
 
     def flush(self, *, keep: int = 0, before: int | None = None) -> None:
         """Read all but the last `keep`; with `before` those of earlier steps alone, and forget the others."""

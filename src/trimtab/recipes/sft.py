@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.config.schema import Config
 from trimtab.placement import PlacementPlan, return_outputs
+from trimtab.placement.speed import PARTS
 from trimtab.recipes.look import rows_answered
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say, rows_at_once
@@ -77,9 +78,10 @@ def means_of(plan: PlacementPlan) -> Means:
     from trimtab.virtual.state import machine
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
-    real = plan.kind == "cuda" and machine() is None
+    rehearsed = machine() is not None
     device = torch.device("cpu" if plan.strategy == "sharded" else plan.device)
-    return Means(device, real, half, tried=not shapes_only())
+    on_gpu = plan.kind == "cuda" and not rehearsed
+    return Means(device, on_gpu, half, tried=not shapes_only(), rehearsed=rehearsed)
 
 
 SFT = Recipe(
@@ -91,4 +93,5 @@ SFT = Recipe(
     build=_build,
     outcome=held_out_loss,
     look=rows_answered,
+    fast=frozenset(PARTS),
 )

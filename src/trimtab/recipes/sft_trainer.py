@@ -15,6 +15,7 @@ import torch.distributed as dist
 from transformers import Trainer
 
 from trimtab.recipes.late_logs import LateLogs, wide
+from trimtab.virtual.state import machine
 
 _HOST = ("row_lengths", "tokens", "items")
 """What a batch says of itself and no model takes."""
@@ -23,7 +24,7 @@ _HOST = ("row_lengths", "tokens", "items")
 class SftTrainer(Trainer):
     """A Trainer that counts on the host, and logs what has arrived."""
 
-    def __init__(self, *, late: bool | None = None, **given: Any) -> None:
+    def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         # The loss is divided by the tokens of the whole step, over all processes and passes.
         self.model_accepts_loss_kwargs = True
@@ -32,13 +33,12 @@ class SftTrainer(Trainer):
         self._held_out: dict[str, torch.Tensor] = {}
         self._tokens: torch.Tensor | int = 0
         """Of all processes, not yet counted in the state."""
-        self._late = late
         self._frozen_flops: int | None = None
 
     @property
     def logs_late(self) -> bool:
         """Whether figures of a step may be logged in the next one."""
-        return self._late if self._late is not None else self.args.device.type == "cuda"
+        return self.args.device.type == "cuda" and machine() is None
 
     # One step
 
@@ -163,7 +163,7 @@ class SftTrainer(Trainer):
     def _logs(self) -> LateLogs:
         # The trainer makes its state anew when it begins to train.
         if getattr(self, "_logs_of", None) is not self.state:
-            self._logs_of, self._logs_kept = self.state, LateLogs(self.state, late=self._late)
+            self._logs_of, self._logs_kept = self.state, LateLogs(self.state, late=self.logs_late)
         return self._logs_kept
 
     def flush_logs(self, before: int | None = None) -> None:
@@ -192,6 +192,12 @@ class SftTrainer(Trainer):
             ):  # the device itself may have failed; the error that came is told
                 self.flush_logs()
             raise
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # What was trained on since the last log belongs to the checkpoint as well.
+        self.state.num_input_tokens_seen += int(self._tokens)
+        self._tokens = 0
+        super()._save_checkpoint(model, trial)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         self.flush_logs()

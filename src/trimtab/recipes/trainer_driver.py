@@ -118,6 +118,8 @@ class TrainerDriver:
             **own,
         )
         self.monitor.watch(self.trainer)
+        if job.fast is not None:
+            job.fast.tell_by(self.monitor.say if self.main else None)
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         load_all(self.trainer)

@@ -296,5 +296,6 @@ ZEROTH_ORDER = Recipe(
     outcome=_outcome,
     look=None,
     answer=None,
+    fast=frozenset(),
     captures=True,
 )

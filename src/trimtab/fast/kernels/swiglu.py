@@ -1,67 +1,56 @@
-"""SwiGLU with the adapters of its three layers, one pass over the wide activations each way.
+"""SwiGLU and its gradient, one pass over the wide activations each way.
 
-Forward: `silu(g + tg @ bg.T) * (u + tu @ bu.T)`, where g and u are the base products and tg, tu what the adapters made
-of the input. Backward: the gradients of g and u, and those of the three small matrices that meet the wide side. Sums
-over rows are made in a fixed order: the same inputs give the same bits.
+Forward: `silu(g) * u`. Backward: the gradients of g and u, and those of the three small matrices of the adapters that
+meet the wide side, summed over the rows while these are there. Sums are made in a fixed order: the same inputs give the
+same bits.
 """
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-_ROWS, _COLUMNS = 64, 128
-_BACK_ROWS, _BACK_COLUMNS = 32, 128
-_PARTS = 4
-"""Programs that share the rows of one block of columns in the backward pass."""
-
-
-@triton.jit
-def _low_rank(t, t_stride, row, row_ok, b, b_stride, column, column_ok, rank, RANK: tl.constexpr):
-    """A tile of `t @ b.T`, and the two operands."""
-    k = tl.arange(0, RANK)
-    left = tl.load(
-        t + row[:, None] * t_stride + k[None, :], mask=row_ok[:, None] & (k[None, :] < rank), other=0.0
-    )
-    right = tl.load(
-        b + column[:, None] * b_stride + k[None, :], mask=column_ok[:, None] & (k[None, :] < rank), other=0.0
-    )
-    return tl.dot(left, tl.trans(right)), left, right
+FORWARD = (32, 64, 4)
+"""Rows and columns of a tile, and warps. Small tiles: what hides the waiting for memory is how many run at once."""
+BACKWARD = (16, 128, 4, 16)
+"""The same, and how many programs share the rows of one block of columns."""
+_LIMITS: dict[str, Any] = (
+    {} if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip else {"maxnreg": 128}
+)
+"""Registers of a thread, in the backward pass: with more of them too few programs run at once."""
 
 
 @triton.jit
 def _forward(
-    g, u, stride, tg, tu, t_stride, bg, bu, out, rows, columns, rank,
-    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    g, u, stride, out, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    start = tl.program_id(1) * ROWS
+    far = start.to(tl.int64)
+    row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row_ok, column_ok = row < rows, column < columns
-    wide = row.to(tl.int64)
-    here = row_ok[:, None] & column_ok[None, :]
-    at = wide[:, None] * stride + column[None, :]
-    gate, _, _ = _low_rank(tg, t_stride, row, row_ok, bg, rank, column, column_ok, rank, RANK)
-    gate += tl.load(g + at, mask=here, other=0.0).to(tl.float32)
-    up, _, _ = _low_rank(tu, t_stride, row, row_ok, bu, rank, column, column_ok, rank, RANK)
-    up += tl.load(u + at, mask=here, other=0.0).to(tl.float32)
+    here = (row < rows - start)[:, None] & (column < columns)[None, :]
+    at = row[:, None] * stride + column[None, :]
+    gate = tl.load(g + far * stride + at, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(u + far * stride + at, mask=here, other=0.0).to(tl.float32)
     made = gate * tl.sigmoid(gate) * up
-    tl.store(out + wide[:, None] * columns + column[None, :], made.to(out.dtype.element_ty), mask=here)
+    at_out = row[:, None] * columns + column[None, :]
+    tl.store(out + far * columns + at_out, made.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def _backward(
-    grad, td, td_stride, ad, g, u, stride, tg, tu, t_stride, bg, bu,
+    grad, td, td_stride, ad, g, u, stride, tg, tu, t_stride,
     grad_g, grad_u, grad_stride, grad_ad, grad_bg, grad_bu, rows, columns, rank, per_part,
     RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     column_ok = column < columns
     k = tl.arange(0, RANK)
-    narrow_ok = column_ok[:, None] & (k[None, :] < rank)
-    at_b = column[:, None] * rank + k[None, :]
-    gate_up = tl.load(bg + at_b, mask=narrow_ok, other=0.0)
-    up_up = tl.load(bu + at_b, mask=narrow_ok, other=0.0)
     # The down layer's first matrix lies as [rank, columns].
     at_ad = k[:, None] * columns + column[None, :]
     ad_ok = (k[:, None] < rank) & column_ok[None, :]
@@ -70,31 +59,38 @@ def _backward(
     sum_bg = tl.zeros((RANK, COLUMNS), tl.float32)
     sum_bu = tl.zeros((RANK, COLUMNS), tl.float32)
     first = tl.program_id(1) * per_part
+    row = tl.arange(0, ROWS)
     for index in range(0, per_part // ROWS):
-        row = first + index * ROWS + tl.arange(0, ROWS)
-        row_ok = row < rows
-        wide = row.to(tl.int64)
+        # Offsets within a tile stay in 32 bits; only where the tile begins needs more.
+        start = first + index * ROWS
+        far = start.to(tl.int64)
+        row_ok = row < rows - start
         here = row_ok[:, None] & column_ok[None, :]
-        at = wide[:, None] * stride + column[None, :]
         thin_ok = row_ok[:, None] & (k[None, :] < rank)
-        gate_in = tl.load(tg + row[:, None] * t_stride + k[None, :], mask=thin_ok, other=0.0)
-        up_in = tl.load(tu + row[:, None] * t_stride + k[None, :], mask=thin_ok, other=0.0)
-        down_in = tl.load(td + row[:, None] * td_stride + k[None, :], mask=thin_ok, other=0.0)
-        gate = tl.dot(gate_in, tl.trans(gate_up)) + tl.load(g + at, mask=here, other=0.0).to(tl.float32)
-        up = tl.dot(up_in, tl.trans(up_up)) + tl.load(u + at, mask=here, other=0.0).to(tl.float32)
-        at_grad = wide[:, None] * columns + column[None, :]
-        out = tl.dot(down_in, down) + tl.load(grad + at_grad, mask=here, other=0.0).to(tl.float32)
+        at = row[:, None] * stride + column[None, :]
+        gate = tl.load(g + far * stride + at, mask=here, other=0.0).to(tl.float32)
+        up = tl.load(u + far * stride + at, mask=here, other=0.0).to(tl.float32)
+        at_grad = row[:, None] * columns + column[None, :]
+        out = tl.load(grad + far * columns + at_grad, mask=here, other=0.0).to(tl.float32)
+        down_in = tl.load(
+            td + start * td_stride + row[:, None] * td_stride + k[None, :], mask=thin_ok, other=0.0
+        )
+        gate_in = tl.load(
+            tg + start * t_stride + row[:, None] * t_stride + k[None, :], mask=thin_ok, other=0.0
+        )
+        up_in = tl.load(tu + start * t_stride + row[:, None] * t_stride + k[None, :], mask=thin_ok, other=0.0)
+        out += tl.dot(down_in, down)
         sigmoid = tl.sigmoid(gate)
         silu = gate * sigmoid
+        at_out = row[:, None] * grad_stride + column[None, :]
         made = (silu * up).to(g.dtype.element_ty)
-        to_up = (out * silu).to(g.dtype.element_ty)
-        to_gate = (out * up * (sigmoid + silu * (1.0 - sigmoid))).to(g.dtype.element_ty)
-        at_out = wide[:, None] * grad_stride + column[None, :]
-        tl.store(grad_g + at_out, to_gate, mask=here)
-        tl.store(grad_u + at_out, to_up, mask=here)
         sum_ad += tl.dot(tl.trans(down_in), made)
-        sum_bg += tl.dot(tl.trans(gate_in), to_gate)
+        to_up = (out * silu).to(g.dtype.element_ty)
+        tl.store(grad_u + far * grad_stride + at_out, to_up, mask=here)
         sum_bu += tl.dot(tl.trans(up_in), to_up)
+        to_gate = (out * up * (sigmoid + silu * (1.0 - sigmoid))).to(g.dtype.element_ty)
+        tl.store(grad_g + far * grad_stride + at_out, to_gate, mask=here)
+        sum_bg += tl.dot(tl.trans(gate_in), to_gate)
     part = tl.program_id(1).to(tl.int64) * rank * columns
     tl.store(grad_ad + part + at_ad, sum_ad, mask=ad_ok)
     tl.store(grad_bg + part + at_ad, sum_bg, mask=ad_ok)
@@ -107,22 +103,18 @@ def _rank(rank: int) -> int:
 
 
 @torch.library.custom_op("trimtab::swiglu", mutates_args=())
-def swiglu(
-    g: torch.Tensor, u: torch.Tensor, tg: torch.Tensor, tu: torch.Tensor, bg: torch.Tensor, bu: torch.Tensor
-) -> torch.Tensor:
-    """g, u: [rows, columns] of one stride; tg, tu: [rows, rank] of one stride; bg, bu: [columns, rank], scaled."""
+def swiglu(g: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """g, u: [rows, columns] of one stride."""
     rows, columns = g.shape
     out = torch.empty(rows, columns, dtype=g.dtype, device=g.device)
-    grid = (triton.cdiv(columns, _COLUMNS), triton.cdiv(rows, _ROWS))
-    _forward[grid](
-        g, u, g.stride(0), tg, tu, tg.stride(0), bg, bu, out, rows, columns, bg.shape[1],
-        RANK=_rank(bg.shape[1]), ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=8,
-    )  # fmt: skip
+    height, width, warps = FORWARD
+    grid = (triton.cdiv(columns, width), triton.cdiv(rows, height))
+    _forward[grid](g, u, g.stride(0), out, rows, columns, ROWS=height, COLUMNS=width, num_warps=warps)
     return out
 
 
 @swiglu.register_fake
-def _(g, u, tg, tu, bg, bu):
+def _(g, u):
     return g.new_empty(g.shape[0], g.shape[1])
 
 
@@ -135,29 +127,29 @@ def swiglu_backward(
     u: torch.Tensor,
     tg: torch.Tensor,
     tu: torch.Tensor,
-    bg: torch.Tensor,
-    bu: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of [g | u] side by side, and of (ad, bg.T, bu.T) in fp32, one behind the other.
 
     `grad` is the gradient that came through the down layer's base product; that through its adapter, `td @ ad`, is
-    added here.
+    added here. tg and tu, [rows, rank] of one stride, are what the adapters made of the input.
     """
     rows, columns = g.shape
-    rank = bg.shape[1]
+    rank = ad.shape[0]
+    height, width, warps, parts = BACKWARD
+    # The sums grow with the rank: fewer columns then, so that they stay in registers.
+    width = width * 16 // _rank(rank)
     wide = torch.empty(rows, 2 * columns, dtype=g.dtype, device=g.device)
-    sums = torch.empty(3, _PARTS, rank, columns, dtype=torch.float32, device=g.device)
-    per_part = triton.cdiv(triton.cdiv(rows, _PARTS), _BACK_ROWS) * _BACK_ROWS
-    grid = (triton.cdiv(columns, _BACK_COLUMNS), _PARTS)
-    _backward[grid](
-        grad, td, td.stride(0), ad, g, u, g.stride(0), tg, tu, tg.stride(0), bg, bu,
+    sums = torch.empty(3, parts, rank, columns, dtype=torch.float32, device=g.device)
+    per_part = triton.cdiv(triton.cdiv(rows, parts), height) * height
+    _backward[(triton.cdiv(columns, width), parts)](
+        grad, td, td.stride(0), ad, g, u, g.stride(0), tg, tu, tg.stride(0),
         wide, wide[:, columns:], 2 * columns, sums[0], sums[1], sums[2], rows, columns, rank, per_part,
-        RANK=_rank(rank), ROWS=_BACK_ROWS, COLUMNS=_BACK_COLUMNS, num_warps=4, num_stages=3,
+        RANK=_rank(rank), ROWS=height, COLUMNS=width, num_warps=warps, **_LIMITS,
     )  # fmt: skip
     return wide, sums.sum(1)
 
 
 @swiglu_backward.register_fake
-def _(grad, td, ad, g, u, tg, tu, bg, bu):
-    sums = g.new_empty(3, bg.shape[1], g.shape[1], dtype=torch.float32)
+def _(grad, td, ad, g, u, tg, tu):
+    sums = g.new_empty(3, ad.shape[0], g.shape[1], dtype=torch.float32)
     return g.new_empty(g.shape[0], 2 * g.shape[1]), sums
