@@ -20,7 +20,10 @@ ASKED = [
     question("which colour?", "red", drawn()),
     question("say what you see there", "a blue thing", drawn(24, 44, "blue")),
 ]
-FAMILIES = ["llava_onevision", "qwen2_5_vl", "idefics3", "paligemma", "gemma3"]
+FAMILIES = [
+    *("llava_onevision", "paligemma"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "idefics3", "gemma3")),
+]
 
 
 def adapted(family: str) -> tuple[Any, Any, dict[str, Any], torch.Tensor]:

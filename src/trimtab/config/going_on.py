@@ -47,7 +47,7 @@ _BY_CLASS: dict[Change, str] = {
     """,
     "held_out": "data.eval_source",
     "kept": """
-        recipe method seed model.ignore_weights
+        recipe method seed model.ignore_weights model.quantize
         data.max_length data.packing data.train_on
         lora.r lora.alpha lora.rslora lora.dora lora.dropout lora.targets
         training.learning_rate training.lr_scheduler training.warmup_ratio training.warmup_steps

@@ -50,6 +50,11 @@ class ModelSettings(Section):
     attn_implementation: str | None = None
     """Attention kernel (`sdpa`, `eager`, `flash_attention_2`); null leaves the choice to transformers."""
 
+    quantize: Literal["nf4"] | None = None
+    """`nf4` holds the frozen weights of the language model's linear layers in four bits, as QLoRA does, with `method:
+    lora`: a quarter of their memory, for GPUs that are small. The adapter loads on the unquantised model too, and
+    `export` merges it into that. Embeddings, heads and towers stay as they are; null quantises nothing."""
+
     ignore_weights: list[str] = Field(default_factory=list)
     """Parts of the weights that the model has no place for and does without, by how their tensors' names begin
     (`score`, `v_head`; `*` stands for anything). Others that it has no place for are refused."""

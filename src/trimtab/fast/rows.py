@@ -46,6 +46,8 @@ class Means:
     """The half precision that it is computed in, if any."""
     tried: bool = True
     """Whether the model has values that can be tried."""
+    rehearsed: bool = False
+    """Whether the devices are virtual ones, on which no kernel for rows runs."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.half) if self.half and self.on_gpu else nullcontext()
@@ -95,8 +97,8 @@ def marked(bare: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _unfit(bare: Any, config: Any, means: Means, longest: int) -> str | None:
     """What the config and the modules tell against rows laid end to end."""
     how = config._attn_implementation or "eager"
-    if not means.tried:
-        return "it has no values to try that with"
+    if means.rehearsed or not means.tried:
+        return "this is a rehearsal"
     if mixes := _mixes(bare, config):
         return mixes
     if how != "sdpa" and "flash" not in how:

@@ -58,6 +58,9 @@ def resolve(
             "zeroth-order steps compute with whole weights in each process",
             "set processes=1 and model_parallel=true to split the model over the GPUs",
         )
+    four_bit = profile.four_bit if profile else 0
+    if four_bit:
+        _check_four_bit(device, choice)
     scaler = precision == "fp16" and work.training
     reasons = {
         "device": device_reason,
@@ -67,7 +70,7 @@ def resolve(
         else f"{precision} needs none"
         if work.training
         else "there are no gradients",
-        "weights": _weights_reason(weights, precision, full_tuning),
+        "weights": _weights_reason(weights, precision, full_tuning) + _four_bit_reason(profile),
         "strategy": choice.reason,
     }
     looks = choice.strategy == "data_parallel" and profile is not None and profile.routed
@@ -392,6 +395,30 @@ def _weights_reason(weights: Precision, precision: Precision, full_tuning: bool)
     if weights == "fp32":
         return "fp32 throughout"
     return f"frozen weights in {weights}, trainable ones in fp32"
+
+
+def _check_four_bit(device: str, choice: _Choice) -> None:
+    if device == "mps":
+        raise PlacementError.of(
+            "model.quantize on the Apple GPU",
+            "four-bit weights have not been tried there",
+            "remove model.quantize, or set device=cpu",
+        )
+    if choice.strategy == "sharded":
+        raise PlacementError.of(
+            f"model.quantize with a sharded model ({choice.reason})",
+            "FSDP shards parameters of floating point, and packed weights are bytes",
+            "set sharding=false where the four-bit model fits on each GPU, or split it over the GPUs of one process "
+            "with processes=1 and model_parallel=true; or remove model.quantize",
+        )
+
+
+def _four_bit_reason(profile: ModelProfile | None) -> str:
+    if profile is None or not profile.four_bit:
+        return ""
+    whole = profile.parameters - profile.trainable
+    share = f"{profile.four_bit / 1e6:,.0f} of {whole / 1e6:,.0f} million frozen weights"
+    return f"; {share} are held in four bits (model.quantize), and unpacked for each product"
 
 
 def _rest(device_map: Mapping[str, str], profile: ModelProfile | None, primary: str) -> str:

@@ -140,6 +140,10 @@ def _obstacles(part: Part, here: _Situation) -> Iterator[_Obstacle]:
         yield _Obstacle(
             "DoRA scales the layer's own weight: PEFT's forward computes it", f"{off}, or lora.dora: false"
         )
+    if part == "kernels" and request.adapters == "plain":
+        yield _Obstacle(
+            "they compute fused adapters, and speed.adapters is plain", "set speed.adapters: auto"
+        )
     if part == "head" and request.full_tuning:
         yield _Obstacle("method full trains the head", f"{off}, or method: lora")
     if here.strategy == "split" and part in ("compile", "kernels", "padding", "head"):

@@ -79,9 +79,10 @@ def means_of(plan: PlacementPlan) -> Means:
     from trimtab.virtual.state import machine
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
-    real = plan.kind == "cuda" and machine() is None
+    rehearsed = machine() is not None
     device = torch.device("cpu" if plan.strategy == "sharded" else plan.device)
-    return Means(device, real, half, tried=not shapes_only())
+    on_gpu = plan.kind == "cuda" and not rehearsed
+    return Means(device, on_gpu, half, tried=not shapes_only(), rehearsed=rehearsed)
 
 
 SFT = Recipe(
