@@ -74,6 +74,7 @@ def main() -> int:
         mine = [found for found in whole.cells if found["group"] == name]
         for line in curve_lines(mine):
             print(line, flush=True)
+        whole.save(options.out)
     return 1 if any(found["status"] == "failed" for found in whole.cells) else 0
 
 
