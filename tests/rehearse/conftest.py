@@ -26,7 +26,8 @@ from trimtab.rehearse.session import Settings
 options = json.loads(sys.argv[1])
 ranks, timeout, out = options.pop("ranks"), options.pop("timeout"), options.pop("out")
 result = rehearse(sys.argv[2:], Settings(**options), ranks=ranks, timeout=timeout)
-Path(out).write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
+said = {"text": render(result), "exit": result.exit_code, "torch": "torch" in sys.modules}
+Path(out).write_text(json.dumps({**result.to_dict(), **said}))
 """
 
 
