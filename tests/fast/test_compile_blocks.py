@@ -83,6 +83,18 @@ def test_a_witness_looks_at_a_compiled_layer_from_outside() -> None:
     witness.remove()
 
 
+def test_an_inquest_sees_every_module_of_a_compiled_layer() -> None:
+    """As monitor/blame.py runs a bad pass again: under hooks, with the compiler told to stand aside."""
+    model, seen = adapted(), []
+    blocks = compile_blocks(model, demanded=True, _backend="eager")
+    part = layers_of(model)[1].mlp.down_proj
+    part.register_forward_hook(lambda module, args, output: seen.append(output.isnan().any().item()))
+    with torch.compiler.set_stance("force_eager"):
+        loss(model, 12).backward()
+    assert seen == [False]
+    assert blocks.graphs == 0
+
+
 class Odd(nn.Module):
     """A layer whose next step depends on its numbers."""
 

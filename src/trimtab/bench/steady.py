@@ -62,11 +62,13 @@ def figures_of(steps: Steps, warm_up: int) -> dict[str, Any]:
     if len(times) < 2:
         raise TrimtabError("the run has one step: nothing is left to be timed after the first")
     warm_up = max(1, min(warm_up, len(times) - 1))
-    spans = [after - before for before, after in pairwise(times[warm_up - 1 :])]
-    usual, whole = statistics.median(spans), times[-1] - times[warm_up - 1]
+    # Where logs come a step late, the last comes with the one before it: it tells no time.
+    end = len(times) - 1 if len(times) - warm_up > 2 else len(times)
+    spans = [after - before for before, after in pairwise(times[warm_up - 1 : end])]
+    usual, whole = statistics.median(spans), times[end - 1] - times[warm_up - 1]
     ends = [loss for loss in steps.losses[-LAST:] if loss is not None]
     return {
-        "tokens_per_second": sum(steps.tokens[warm_up:]) / max(whole, 1e-9) if steps.tokens else None,
+        "tokens_per_second": sum(steps.tokens[warm_up:end]) / max(whole, 1e-9) if steps.tokens else None,
         "steps_per_second": len(spans) / max(whole, 1e-9),
         "step_seconds": usual,
         "timed_steps": len(spans),

@@ -183,8 +183,8 @@ class TrainingSettings(Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Gradients are clipped to this norm."""
 
-    optimizer: str = "adamw_torch"
-    """Optimizer, by the name that transformers gives it."""
+    optimizer: str = "auto"
+    """Optimizer, by the name that transformers gives it; `auto` is AdamW, on CUDA torch's fused one."""
 
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time. Always non-re-entrant."""

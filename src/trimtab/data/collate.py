@@ -1,8 +1,9 @@
 """Rows of tokens as one batch: laid end to end without a token of padding, or padded where a model needs that.
 
 A batch says what its readers would else have to ask a device for: how many tokens it holds (`tokens`) and trains on
-(`items`), and at which places the head has something to tell (`head_rows`, counted over the batch laid flat, with the
-token that comes next there as `head_labels`). It stays on the CPU and knows no model.
+(`items`), how long its rows are (`lengths`), and at which places the head has something to tell (`head_rows`, counted
+over the batch laid flat, with the token that comes next there as `head_labels`). It stays on the CPU, and knows no
+model.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Collate:
             batch = self._padded(examples, lengths)
         else:
             batch = _side_by_side(examples, lengths)
-        return batch | _at_the_head(batch["labels"]) | {"tokens": sum(lengths)}
+        return batch | _at_the_head(batch["labels"]) | {"tokens": sum(lengths), "lengths": tuple(lengths)}
 
     def _padded(self, examples: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Batch:
         longest = max(lengths)

@@ -29,10 +29,11 @@ Way = Literal["frozen", "tiles", "own"]
 Told = dict[str, torch.Tensor]
 
 
-def use_answers(model: Any, means: Means) -> Way:
-    """Replace the forward of `model` (a causal LM, wrapped or not); says by which way the head goes."""
+def use_answers(model: Any, means: Means, *, plain: bool = False) -> Way:
+    """Replace the forward of `model` (a causal LM, wrapped or not); says by which way the head goes. `plain`: by the
+    model's own logits, whatever else it could be."""
     bare: Any = bare_model(model)
-    way = _way(bare, means)
+    way = "own" if plain else _way(bare, means)
     own = bare.forward
 
     # A method, for Accelerate wraps its function; `generate` reads the arguments that a model takes off its signature.
@@ -149,7 +150,7 @@ def _same_logits(bare: Any, means: Means, head: Any) -> bool:
             ours = head(hidden).float().to(logits.device)
     except (
         Exception
-    ):  # an architecture of any kind may fail by any error here; its own forward is then taken whole
+    ):  # an architecture of any kind may fail by any error; its own forward is then taken whole
         return False
     if ours.shape != logits.shape:
         return False

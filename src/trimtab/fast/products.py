@@ -11,23 +11,23 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-
-def onto(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """x: [rows, in], w: [in, out], t: [rows, rank], b: [rank, out]."""
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        return torch.mm(t, b).addmm_(x, w)  # nobody parts them here, and an operation of our own costs a call
-    told: torch.Tensor = _onto(x, w, t, b)
-    return told
+# Defined by hand: what `custom_op` puts around an operation takes longer than launching it.
+_LIBRARY = torch.library.Library("trimtab", "FRAGMENT")
+_LIBRARY.define("onto(Tensor x, Tensor w, Tensor t, Tensor b) -> Tensor")
 
 
-@torch.library.custom_op("trimtab::onto", mutates_args=())
+@torch.library.impl(_LIBRARY, "onto", "CompositeExplicitAutograd")
 def _onto(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(t, b).addmm_(x, w)
 
 
-@_onto.register_fake
-def _(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _shaped(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0], w.shape[1])
+
+
+torch.library.register_fake("trimtab::onto", _shaped, lib=_LIBRARY)
+onto = torch.ops.trimtab.onto.default
+"""`onto(x, w, t, b)`; x: [rows, in], w: [in, out], t: [rows, rank], b: [rank, out]."""
 
 
 @register_flop_formula(torch.ops.trimtab.onto)

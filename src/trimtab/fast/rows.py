@@ -57,11 +57,12 @@ class Means:
         return torch.autocast(self.device.type, self.half) if self.half and self.on_gpu else nullcontext()
 
 
-def lay_rows(model: Any, means: Means, *, packing: bool, longest: int) -> Laid:
-    """Choose the layout for rows of up to `longest` tokens, and make the model's attention fit it."""
+def lay_rows(model: Any, means: Means, *, packing: bool, longest: int, against: str | None = None) -> Laid:
+    """Choose the layout for rows of up to `longest` tokens, and make the model's attention fit it. `against`: why not
+    end to end, where that was decided before."""
     bare: Any = bare_model(model)
     config = bare.config.get_text_config()
-    why = _unfit(bare, config, means, longest)
+    why = against or _unfit(bare, config, means, longest)
     if why is None:
         own = config._attn_implementation
         if own == "sdpa":

@@ -62,10 +62,10 @@ def rows_of(tensors: Mapping[str, torch.Tensor], processor: Any) -> list[dict[st
     rows: list[dict[str, Any]] = []
     for number in range(min(_ROWS, max(map(len, parts.values()), default=0))):
         row: dict[str, Any] = {"row": number + 1}
-        for name, apart in parts.items():
+        for name, held in parts.items():
             pad = tokenizer.pad_token_id
             text = tokenizer.decode(
-                [token for token in apart[number].tolist() if token not in (pad, _IGNORED)]
+                [token for token in held[number].tolist() if token not in (pad, _IGNORED)]
             )
             row[name.removesuffix("_ids")] = _short(without_secrets(str(text)))
         if number < len(labels):

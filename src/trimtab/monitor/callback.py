@@ -183,7 +183,8 @@ class MonitorCallback(Monitor, TrainerCallback):
         tokens = values.get("num_tokens") or state.num_input_tokens_seen or None
         if args.fp16:
             values["skipped_steps"] = self.skipped
-        self.logged(state.global_step, values, None if tokens is None else int(tokens))
+        flops = getattr(self._trainer, "flops_logged", None)
+        self.logged(state.global_step, values, None if tokens is None else int(tokens), flops)
         moved = self._moved.read() if self._moved is not None else None
         if moved is not None and moved[0] < LOST:
             self.warn(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trimtab.placement.activations import Computed, head_bytes, layer_bytes
 from trimtab.placement.plan import MemoryShare, Precision
 from trimtab.placement.stacks import find_stacks, language_root, tower_stacks, under
 
@@ -25,8 +26,6 @@ CUDA_CONTEXT_BYTES = 600 * 2**20
 _EXPERT = re.compile(r"expert\w*\.\d+\.", re.IGNORECASE)
 _SCALES = (".weight_scales", ".weight_groups")
 """What belongs to a weight in four bits, which itself holds two numbers a byte."""
-HEAD_CHUNK_TOKENS = 256
-"""Logits are computed in tiles of about this many tokens, not for the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,8 @@ class Workload:
     """Whether a second, frozen copy of all weights is held (GRPO's KL term without an adapter)."""
     reserved_share: float = 0.0
     """Share of each GPU's whole memory that an engine beside the training takes (GRPO with vLLM)."""
+    computed: Computed = field(default_factory=Computed)
+    """How the language model's part of a training step is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +172,7 @@ class ModelProfile(Widths):
         """At the worst moment: what is kept for the backward pass, or a frozen tower's pass before there is any."""
         rows, size = work.batch_size * work.lanes, BYTES[compute]
         patches = work.max_length if work.patches is None else work.patches
-        # Logits of one tile and their gradient in fp32, and the softmax between them.
-        logits = 3 * 4 * min(rows * work.max_length, HEAD_CHUNK_TOKENS) * self.vocabulary
+        logits = head_bytes(rows * work.max_length, self.hidden, self.vocabulary, size, work.computed)
         head = logits if any(not p.is_layer for p in parts) else 0
         held, passing, scratch = (head, 0, 0) if work.training else (0, head, 0)
         for name, widths in self._stacks.items():
@@ -180,10 +180,9 @@ class ModelProfile(Widths):
             if not layers:
                 continue
             tokens = rows * (patches if name else work.max_length)
-            # Saved for backward in one layer, per token: the norms' inputs and outputs in fp32, and multiples of the
-            # hidden, MLP and attention widths. Fitted to five models (benchmarks/plan_memory.py).
-            multiples = 4.0 * widths.hidden + 3.6 * widths.intermediate + 3.65 * widths.attention
-            layer = int(tokens * (4 * 4 * widths.hidden + size * multiples))
+            how = Computed() if name else work.computed
+            kept = layer_bytes(widths.hidden, widths.intermediate, widths.attention, size, how)
+            layer = int(tokens * kept)
             # Gradients go through the language model to whatever is trained; into a tower only for its own sake.
             if work.training and (not name or any(p.trainable for p in self.parts if p.stack == name)):
                 boundary = tokens * widths.hidden * size

@@ -6,7 +6,7 @@ Nothing here falls back silently. Every decision writes its reason into the plan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trimtab.hardware import Accelerator, Hardware
 from trimtab.placement.plan import (
@@ -19,7 +19,7 @@ from trimtab.placement.plan import (
 )
 from trimtab.placement.profile import ModelProfile, Workload
 from trimtab.placement.sizing import GIB, PlacementError, Sizing
-from trimtab.placement.speed import SpeedRequest, choose_speed
+from trimtab.placement.speed import SpeedRequest, choose_speed, computed_so
 
 
 def check_request(request: PlacementRequest, hardware: Hardware) -> None:
@@ -50,8 +50,16 @@ def resolve(
     weights: Precision = "fp32" if full_tuning and work.training else precision
     launched = hardware.launcher.name != "none"
     local = hardware.launcher.local_world_size if launched else request.processes or 1
-    sizing = Sizing(profile, work, weights, precision, hardware, local)
+    fast: Speed = Speed()
+    whys: Mapping[str, str] = {}
+    if speed is not None:
+        # As on one device: where the model is to be split, it is looked at again.
+        fast, whys = choose_speed(speed, hardware, device, precision, "single", training=work.training)
+    sizing = Sizing(profile, computed_so(work, fast), weights, precision, hardware, local)
     choice = _choose_strategy(request, hardware, device, sizing)
+    if speed is not None and choice.strategy != "single":
+        fast, whys = choose_speed(speed, hardware, device, precision, choice.strategy, training=work.training)
+        sizing = replace(sizing, work=computed_so(work, fast))
     if choice.strategy == "sharded" and not work.training:
         raise PlacementError.of(
             f"a sharded model ({choice.reason}) without gradients",
@@ -72,6 +80,7 @@ def resolve(
         else "there are no gradients",
         "weights": _weights_reason(weights, precision, full_tuning) + _four_bit_reason(profile),
         "strategy": choice.reason,
+        **whys,
     }
     looks = choice.strategy == "data_parallel" and profile is not None and profile.routed
     if choice.strategy == "data_parallel" and work.training:
@@ -87,10 +96,6 @@ def resolve(
         if choice.processes > 1 and not launched and device.startswith("cuda"):
             used = [gpu.name for gpu in hardware.gpus[: choice.processes]]
         memory = sizing.shares(used, shards=choice.processes if choice.strategy == "sharded" else 1)
-    fast = Speed()
-    if speed is not None:
-        fast, whys = choose_speed(speed, hardware, device, precision, choice.strategy, training=work.training)
-        reasons |= whys
     notes = (hardware.launcher.stale_note(), sizing.tight_note(device))
     return PlacementPlan(
         device=device,

@@ -7,11 +7,13 @@ message. Decides; it changes no model and imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from trimtab.hardware import Accelerator, Hardware
+from trimtab.placement.activations import Computed
 from trimtab.placement.plan import Precision, Speed, Strategy
+from trimtab.placement.profile import Workload
 from trimtab.placement.sizing import PlacementError
 
 Part = Literal["adapters", "head", "compile", "padding", "kernels"]
@@ -127,6 +129,18 @@ def choose_speed(
     return Speed(**chosen, activation_memory_budget=budget, demanded=demanded), reasons
 
 
+def computed_so(work: Workload, speed: Speed) -> Workload:
+    """The work as an estimate of memory sees it."""
+    budget = speed.activation_memory_budget
+    how = Computed(
+        compiled=speed.compile,
+        kernels=speed.kernels == "triton",
+        kept=1.0 if budget is None else budget,
+        chunked_head=speed.head == "chunked",
+    )
+    return replace(work, computed=how)
+
+
 def _obstacles(part: Part, here: _Situation) -> Iterator[_Obstacle]:
     """All that stands against the faster way of a part."""
     request, off = here.request, f"set speed.{part}: auto"
@@ -153,6 +167,9 @@ def _obstacles(part: Part, here: _Situation) -> Iterator[_Obstacle]:
         yield _Obstacle(
             f"model.attn_implementation is {request.attention}, which takes rows of one length", way_out
         )
+    if part == "padding" and request.compile and here.kind != "cuda":
+        why = "off a GPU rows laid end to end go through attention one by one, which cannot be compiled"
+        yield _Obstacle(why, "set speed.compile: false")
     if part in ("compile", "kernels"):
         yield from _machine(part, here)
 

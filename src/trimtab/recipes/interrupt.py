@@ -2,9 +2,7 @@
 
 Where the main thread is stuck, so that no handler runs, second_signal.py does the latter.
 
-Of several processes one that is told is enough: they ask each other at the end of each step, so that all stop at the
-same one. On GPUs that is the step after: the answer of a step is read when the next one is under way, and no host waits
-for its device.
+Of several processes one that is told is enough: they agree at the end of each step, so that all stop at the same one.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from trimtab.monitor.gate import Verdict
 from trimtab.recipes.second_signal import told_twice_by_torchrun
 
 _HANG_UP = tuple(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name))
@@ -39,13 +38,12 @@ class GracefulStop(TrainerCallback):
         self._before: dict[int, Any] = {}
         self._due = (False, False)
         """Whether a checkpoint, and an evaluation, wait for the last of the steps that belong together."""
-        self._answer: tuple[torch.Tensor, torch.cuda.Event] | None = None
-        """What the processes said at the end of the last step, on its way from the GPU."""
         self._process = os.getpid()
         self._told = 0.0
+        self._asked: Verdict | None = None
+        """Whether a process was told, as of the step before."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._answer = None
         # Handlers can only be set in the main thread; elsewhere the default behaviour stays.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, *_HANG_UP):
@@ -56,28 +54,23 @@ class GracefulStop(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._every > 1:
             self._hold(state, control)
-        ends = self.stopped if args.world_size == 1 else self._anyone(torch.device(args.device))
+        ends = self.stopped
+        if args.world_size > 1:
+            ends = self._agreed(ends, args.device)
         if ends and state.global_step < state.max_steps and state.global_step % self._every == 0:
             self.ended_early = True
             control.should_save = True
             control.should_evaluate = False
             control.should_training_stop = True
 
-    def _anyone(self, device: torch.device) -> bool:
-        """Whether any process was told to end; on a GPU, by the end of the step before."""
-        told = torch.full((), float(self.stopped), device=device)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        if device.type != "cuda":
-            return bool(told.item())
-        before, here = self._answer, torch.empty((), pin_memory=True)
-        here.copy_(told, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(device))
-        self._answer = here, arrived
-        if before is None:
-            return False
-        before[1].synchronize()
-        return bool(before[0].item())
+    def _agreed(self, ends: bool, device: torch.device) -> bool:
+        """Whether any process was told. On GPUs that is read a step later, when it has long arrived, by all alike."""
+        anyone = torch.full((), float(ends), device=device)
+        dist.all_reduce(anyone, dist.ReduceOp.MAX)
+        before, self._asked = self._asked, Verdict(anyone)
+        if not anyone.is_cuda:
+            return self._asked.read()
+        return before is not None and before.read()
 
     def _hold(self, state: Any, control: Any) -> None:
         """Of steps that belong together only the last leaves something that a run can go on from: what is due waits."""
@@ -115,6 +108,5 @@ class GracefulStop(TrainerCallback):
             self.restore()
             raise KeyboardInterrupt
         self.stopped, self._told = True, now
-        one = "this step" if self._answer is None else "the next step"
-        then = one if self._every == 1 else f"this round of {self._every} steps"
+        then = "this step" if self._every == 1 else f"this round of {self._every} steps"
         self._say(f"{signal.Signals(number).name}: saving after {then}; once more to stop at once")

@@ -12,6 +12,7 @@ import torch
 from transformers import Trainer
 
 from trimtab.recipes.late_logs import LateLogs
+from trimtab.virtual.state import machine
 
 
 class LateTrainer(Trainer):
@@ -25,7 +26,7 @@ class LateTrainer(Trainer):
     @property
     def logs_late(self) -> bool:
         """Whether figures of a step may be logged in the next one."""
-        return self._late if self._late is not None else self.args.device.type == "cuda"
+        return self._late if self._late is not None else self.args.device.type == "cuda" and machine() is None
 
     def _figures(self) -> torch.Tensor | None:
         """Numbers of the steps since the last log, of all processes, on their device; they are given once."""

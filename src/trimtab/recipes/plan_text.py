@@ -51,6 +51,8 @@ def plan_lines(request: Request, planned: Planned, room: Room | None = None) -> 
         ("✓", "batch", f"{batch}: rows a device × processes × accumulated passes, in one step"),
     ]
     rows += speed_rows(plan)
+    if "optimizer" in why:
+        rows.append(("✓", "optimizer", why["optimizer"]))
     if "ddp" in why:
         rows.append(("✓" if plan.unused_parameters else "-", "ddp", why["ddp"]))
     if "device_map" in why:

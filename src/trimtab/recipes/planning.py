@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trimtab.config.schema import Config
@@ -15,6 +15,7 @@ from trimtab.placement import (
     profile_model,
     resolve,
 )
+from trimtab.placement.optimizer import choose_optimizer
 from trimtab.placement.speed import SpeedRequest
 from trimtab.recipes.effective_batch import check_effective_batch
 from trimtab.recipes.recipe import Recipe
@@ -59,6 +60,9 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     work = recipe.workload(config, on_cpu)
     full = config.method == "full"
     plan = resolve(request, hardware, profile, work, full_tuning=full, speed=_speed(config, recipe))
+    if work.training:
+        optimizer = choose_optimizer(config.training.optimizer, plan.kind)
+        plan = replace(plan, reasons={**plan.reasons, "optimizer": f"{optimizer.name}: {optimizer.reason}"})
     check_effective_batch(config, plan)
     trained = sum(parameter.requires_grad for parameter in model.parameters())
     return Planned(hardware, profile, architecture, targets, plan, trained)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trimtab.config.schema import Config
+from trimtab.errors import RequestError
 from trimtab.placement import PlacementPlan, return_outputs
 from trimtab.placement.speed import PARTS
 from trimtab.recipes.look import rows_answered
@@ -57,9 +58,21 @@ def _build(job: Job) -> TrainerDriver:
         remove_unused_columns=False,
     )
     means = means_of(plan)
-    laid = lay_rows(job.model, means, packing=config.data.packing, longest=config.data.max_length)
-    job.say(laid.reason)
-    use_answers(job.model, means)
+    against = None if plan.speed.padding == "none" else plan.reasons.get("speed.padding", "the plan says so")
+    laid = lay_rows(
+        job.model, means, packing=config.data.packing, longest=config.data.max_length, against=against
+    )
+    if laid.layout != "rows" and against is None:
+        job.say(f"speed: {laid.reason}")
+    way = use_answers(job.model, means, plain=config.speed.head == "plain")
+    for part, found in (("padding", laid.layout == "rows"), ("head", way != "own")):
+        if part in plan.speed.demanded and not found:
+            why = (
+                laid.reason
+                if part == "padding"
+                else "its logits are more than its head makes of its hidden states"
+            )
+            raise RequestError.of(f"speed.{part} was asked for", why, f"set speed.{part}: auto")
     if config.data.packing:
         job.prepared = replace(prepared, train=packed(prepared.train, config.data.max_length))
     collate = Collate(laid.layout, prepared.processor.pad_token_id, shares=laid.shares)

@@ -7,22 +7,24 @@ loop asks the device for nothing. It knows nothing of devices: the plan and acce
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import Trainer
 
-from trimtab.recipes.late_logs import LateLogs, wide
-from trimtab.virtual.state import machine
+from trimtab.models.flops import ModelFlops, flops_of
+from trimtab.monitor.health import NonFiniteError
+from trimtab.recipes.late_logs import wide
+from trimtab.recipes.late_trainer import LateTrainer
 
-_HOST = ("row_lengths", "tokens", "items")
+_HOST = ("row_lengths", "lengths", "tokens", "items")
 """What a batch says of itself and no model takes."""
 
 
-class SftTrainer(Trainer):
-    """A Trainer that counts on the host, and logs what has arrived."""
+class SftTrainer(LateTrainer):
+    """A trainer that counts on the host, and logs what has arrived."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -33,17 +35,20 @@ class SftTrainer(Trainer):
         self._held_out: dict[str, torch.Tensor] = {}
         self._tokens: torch.Tensor | int = 0
         """Of all processes, not yet counted in the state."""
-        self._frozen_flops: int | None = None
-
-    @property
-    def logs_late(self) -> bool:
-        """Whether figures of a step may be logged in the next one."""
-        return self.args.device.type == "cuda" and machine() is None
+        self._sent: deque[tuple[list[str], int | None, float]] = deque()
+        """Of each log on its way: what its figures are, its tokens where the host counts them, and its operations."""
+        self._flops: ModelFlops | None = None
+        self._flops_done = 0.0
+        self.flops_logged: float | None = None
+        """Operations that this process's rows needed since it began to train, up to the last logged step."""
 
     # One step
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         items, tokens = (sum(batch[name] for batch in batch_samples) for name in ("items", "tokens"))
+        if self._flops is None:
+            self._flops = flops_of(self.accelerator.unwrap_model(self.model))
+        self._flops_done += sum(self._flops.of(batch["lengths"], batch["items"]) for batch in batch_samples)
         if self.args.world_size == 1:
             self._tokens += tokens
             return max(items, 1)
@@ -88,65 +93,26 @@ class SftTrainer(Trainer):
             return self.compute_loss(model, inputs).detach(), None, None
 
     def floating_point_ops(self, inputs: Any) -> int:
-        if self._frozen_flops is None:
-            # The trainer would walk over all modules in every pass.
-            model: Any = self.model
-            self._frozen_flops = 6 * model.num_parameters(exclude_embeddings=True)
-        return int(self._frozen_flops * inputs["input_ids"].numel())
+        # The trainer would walk over all modules in every pass.
+        return 0 if self._flops is None else int(self._flops.of(inputs["lengths"], inputs["items"]))
 
     # What is logged
 
-    def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: Any,
-        model: Any,
-        trial: Any,
-        epoch: float,
-        ignore_keys_for_eval: Any,
-        start_time: float,
-        learning_rate: float | None = None,
-    ) -> None:
-        control, state = self.control, self.state
-        if control.should_log and state.global_step > self._globalstep_last_logged:
-            self._send_log(tr_loss, grad_norm, start_time, learning_rate)
-        control.should_log = False
-        if control.should_evaluate or control.should_save or control.should_training_stop:
-            self.flush_logs()
-        super()._maybe_log_save_evaluate(
-            tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate
-        )
-
-    def _send_log(self, tr_loss: torch.Tensor, grad_norm: Any, start_time: float, rate: float | None) -> None:
-        steps = self.state.global_step - self._globalstep_last_logged
-        self._globalstep_last_logged = self.state.global_step
-        names, sums = list(self._facts), [tr_loss.detach().clone(), *self._facts.values()]
-        tr_loss.zero_()
-        self._facts = {}
+    def _figures(self) -> torch.Tensor:
+        values = {"tokens": torch.zeros((), device=self.args.device), **self._facts}
+        names, self._facts = list(values), {}
+        home = self.args.device
+        figures = torch.stack([value.to(home, wide(home), non_blocking=True) for value in values.values()])
         if self.args.world_size > 1:
-            together = torch.stack([value.to(tr_loss.device, wide(tr_loss.device)) for value in sums])
-            dist.all_reduce(together)
-            sums = list(together.unbind())
-        rate = self._get_learning_rate() if rate is None else rate
-        norm = None if grad_norm is None else torch.as_tensor(_whole(grad_norm))
+            dist.all_reduce(figures)
         tokens, self._tokens = self._tokens, 0
-        sent = [*sums, *([] if norm is None else [norm])]
-        if isinstance(tokens, torch.Tensor):
-            sent.append(tokens)
+        self._sent.append((names, tokens if isinstance(tokens, int) else None, self._flops_done))
+        return figures if isinstance(tokens, int) else torch.cat([figures, tokens.to(figures.dtype)[None]])
 
-        def take(read: list[float]) -> None:
-            loss, facts = read[0] / self.args.world_size, dict(zip(names, read[1:], strict=False))
-            self._total_loss_scalar += loss
-            logs: dict[str, float] = {"loss": loss / steps}
-            if norm is not None:
-                logs["grad_norm"] = read[len(sums)]
-            logs["learning_rate"] = rate
-            self.state.num_input_tokens_seen += int(read[-1] if isinstance(tokens, torch.Tensor) else tokens)
-            logs |= self._shares(facts)
-            self.log(logs, start_time)
-
-        home = tr_loss.device
-        self._logs.send([value.to(home, non_blocking=True) for value in sent], take)
+    def _told(self, read: list[float]) -> dict[str, float]:
+        names, tokens, self.flops_logged = self._sent.popleft()
+        self.state.num_input_tokens_seen += int(read[-1]) if tokens is None else tokens
+        return self._shares(dict(zip(names, read, strict=False)))
 
     def _shares(self, facts: Mapping[str, float]) -> dict[str, float]:
         counted = max(facts.get("tokens", 0.0), 1.0)
@@ -158,17 +124,6 @@ class SftTrainer(Trainer):
         if "aux_loss" in facts:
             told["aux_loss"] = facts["aux_loss"] / max(facts["passes"], 1.0)
         return told
-
-    @property
-    def _logs(self) -> LateLogs:
-        # The trainer makes its state anew when it begins to train.
-        if getattr(self, "_logs_of", None) is not self.state:
-            self._logs_of, self._logs_kept = self.state, LateLogs(self.state, late=self.logs_late)
-        return self._logs_kept
-
-    def flush_logs(self, before: int | None = None) -> None:
-        """Log all that is on its way; with `before` only what belongs to earlier steps."""
-        self._logs.flush(before=before)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self._held_out and any(name.startswith("eval_") for name in logs):
@@ -184,12 +139,13 @@ class SftTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._facts, self._tokens = {}, 0
+        self._flops_done, self.flops_logged = 0.0, None
+        self._sent.clear()
         try:
             return super().train(*args, **kwargs)
         except BaseException:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the device itself may have failed; the error that came is told
+            # The device itself may have failed; the error that came is told.
+            with contextlib.suppress(RuntimeError, NonFiniteError):
                 self.flush_logs()
             raise
 
@@ -198,12 +154,3 @@ class SftTrainer(Trainer):
         self.state.num_input_tokens_seen += int(self._tokens)
         self._tokens = 0
         super()._save_checkpoint(model, trial)
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        self.flush_logs()
-        return super()._finalize_training(*args, **kwargs)
-
-
-def _whole(norm: Any) -> Any:
-    """Of a sharded model each process has a part of the norm's tensor."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
