@@ -126,6 +126,7 @@ class _Rows:
                 time.monotonic() - self.began,
                 loss=line.get("loss"),
                 tokens_per_second=line.get("tokens_per_second"),
+                utilisation=line.get("mfu"),
                 memory=line.get("peak_memory_bytes"),
             )
             self.progress.update(shown)
