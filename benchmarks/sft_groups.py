@@ -26,6 +26,8 @@ class Group:
     cells: tuple[str, ...] = ("hf", "liger", "trl", "unsloth", TRIMTAB)
     more: tuple[str, ...] = ()
     """Cells that are only run when they are named."""
+    quantize: str | None = None
+    """How the frozen weights are held, where not in 16 bits."""
 
 
 GROUPS = {
@@ -44,6 +46,18 @@ GROUPS = {
         2,
         checkpointing=True,
         cells=("hf", "liger", TRIMTAB),
+    ),
+    "4bit": Group(
+        "8B",
+        "8B shape in four bits (NF4), 2 × 4096, checkpointing",
+        4096,
+        2,
+        4,
+        6,
+        checkpointing=True,
+        cells=("qlora", TRIMTAB),
+        more=("qlora-liger",),
+        quantize="nf4",
     ),
     "ladder": Group("1B", "1B shape, 2 × 4096, one change a row", 4096, 2, 8, 12, cells=LADDER),
     "ladder-8B": Group("8B", "8B shape, 2 × 4096, one change a row", 4096, 2, 5, 6, cells=LADDER),

@@ -24,8 +24,17 @@ PEERS = {
     "trl": "TRL SFTTrainer + PEFT",
     "trl-packed": "TRL SFTTrainer + PEFT, packed",
     "unsloth": "Unsloth, TRL's trainer",
+    "qlora": "HF Trainer + PEFT + bitsandbytes NF4",
+    "qlora-liger": "HF Trainer + PEFT + bitsandbytes NF4 + Liger",
 }
-NEEDS = {"liger": "liger_kernel", "trl": "trl", "trl-packed": "trl", "unsloth": "unsloth"}
+NEEDS = {
+    "liger": "liger_kernel",
+    "trl": "trl",
+    "trl-packed": "trl",
+    "unsloth": "unsloth",
+    "qlora": "bitsandbytes",
+    "qlora-liger": "bitsandbytes",
+}
 """What has to be importable for a peer."""
 NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -93,7 +102,7 @@ def main(kind: str, config_file: str, out: str) -> int:
         "data_seed": config.seed,
         "use_cpu": not on_gpu,
         "torch_compile": kind == "compile",
-        "use_liger_kernel": kind == "liger",
+        "use_liger_kernel": kind.endswith("liger"),
     }
     clock = Clock()
     counted = Counted(DataCollatorForSeq2Seq(tokenizer, padding=True, label_pad_token_id=-100))
@@ -144,6 +153,7 @@ def _peft(config: Any, on_gpu: bool, half: bool) -> Any:
 
     model: Any = AutoModelForCausalLM.from_pretrained(
         config.model.name,
+        quantization_config=_bitsandbytes(half) if config.model.quantize else None,
         dtype=torch.bfloat16 if half else torch.float32,
         device_map={"": "cuda:0" if on_gpu else "cpu"},
         attn_implementation="sdpa",
@@ -160,6 +170,20 @@ def _peft(config: Any, on_gpu: bool, half: bool) -> Any:
             target_modules=NAMES,
             task_type="CAUSAL_LM",
         ),
+    )
+
+
+def _bitsandbytes(half: bool) -> Any:
+    """As QLoRA has it. The rest of the model stays in 16 bits: PEFT's `prepare_model_for_kbit_training` would make
+    it fp32, which costs more."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if half else torch.float32,
     )
 
 

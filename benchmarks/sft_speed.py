@@ -74,6 +74,7 @@ def main() -> int:
         mine = [found for found in whole.cells if found["group"] == name]
         for line in curve_lines(mine):
             print(line, flush=True)
+        whole.save(options.out)
     return 1 if any(found["status"] == "failed" for found in whole.cells) else 0
 
 
@@ -218,7 +219,7 @@ def _config(name: str, group: Group, options: argparse.Namespace) -> dict[str, A
         data = {"source": str(rows), "format": "text", "train_on": "all"}
     return {
         "recipe": "sft",
-        "model": {"name": str(model)},
+        "model": {"name": str(model), "quantize": group.quantize},
         "data": {**data, "max_length": length, "eval_fraction": 0.0},
         "method": "lora",
         "lora": {"r": 16, "alpha": 32, "targets": "all-linear"},
@@ -277,7 +278,7 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         machine = subprocess.run(
             [sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True, check=True
         ).stdout
-    names = ("transformers", "peft", "trl", "liger-kernel", "unsloth", "triton")
+    names = ("transformers", "peft", "trl", "liger-kernel", "unsloth", "bitsandbytes", "triton")
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": machine.strip(),

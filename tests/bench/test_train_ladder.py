@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def here(trimtab: Cli) -> Callable[..., None]:
 
 
 def test_rows_are_runs_of_train_and_what_the_plan_leaves_is_told(
-    asked: Callable[..., TrainRequest], here: Any, tmp_path: Path
+    asked: Callable[..., TrainRequest], here: Any, trimtab: Cli, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     stand, whole = run_train(asked("head", "compile"), out, make_progress("none"), here)
@@ -78,6 +79,9 @@ def test_rows_are_runs_of_train_and_what_the_plan_leaves_is_told(
     assert (out / "train.svg").is_file()
     assert (out / "rows/head/metrics.jsonl").is_file()
     assert not (out / "rows/head/run").exists(), "the weights of a short run are not kept"
+    written = trimtab("report", str(out), "--out", str(tmp_path / "page.html"))
+    assert written.returncode == 0, written.stderr
+    assert "+ head in chunks" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_row_that_fails_is_told_and_an_interruption_keeps_what_is_done(
@@ -175,3 +179,28 @@ def test_the_whole_ladder_by_the_command(
     assert found["run"]["whole"]
     assert len(found["cells"]) + len(found["left_out"]) == 2 + len(RUNGS)
     assert all(cell["loss_difference"] < 1e-4 for cell in found["cells"])
+
+
+@pytest.mark.slow
+def test_the_benchmark_with_peers_runs_on_the_cpu(repository: Path, tmp_path: Path) -> None:
+    """HF Trainer + PEFT, TRL and `trimtab train` train on the same rows from the same adapter: one loss curve."""
+    rows = [
+        {"instruction": f"Count to {n}.", "output": " ".join(map(str, range(n % 9)))} for n in range(1, 80)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    cells = "8B/hf,8B/trl,8B/trimtab,alpaca/hf,alpaca/trimtab"
+    options = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "found")]
+    options += ["--cells", cells, "--steps", "6", "--warm-up", "2", "--alpaca", str(tmp_path / "rows.json")]
+    script = repository / "benchmarks" / "sft_speed.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--tiny", "--device", "cpu", *options],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["cells"]
+    beside = [cell for cell in found if cell["cell"] != "hf"]
+    assert [cell["cell"] for cell in beside] == ["trl", "trimtab", "trimtab"]
+    for cell in beside:
+        assert cell["same_rows"], cell["cell"]
+        assert cell["curve_difference"] < 1e-4, cell["cell"]

@@ -70,10 +70,8 @@ def same(model: Any, fast: Any, batches: list[dict[str, Any]], rtol: float) -> N
             torch.testing.assert_close(found[name], gradient, rtol=rtol * 100, atol=1e-7)
 
 
-BACKENDS = ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_voice(backend: str, tmp_path: Path) -> None:
     model = voice_model(num_hidden_layers=2).double()
     teach_voice(model)

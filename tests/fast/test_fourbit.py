@@ -74,3 +74,43 @@ def test_fused_adapters_switched_off_give_the_packed_model_itself(tiny_model: Pa
         assert not torch.equal(tuned(ids).logits, before)
         with tuned.disable_adapter():
             assert torch.equal(tuned(ids).logits, before)
+
+
+def test_a_compiled_layer_with_its_adapter_keeps_no_unpacked_weight(tiny_model: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    pack_model(base)
+    tuned = _adapted(base)
+    use_fast_adapters(tuned)
+    mlp = base.model.layers[0].mlp
+    smallest = 64 * 128
+
+    def run(way: Any) -> list[torch.Tensor]:
+        tuned.zero_grad()
+        x = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(8)).requires_grad_()
+        way(x).square().sum().backward()
+        return [x.grad, *(p.grad for p in mlp.parameters() if p.grad is not None)]
+
+    kept: list[torch.Tensor] = []
+    compiled = torch.compile(mlp.forward, backend="aot_eager_decomp_partition", fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        found = run(compiled)
+    for one, other in zip(found, run(mlp), strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(found) == 5
+    assert any(t.dtype == torch.uint8 for t in kept)
+    assert not any(t.is_floating_point() and t.numel() >= smallest for t in kept)
+
+
+def test_make_fast_takes_a_packed_model(tiny_model: Path) -> None:
+    """On the CPU the adapters are fused and plain torch unpacks; nothing is said to have fallen back."""
+    from trimtab.config import load_config
+    from trimtab.fast.apply import make_fast
+    from trimtab.models.tuned import load_tuned
+    from trimtab.recipes.planning import plan_run
+
+    config = load_config(
+        None, [f"model={tiny_model}", "model.quantize=nf4", "device=cpu", "speed.adapters=fused"]
+    )
+    plan = plan_run(config).plan
+    model = load_tuned(config, plan)
+    assert make_fast(model, plan).counts["adapters"] == 14

@@ -79,7 +79,7 @@ def test_a_compiled_block_gives_the_same_and_keeps_no_unpacked_weight(checkpoint
         return out.detach(), x.grad
 
     kept: list[torch.Tensor] = []
-    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(block, backend="aot_eager_decomp_partition", fullgraph=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         found = run(compiled)
     for one, other in zip(found, run(block), strict=True):

@@ -25,10 +25,9 @@ def told(out: Path, late: bool, **settings: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_late_logs_are_those_of_their_step(tmp_path: Path, every: int) -> None:
-    at_once = told(tmp_path / "once", False, logging_steps=every)
-    late = told(tmp_path / "late", True, logging_steps=every)
+def test_late_logs_are_those_of_their_step(tmp_path: Path) -> None:
+    at_once = told(tmp_path / "once", False, logging_steps=2)
+    late = told(tmp_path / "late", True, logging_steps=2)
     assert [line["step"] for line in late] == [line["step"] for line in at_once]
     assert len(late) >= 6
     for one, other in zip(late, at_once, strict=True):

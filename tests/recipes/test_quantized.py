@@ -105,6 +105,7 @@ def test_export_merges_into_the_unquantised_weights(
         (["method=full"], "method: full trains them all"),
         (["recipe=zeroth_order"], "zeroth-order"),
         (["device=mps"], "Apple"),
+        (["lora.dora=true"], "DoRA"),
         (["device=cuda", "sharding=true"], "packed weights are bytes"),
         (["recipe=grpo", "grpo.reward=exact_match", "grpo.use_vllm=true"], "vLLM"),
     ],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +27,53 @@ from trimtab.rehearse.session import Settings
 options = json.loads(sys.argv[1])
 ranks, timeout, out = options.pop("ranks"), options.pop("timeout"), options.pop("out")
 result = rehearse(sys.argv[2:], Settings(**options), ranks=ranks, timeout=timeout)
-Path(out).write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
+said = {"text": render(result), "exit": result.exit_code, "torch": "torch" in sys.modules}
+Path(out).write_text(json.dumps({**result.to_dict(), **said}))
 """
 
 
 Rehearse = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(scope="session")
-def _warm_process() -> Iterator[subprocess.Popen[str]]:
+@contextmanager
+def _started(*modules: str) -> Iterator[subprocess.Popen[str]]:
     text = (Path(__file__).parent / "warm.py").read_text()
-    command = [sys.executable, "-c", text]
+    command = [sys.executable, "-c", text, *modules]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
 
 
+@pytest.fixture(scope="session")
+def _warm_process() -> Iterator[subprocess.Popen[str]]:
+    with _started() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def _with_transformers() -> Iterator[subprocess.Popen[str]]:
+    with _started(
+        "transformers.trainer", "transformers.models.higgs_audio_v2.modeling_higgs_audio_v2", "peft"
+    ) as process:
+        yield process
+
+
 @pytest.fixture
 def ask(tmp_path: Path, _warm_process: subprocess.Popen[str]) -> Rehearse:
     """Ask the warm process, and answer with the report and what was printed."""
+    return _asked(_warm_process, tmp_path)
 
+
+def _asked(process: subprocess.Popen[str], tmp_path: Path) -> Rehearse:
     def run(*words: str, **request: Any) -> dict[str, Any]:
         out = tmp_path / "report.json"
         out.unlink(missing_ok=True)
-        assert _warm_process.stdin is not None
-        assert _warm_process.stdout is not None
-        _warm_process.stdin.write(json.dumps({**request, "words": words, "out": str(out)}) + "\n")
-        _warm_process.stdin.flush()
-        assert _warm_process.stdout.readline() == "0\n", (tmp_path / "stderr").read_text()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({**request, "words": words, "out": str(out)}) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "0\n", (tmp_path / "stderr").read_text()
         said = {name: (tmp_path / name).read_text() for name in ("stdout", "stderr")}
         return {**json.loads(out.read_text()), **said}
 
@@ -67,6 +86,17 @@ def rehearse_warm(ask: Rehearse) -> Rehearse:
 
     def run(*words: str, ranks: int | None = None, **settings: Any) -> dict[str, Any]:
         return ask(*words, ranks=ranks, timeout=120, settings={"gpus": 2, **settings})
+
+    return run
+
+
+@pytest.fixture
+def rehearse_warmer(tmp_path: Path, _with_transformers: subprocess.Popen[str]) -> Rehearse:
+    """The same in forks of a process that has imported transformers and PEFT too."""
+
+    def run(*words: str, **settings: Any) -> dict[str, Any]:
+        asked = _asked(_with_transformers, tmp_path)
+        return asked(*words, ranks=None, timeout=120, settings={"gpus": 2, **settings})
 
     return run
 

@@ -130,8 +130,8 @@ def test_ddp_by_torchrun_runs_clean(rehearse: Rehearse) -> None:
     assert report["memory"]["cuda:1"]["peak_bytes"] > 0
 
 
-def test_a_sharded_optimizer_and_a_shuffled_evaluation_are_no_fault(rehearse: Rehearse) -> None:
-    report = rehearse(str(PROGRAMS / "zero_optimizer.py"), ranks=2)
+def test_a_sharded_optimizer_and_a_shuffled_evaluation_are_no_fault(rehearse_warm: Rehearse) -> None:
+    report = rehearse_warm(str(PROGRAMS / "zero_optimizer.py"), ranks=2)
     assert report["verdict"] == "clean", report["text"]
     assert report["findings"] == []
 

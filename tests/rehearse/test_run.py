@@ -32,6 +32,7 @@ def test_the_script_sees_its_own_arguments_and_path(rehearse: Rehearse, script: 
     assert argv == [path, "--gpus", "7", "-m"]
     assert (name, first, file) == ("__main__", str(Path(path).parent), path)
     assert (report["verdict"], report["exit"]) == ("unproven", 3)
+    assert not report["torch"], "seconds that only the program may need"
     assert any(
         "nothing ran on a GPU" in note and "torch was not even imported" in note for note in report["notes"]
     )

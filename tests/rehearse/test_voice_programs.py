@@ -41,9 +41,9 @@ UNSEEN = [
 
 
 @pytest.mark.parametrize(("name", "kind"), [*FIRST, *UNSEEN])
-def test_found_with_its_cause(rehearse_warm: Rehearse, name: str, kind: str) -> None:
+def test_found_with_its_cause(rehearse_warmer: Rehearse, name: str, kind: str) -> None:
     path = PROGRAMS / f"{name}.py"
-    faulty = rehearse_warm(str(path), gpus=1)
+    faulty = rehearse_warmer(str(path), gpus=1)
     assert faulty["verdict"] == "fault", faulty["text"]
     faults = [finding for finding in faulty["findings"] if finding["severity"] == "fault"]
     assert faults[0]["kind"] == kind, faulty["text"]
@@ -55,8 +55,8 @@ def test_found_with_its_cause(rehearse_warm: Rehearse, name: str, kind: str) -> 
 
 
 @pytest.mark.parametrize("name", [name for name, _ in [*FIRST, *UNSEEN]])
-def test_the_repaired_one_is_clean(rehearse_warm: Rehearse, name: str) -> None:
-    repaired = rehearse_warm(str(PROGRAMS / f"{name}.py"), "fixed", gpus=1)
+def test_the_repaired_one_is_clean(rehearse_warmer: Rehearse, name: str) -> None:
+    repaired = rehearse_warmer(str(PROGRAMS / f"{name}.py"), "fixed", gpus=1)
     assert repaired["verdict"] == "clean", repaired["text"]
     assert {finding["severity"] for finding in repaired["findings"]} <= {"warning"}, repaired["text"]
     assert "done" in repaired["stdout"]

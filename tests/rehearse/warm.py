@@ -1,8 +1,8 @@
 """Rehearses program after program in forks of one process that has imported torch.
 
-Each is a whole rehearsal, with a process for each rank, records and a verdict: only the import of torch is not waited
-for every time. Run as text (`python -c`), so that no frame of this file is taken for the program's. Reads requests as
-lines of JSON, and answers with a line when a report is written.
+Each is a whole rehearsal, with a process for each rank, records and a verdict: only the import of torch, and of the
+modules in the arguments, is not waited for every time. Run as text (`python -c`), so that no frame of this file is
+taken for the program's. Reads requests as lines of JSON, and answers with a line when a report is written.
 """
 
 import atexit
@@ -110,6 +110,8 @@ def answer(request: dict) -> None:
     out.write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
 
 
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 for line in sys.stdin:
     fork = os.fork()
     if fork == 0:

@@ -22,6 +22,7 @@ PLAIN: Mapping[str, Any] = {
 }
 OPTIMIZER = "training.optimizer"
 STEPWISE, FUSED = "adamw_torch", "adamw_torch_fused"
+_ADAMW = ("auto", STEPWISE, FUSED)
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ TITLES = {FIRST: "plain PEFT", **{rung.name: rung.title for rung in RUNGS}, LAST
 
 def start(optimizer: str) -> dict[str, Any]:
     """The settings of the first row, over the user's config."""
-    return {**PLAIN, **({OPTIMIZER: STEPWISE} if optimizer in (STEPWISE, FUSED) else {})}
+    return {**PLAIN, **({OPTIMIZER: STEPWISE} if optimizer in _ADAMW else {})}
 
 
 def why_not(rung: Rung, plan: PlacementPlan, optimizer: str) -> str | None:
     """Why a row is not for this machine, recipe or config, in the plan's words; None: it can be run."""
     if rung.setting == OPTIMIZER:
-        return None if optimizer in (STEPWISE, FUSED) else f"training.optimizer is {optimizer}"
+        return None if optimizer in _ADAMW else f"training.optimizer is {optimizer}"
     chosen = getattr(plan.speed, rung.setting.removeprefix("speed."))
     return None if chosen == rung.value else plan.reasons[rung.setting]

@@ -34,6 +34,12 @@ RULES.blame(
     "set method: lora, or remove model.quantize",
 )
 RULES.blame(
+    "lora.dora model.quantize",
+    lambda c: c.model.quantize and c.method == "lora" and c.lora.dora,
+    "cannot go with model.quantize: DoRA takes the size of each column from the whole weight in every pass",
+    "set lora.dora: false, or remove model.quantize",
+)
+RULES.blame(
     "model.quantize recipe",
     lambda c: c.model.quantize and c.recipe == "zeroth_order",
     "is for recipes that train by gradients: zeroth-order steps hold no more than the weights themselves",

@@ -9,12 +9,14 @@ model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from trimtab.data.render import IGNORED
+from trimtab.data.shared_start import Row, branched, shared_start
 
 Layout = Literal["rows", "positions", "padded"]
 """`rows`: end to end, with the bounds that an attention kernel takes; `positions`: end to end, told apart by positions
@@ -25,14 +27,18 @@ Batch = dict[str, Any]
 class Collate:
     """A batch of examples with `input_ids` and `labels`, and `row_lengths` where an example holds several rows."""
 
-    def __init__(self, layout: Layout, pad: int) -> None:
-        self.layout, self._pad = layout, pad
+    def __init__(self, layout: Layout, pad: int, *, shares: bool = False) -> None:
+        """`shares`: what all rows of a batch begin with stands there once; only for the layout `rows`."""
+        self.layout, self._pad, self._shares = layout, pad, shares
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         lengths = [n for e in examples for n in e.get("row_lengths") or [len(e["input_ids"])]]
         if self.layout == "padded" and len(lengths) > len(examples):
             raise ValueError("packed rows cannot be padded: they would see each other")
-        if self.layout != "padded" and len(set(lengths)) > 1:
+        rows = _rows(examples, lengths) if self._shares and self.layout == "rows" else []
+        if shared := shared_start(rows):
+            batch = branched(rows, shared)
+        elif self.layout != "padded" and len(set(lengths)) > 1:
             batch = _end_to_end(examples, lengths, bounds=self.layout == "rows")
         elif len(set(lengths)) > 1:
             batch = self._padded(examples, lengths)
@@ -54,6 +60,12 @@ class Collate:
             "labels": side_by_side("labels", IGNORED),
             "attention_mask": mask.long(),
         }
+
+
+def _rows(examples: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> list[Row]:
+    ids, labels = ([t for e in examples for t in e[name]] for name in ("input_ids", "labels"))
+    seams = [0, *accumulate(lengths)]
+    return [(ids[a:b], labels[a:b]) for a, b in pairwise(seams)]
 
 
 def _side_by_side(examples: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Batch:

@@ -71,11 +71,14 @@ def make_fast(
 
         use_joint_products(model)
     if speed.kernels == "triton":
+        from trimtab.fast.fourbit import use_fast_fourbit
         from trimtab.fast.mlp import use_fused_mlp
 
+        if unpacked := use_fast_fourbit(model):
+            made.counts["four_bit"] = unpacked
         # Shards of weights are gathered one by one: none can lie beside another.
         made.counts["kernels"] = use_fused_mlp(model, joined=plan.strategy != "sharded")
-        if not made.counts["kernels"]:
+        if not made.counts["kernels"] and "four_bit" not in made.counts:
             why = f"no MLP of {architecture} is of the kind that the kernels compute"
             fell_back("kernels", why, "set speed.kernels: auto")
     if speed.compile:
@@ -115,6 +118,8 @@ def _told(made: Fast) -> str:
         parts.append(f"{count} fused adapters")
     if count := made.counts.get("kernels"):
         parts.append(f"{count} MLPs by Triton")
+    if count := made.counts.get("four_bit"):
+        parts.append(f"{count} four-bit weights unpacked by Triton")
     if made.blocks is not None and made.blocks.layers:
         parts.append(f"{made.blocks.layers} layers to be compiled in the first step")
     return f"speed: {', '.join(parts)}" if parts else ""

@@ -85,19 +85,28 @@ def rows_attention(
     if torch.is_autocast_enabled(query.device.type):
         into = torch.get_autocast_dtype(query.device.type)
         query, key, value = (part.to(into) for part in (query, key, value))
-    bounds = more.get("cu_seq_lens_q")
+    bounds, shared = more.get("cu_seq_lens_q"), more.get("shared_start", 0)
     window = sliding_window or 0
     if bounds is None:
         return _side_by_side(query, key, value, scaling, dropout, window), None
-    if query.is_cuda and _plain(query) and not dropout:
+    if query.is_cuda and _plain(query) and not dropout and not shared:
         return _by_flash(query, key, value, bounds, more["max_length_q"], scaling, window), None
-    rows = bounds.tolist()
+    ends = bounds.tolist()
+    lengths = [b - a for a, b in pairwise(ends)]
+    # Split, not sliced: the backward pass then joins the parts instead of filling zeros around each of them.
+    parts = [list(part.split(lengths, 2)) for part in (query, key, value)]
+    if shared:
+        assert lengths[0] == shared, "what is shared comes first"
+        _see_the_start(parts[1], parts[2])
     # A size of its own for the values (DeepSeek's) is no matter here.
-    parts = [
-        _causal(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scaling, dropout, window)
-        for a, b in pairwise(rows)
-    ]
-    return torch.cat([part.transpose(1, 2) for part in parts], 1), None
+    out = [_causal(q, k, v, scaling, dropout, window) for q, k, v in zip(*parts, strict=True)]
+    return torch.cat([part.transpose(1, 2) for part in out], 1), None
+
+
+def _see_the_start(keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """What stands once, before all rows that begin with it: each of them sees it, and its own."""
+    for parts in (keys, values):
+        parts[1:] = [torch.cat((parts[0], part), 2) for part in parts[1:]]
 
 
 def _refuse(
@@ -143,8 +152,9 @@ def _causal(
     dropout: float,
     window: int,
 ) -> torch.Tensor:
-    length = query.shape[2]
-    band = _band(length, window, query.device) if window and length > window else None
+    length, seen = query.shape[2], key.shape[2]
+    plain = length == seen and not (window and length > window)
+    band = None if plain else _band(length, seen, window, query.device, query.dtype)
     told: torch.Tensor = F.scaled_dot_product_attention(
         query,
         key,
@@ -158,11 +168,12 @@ def _causal(
     return told
 
 
-def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """A token sees itself and `window - 1` before it."""
-    place = torch.arange(length, device=device)
-    back = place[:, None] - place
-    return (back >= 0) & (back < window)
+def _band(length: int, seen: int, window: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The last `length` of `seen` tokens: each sees itself and all before it, or `window - 1` of them."""
+    place = torch.arange(seen, device=device)
+    back = place[seen - length :, None] - place
+    hidden = (back < 0) | (back >= window) if window else back < 0
+    return torch.zeros(length, seen, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
 def _by_flash(

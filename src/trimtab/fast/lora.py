@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import nn
 
+from trimtab.fast.fourbit import is_bare_packed, packed_product
 from trimtab.fast.products import onto
 
 
@@ -45,6 +46,8 @@ class FastLinear(PeftLinear):
         if adapter is None:
             result: torch.Tensor = super().forward(x, *args, **kwargs)
             return result
+        if not adapter.drops and is_bare_packed(self.base_layer):
+            return packed_product(self.base_layer, x, adapter)
         if adapter.drops or not is_bare(self.base_layer):
             return _added(self.base_layer(x), x, adapter)
         base: Any = self.base_layer

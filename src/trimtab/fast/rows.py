@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from trimtab.data.collate import Collate, Layout
 from trimtab.errors import RequestError
 from trimtab.fast import attention
 from trimtab.fast.proof import rows_apart, short_rows, undisturbed
+from trimtab.fast.sharing import may_share
 from trimtab.placement import bare_model
 
 _MIXERS = re.compile("Mamba|SSM|Rwkv|RWKV|Recurrent|LinearAtt|DeltaNet|ShortConv|Retention|Hyena")
@@ -32,6 +34,8 @@ class Laid:
 
     layout: Layout
     reason: str
+    shares: bool = False
+    """Whether what all rows of a batch begin with is computed once."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,12 @@ def lay_rows(model: Any, means: Means, *, packing: bool, longest: int, against: 
             bare.set_attn_implementation(attention.NAME)
         why = _seen(bare, config, means, longest, "rows")
         if why is None:
-            return Laid("rows", "rows lie end to end, without padding")
+            told = "rows lie end to end, without padding"
+            half = means.half is not None or next(bare.parameters()).dtype in attention.FLASH_DTYPES
+            hidden = partial(hidden_states, bare)
+            if own != "sdpa" or means.on_gpu or not may_share(bare, hidden, means.device, half=half):
+                return Laid("rows", told)
+            return Laid("rows", f"{told}; what they all begin with is computed once", shares=True)
         if own == "sdpa":
             bare.set_attn_implementation(own)
     if not packing:

@@ -7,12 +7,14 @@ compiler can neither save the unpacked weight nor make one of the two unpackings
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import register_flop_formula
 
 from trimtab.models.nf4 import Packed, pack, sizes, unpack
 
@@ -26,7 +28,8 @@ def unpack_by(faster: Unpack) -> None:
         _unpackers.append(faster)
 
 
-def _weight(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+def weight_of(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+    """The weight in a number format, by the fastest way that there is."""
     for faster in _unpackers:
         made = faster(packed, dtype)
         if made is not None:
@@ -39,7 +42,7 @@ def nf4_linear(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
     """`x @ weight.T`, of any number of leading dimensions."""
-    weight = _weight(Packed(codes, scales, groups), x.dtype)
+    weight = weight_of(Packed(codes, scales, groups), x.dtype)
     return F.linear(x, weight)
 
 
@@ -53,12 +56,17 @@ def nf4_linear_backward(
     grad: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of what `nf4_linear` was given: `grad @ weight`."""
-    return grad @ _weight(Packed(codes, scales, groups), grad.dtype)
+    return grad @ weight_of(Packed(codes, scales, groups), grad.dtype)
 
 
 @nf4_linear_backward.register_fake
 def _(grad: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     return grad.new_empty(*grad.shape[:-1], codes.shape[1] * 2)
+
+
+@register_flop_formula([torch.ops.trimtab.nf4_linear, torch.ops.trimtab.nf4_linear_backward])
+def _flops(x: Any, codes: Any, *unused: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return int(2 * math.prod(x[:-1]) * codes[0] * codes[1] * 2)
 
 
 def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -103,7 +111,7 @@ class Nf4Linear(nn.Linear):
 
     def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight as it takes part in a product of this number format."""
-        return _weight(self.packed, dtype)
+        return weight_of(self.packed, dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, nf4"

@@ -75,9 +75,8 @@ def _build(job: Job) -> TrainerDriver:
             raise RequestError.of(f"speed.{part} was asked for", why, f"set speed.{part}: auto")
     if config.data.packing:
         job.prepared = replace(prepared, train=packed(prepared.train, config.data.max_length))
-    driver = TrainerDriver(
-        job, SftTrainer, arguments, data_collator=Collate(laid.layout, prepared.processor.pad_token_id)
-    )
+    collate = Collate(laid.layout, prepared.processor.pad_token_id, shares=laid.shares)
+    driver = TrainerDriver(job, SftTrainer, arguments, data_collator=collate)
     if plan.strategy == "split":
         return_outputs(job.model)
     return driver

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import disagreements, places, rank_values
+from trimtab.rehearse import disagreements, places
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
     world = _world
     if world is None:
         return
+    from trimtab.rehearse import rank_values  # imports torch, which whoever only gathers records does without
+
     group = str(record.get("group", ""))
     number = world.counts[group] = world.counts[group] + 1
     mine = {

@@ -13,12 +13,18 @@ from typing import Any
 from trimtab.monitor.wording import count_of
 from trimtab.report.frame import drawing, facts, page, raw_table, section, text
 
-TITLES = {"glue+": "GLUE+ benchmark", "memory": "Memory benchmark", "speed": "Speed benchmark"}
+TITLES = {
+    "glue+": "GLUE+ benchmark",
+    "memory": "Memory benchmark",
+    "speed": "Speed benchmark",
+    "train": "Training benchmark",
+}
 _CODE = re.compile(r"`([^`]+)`")
 _TOLD = {
     "date": "date",
     "command": "command",
     "model_shown": "model",
+    "origin": "config",
     "machine": "machine",
     "device": "device",
     "device_reason": "why there",
@@ -69,7 +75,13 @@ def failures(content: Mapping[str, Any]) -> dict[str, str]:
         if cell["status"] == "failed":
             batch = f"{cell['batch']} × {cell['length']}" if "batch" in cell else None
             seed = f"seed {cell['seed']}" if "seed" in cell else None
-            where = (cell.get("subject"), cell.get("task"), batch, cell["method"], seed)
+            where = (
+                cell.get("subject"),
+                cell.get("task"),
+                batch,
+                cell.get("method", cell.get("title")),
+                seed,
+            )
             found[", ".join(part for part in where if part)] = str(cell.get("reason", "no reason was kept"))
     return found
 
@@ -82,12 +94,13 @@ def _rendered(path: Path, content: Mapping[str, Any]) -> tuple[str, dict[str, st
         results = Results(path, header, {(c["task"], c["method"], c["seed"]): c for c in cells})
         return results.markdown(), results.plots()
     # These rooms measure, and so load torch.
-    from trimtab.bench import memory, speed
+    from trimtab.bench import memory, speed, train_page
     from trimtab.bench.stand import Stand
 
     more = {k: v for k, v in content.items() if k not in ("run", "cells")}
     stand = Stand(path, header, cells, more)
-    return memory.render(stand) if header["benchmark"] == "memory" else speed.render(stand)
+    render = {"memory": memory.render, "speed": speed.render, "train": train_page.render}
+    return render[header["benchmark"]](stand)
 
 
 def html_of(markdown: str) -> Iterator[str]:
