@@ -17,6 +17,8 @@ IGNORED = -100
 _CHUNK_ELEMENTS = 1 << 28
 """Logits of a chunk at most: half a gigabyte in 16 bits."""
 _LEAST_ROWS = 64
+_ROWS_IN_CACHE = 8
+"""Of logits on a processor: a few megabytes."""
 
 
 class HeadLoss(NamedTuple):
@@ -151,6 +153,8 @@ def _plainly(
     gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     scores = _scores(hidden, weight, bias, scale, softcap)
+    if scores.device.type == "cpu" and softcap is None and scale == 1.0:
+        return _row_by_row(scores, labels, gradient=gradient, format=hidden.dtype)
     labelled = labels != IGNORED
     at = labels.clamp(min=0).unsqueeze(1)
     correct = (scores.argmax(-1) == labels).sum()
@@ -166,6 +170,26 @@ def _plainly(
         slope *= 1 - (scores / softcap) ** 2
     slope *= scale * labelled.unsqueeze(1)
     return values, slope.to(hidden.dtype)
+
+
+def _row_by_row(
+    scores: torch.Tensor, labels: torch.Tensor, *, gradient: bool, format: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same for a processor, a few rows at a time and in their place: every pass finds them in its cache."""
+    values = torch.zeros(3, dtype=scores.dtype)
+    for block, wanted in zip(scores.split(_ROWS_IN_CACHE), labels.split(_ROWS_IN_CACHE), strict=True):
+        labelled = (wanted != IGNORED).to(block.dtype)
+        at = wanted.clamp(min=0).unsqueeze(1)
+        correct = (block.argmax(-1) == wanted).sum()
+        block -= block.logsumexp(-1, keepdim=True)
+        losses = -block.gather(1, at).squeeze(1)
+        chances = block.exp()
+        entropy = -torch.bmm(chances.unsqueeze(1), block.unsqueeze(2)).flatten()
+        values += torch.stack([losses @ labelled, correct.to(losses.dtype), entropy @ labelled])
+        if gradient:
+            chances.scatter_add_(1, at, torch.full_like(at, -1, dtype=chances.dtype))
+            torch.mul(chances, labelled.unsqueeze(1), out=block)
+    return values, scores.to(format) if gradient else None
 
 
 def _trained(
