@@ -113,3 +113,9 @@ def test_export_merges_into_the_unquantised_weights(
 def test_what_cannot_go_with_it_is_refused(more: list[str], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         load_config(None, ["model.quantize=nf4", *more])
+
+
+@pytest.mark.parametrize("word", ["load_in_4bit=true", "adapter=qlora"])
+def test_other_tools_names_for_it_are_known(word: str) -> None:
+    config = load_config(None, [word])
+    assert (config.model.quantize, config.method) == ("nf4", "lora")
