@@ -159,9 +159,9 @@ if __name__ == "__main__":
         rescaling(kind)
     for name in ("qwen3", "llama", "gpt2"):
         passing(name)
-    for most_rows in (0, 64):
-        for tied in (False, True):
-            for kind in (torch.float32, torch.bfloat16):
-                carrying("qwen3", most_rows, kind, tied)
+    # All products by themselves, none, the head alone; embeddings that are the head too or not.
+    carrying("qwen3", 64, torch.bfloat16, True)
+    carrying("qwen3", 0, torch.bfloat16, False)
+    carrying("qwen3", 4, torch.float32, False)
     carrying("gpt2", 4, torch.float32, True)
     print("all agree")
