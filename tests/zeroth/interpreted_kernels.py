@@ -44,10 +44,10 @@ def perturbing() -> None:
         assert torch.equal(
             made[query], weight + 0.5 * noise(Stream(SEED, 9, 5, query, "signs"), weight.shape)
         )
-    small = [(torch.randn(n), index) for n, index in ((32, 4), (7, 9), (1100, 2))]
-    together = k.PerturbedSmall(small, 2)
+    small = [(torch.randn(n), index, False) for n, index in ((32, 4), (7, 9), (1100, 2))]
+    together = k.PerturbedSmall(small, 2, carry=False, stochastic=True)
     together(launch, True, False)
-    for (tensor, index), view in zip(small, together.views, strict=True):
+    for (tensor, index, _), view in zip(small, together.views, strict=True):
         move = torch.tensor(1e-3) * noise(Stream(SEED, 7, index), tensor.shape)
         assert torch.equal(view, torch.stack([tensor + move, tensor - move]))
 

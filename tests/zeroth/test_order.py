@@ -15,28 +15,37 @@ def layer(owner: int, size: int = 512, way: Way = "ahead") -> Read:
 
 
 def simulated(reads: list[Read], ring: int, made: Plan) -> list[int]:
-    """How far ahead each weight was made, by the rule of `ahead.py`; fails where one is gone before it is read."""
+    """How many weights were made beyond those read, by the rule of `ahead.py`; none may be gone before it is read."""
     holds: dict[int, int] = {}
     issued, distance = 0, []
     for at, read in enumerate(reads):
-        while issued < len(reads) and made.after[issued] < at:
-            if reads[issued].way == "ahead":
-                begin = made.places[issued]
-                assert begin + reads[issued].size <= ring
-                holds.update(dict.fromkeys(range(begin, begin + reads[issued].size), issued))
+        while issued < len(made.batches) and made.batches[issued].after < at:
+            for each in made.batches[issued].reads:
+                begin = made.places[each]
+                assert begin + reads[each].size <= ring
+                holds.update(dict.fromkeys(range(begin, begin + reads[each].size), each))
             issued += 1
         if read.way == "ahead":
-            assert issued > at
+            assert at in [each for batch in made.batches[:issued] for each in batch.reads]
             begin = made.places[at]
             assert {holds[place] for place in range(begin, begin + read.size)} == {at}
-        distance.append(issued - at)
+        distance.append(sum(len(batch.reads) for batch in made.batches[:issued]) - at)
     return distance
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 1000), st.sampled_from(["ahead", "here", "table"])), max_size=24))
-def test_no_weight_is_overwritten_before_it_is_read(drawn: list[tuple[int, Way]]) -> None:
-    reads = [Read(owner, 0, size, way) for owner, (size, way) in enumerate(drawn)]
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 1000),
+            st.sampled_from(["ahead", "ahead", "here", "table"]),
+            st.sampled_from(["", "a", "b"]),
+        ),
+        max_size=24,
+    )
+)
+def test_no_weight_is_overwritten_before_it_is_read(drawn: list[tuple[int, Way, str]]) -> None:
+    reads = [Read(owner, 0, size, way, kind) for owner, (size, way, kind) in enumerate(drawn)]
     simulated(reads, 2048, plan(reads, 2048, [], carry=False))
 
 
@@ -44,6 +53,16 @@ def test_a_ring_of_two_holds_the_next_weight() -> None:
     reads = [layer(i) for i in range(6)]
     assert simulated(reads, 1024, plan(reads, 1024, [], carry=False))[:5] == [2, 2, 2, 2, 2]
     assert simulated(reads, 512, plan(reads, 512, [], carry=False)) == [1] * 6
+
+
+def test_neighbours_of_one_kind_are_made_at_once() -> None:
+    sizes = [512, 256, 256, 1024, 256, 256]
+    reads = [Read(i, 0, size, "ahead", "bf16") for i, size in enumerate(sizes)]
+    reads.insert(1, layer(HEAD, way="here"))
+    made = plan(reads, 2560, [], carry=False)  # a batch takes two fifths of the ring at most
+    assert [batch.reads for batch in made.batches] == [(0, 2, 3), (4,), (5, 6)]
+    other = plan([layer(0), layer(1)], 2560, [], carry=False)
+    assert [batch.reads for batch in other.batches] == [(0,), (1,)]
 
 
 def test_every_tensor_is_brought_up_to_date_once() -> None:

@@ -10,16 +10,17 @@ only: what is computed is that of `kernels.py` and `thin.py`, in an order that c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.zeroth import kernels, thin
-from trimtab.zeroth.kernels import Launch, Sweeping
+from trimtab.zeroth.kernels import Launch, Part, Perturbed, Sweeping
 from trimtab.zeroth.order import Plan, Read, Way, plan
 from trimtab.zeroth.parameters import Tuned
 from trimtab.zeroth.sweep import DROPPED_BITS
@@ -62,6 +63,9 @@ class Ahead:
         self._tuned = {t.parameter.data_ptr(): t for t in tuned}
         self._order: list[_Piece] = []
         self._plan: Plan | None = None
+        self._made: list[Callable[[], None]] = []
+        """Makes each batch of the plan."""
+        self._batch_of: dict[int, int] = {}
         self._begin: Any = None
         self._between: Any = None
         self._read = self._issued = self._done = 0
@@ -78,7 +82,7 @@ class Ahead:
             if self._begin is not None:
                 self._begin.owed(self.launch, signs=self.signs)
             yield
-            self._join()
+            self._wait("between", 0)
             if self._plan is None:
                 self._make_plan()
             elif self._read != len(self._order):
@@ -95,11 +99,11 @@ class Ahead:
             made = thin.thin_product(shares, weight, key, *self._noise(), owed)
             return made.view(*x.shape[:-1], height)
         if transposed:
-            return torch.bmm(shares, self._made(weight, weight, 0, key)).view(*x.shape[:-1], width)
+            return torch.bmm(shares, self._weights(weight, weight, 0, key)).view(*x.shape[:-1], width)
         out = x.new_empty(*x.shape[:-1], height)
         columns = out.view(self.lanes, -1, height)
         for first in range(0, height, run):
-            made = self._made(weight[first : first + run], weight, first * width, key)
+            made = self._weights(weight[first : first + run], weight, first * width, key)
             torch.bmm(shares, made.transpose(1, 2), out=columns[..., first : first + run])
             self._finish()
         return out
@@ -111,7 +115,7 @@ class Ahead:
     def _noise(self) -> tuple[Tensor, Tensor, bool, bool]:
         return self.launch.state, self.launch.coefficients, self.one_line, self.signs
 
-    def _made(self, rows: Tensor, weight: Tensor, first: int, key: Tensor) -> Tensor:
+    def _weights(self, rows: Tensor, weight: Tensor, first: int, key: Tensor) -> Tensor:
         """[lanes, rows, width], until the next piece is asked for."""
         piece = self._piece(rows, weight, first, key, "ahead")
         if piece.read.size > self.ring.numel():
@@ -120,17 +124,19 @@ class Ahead:
         owed = self._take(piece)
         if piece.read.way == "here":
             return kernels.perturbed(rows, key, *self._noise(), first, owed=owed)
+        slot = self._slot(piece, 0 if self._plan is None else self._plan.places[at])
         if self._plan is None:
-            return self._make(piece, 0, None)
+            return kernels.perturbed(rows, key, *self._noise(), first, slot)
         self._fork()
         self._issue()
-        if self.side is not None:
-            torch.cuda.current_stream().wait_event(self._events["made", at])
-        return self._slot(piece, self._plan.places[at])
+        self._wait("made", self._batch_of[at])
+        return slot
 
     def _piece(self, rows: Tensor, whole: Tensor, first: int, key: Tensor, way: Way) -> _Piece:
         size = self.lanes * rows.numel() * rows.element_size()
-        return _Piece(rows, key, Read(whole.data_ptr(), first, size, way))
+        whole_groups = rows.numel() % kernels.GROUP == 0 and rows.data_ptr() % 16 == 0
+        kind = str(rows.dtype) if whole_groups else ""
+        return _Piece(rows, key, Read(whole.data_ptr(), first, size, way, kind))
 
     def _take(self, piece: _Piece) -> Sweeping | None:
         """Count a piece as asked for. What is owed to its tensor, where whoever asks has to see to it."""
@@ -144,7 +150,7 @@ class Ahead:
         if piece.read.way == "table":
             return self._sweeping(piece) if piece.read.owner in self._plan.late else None
         if piece.read.way == "here":
-            self._join()
+            self._wait("between", 0)
         return self._sweeping(piece) if self._plan.carries[at] else None
 
     def _sweeping(self, piece: _Piece) -> Sweeping:
@@ -160,40 +166,37 @@ class Ahead:
                 self._issue()
 
     def _issue(self) -> None:
-        """Make every piece for which the ring has room by now."""
+        """Make every batch for which the ring has room by now."""
         assert self._plan is not None
-        while self._issued < len(self._order) and self._plan.after[self._issued] < self._done:
-            at, self._issued = self._issued, self._issued + 1
-            piece = self._order[at]
-            if piece.read.way != "ahead":
+        batches = self._plan.batches
+        while self._issued < len(batches) and batches[self._issued].after < self._done:
+            number, self._issued = self._issued, self._issued + 1
+            if self.side is None:
+                self._made[number]()
                 continue
-            owed = self._sweeping(piece) if self._plan.carries[at] else None
-            if self.side is not None and ("read", self._done) not in self._events:
+            if ("read", self._done) not in self._events:
                 self._events["read", self._done] = torch.cuda.current_stream().record_event()
                 self.side.wait_event(self._events["read", self._done])
-            with nullcontext() if self.side is None else torch.cuda.stream(self.side):
-                self._make(piece, self._plan.places[at], owed)
-                if self.side is not None:
-                    self._events["made", at] = self.side.record_event()
+            with torch.cuda.stream(self.side):
+                self._made[number]()
+                self._events["made", number] = self.side.record_event()
 
     def _fork(self) -> None:
         """Begin with the updates that need only be there in the end."""
         if self._between is None or self._issued:
             return
-        if self.idle is not None:
-            self.idle.wait_event(torch.cuda.current_stream().record_event())
-        with nullcontext() if self.idle is None else torch.cuda.stream(self.idle):
+        if self.idle is None:
             self._between.owed(self.launch, signs=self.signs)
-            if self.idle is not None:
-                self._events["between", 0] = self.idle.record_event()
+            return
+        self.idle.wait_event(torch.cuda.current_stream().record_event())
+        with torch.cuda.stream(self.idle):
+            self._between.owed(self.launch, signs=self.signs)
+            self._events["between", 0] = self.idle.record_event()
 
-    def _join(self) -> None:
-        if ("between", 0) in self._events:
-            torch.cuda.current_stream().wait_event(self._events.pop(("between", 0)))
-
-    def _make(self, piece: _Piece, place: int, owed: Sweeping | None) -> Tensor:
-        out = self._slot(piece, place)
-        return kernels.perturbed(piece.rows, piece.key, *self._noise(), piece.read.first, out, owed)
+    def _wait(self, what: str, number: int) -> None:
+        """The products wait for it, if they have not yet."""
+        if (what, number) in self._events:
+            torch.cuda.current_stream().wait_event(self._events.pop((what, number)))
 
     def _slot(self, piece: _Piece, place: int) -> Tensor:
         flat = self.ring[place : place + piece.read.size].view(piece.rows.dtype)
@@ -204,6 +207,35 @@ class Ahead:
         reads = [piece.read for piece in self._order]
         made = self._plan = plan(reads, self.ring.numel(), self._tuned, carry=self.one_line)
         self._begin, self._between = self._update(made.begin), self._update(made.between)
+        self._batch_of = {at: number for number, batch in enumerate(made.batches) for at in batch.reads}
+        self._made = [self._maker(batch.reads) for batch in made.batches]
+
+    def _maker(self, reads: Sequence[int]) -> Callable[[], None]:
+        """What makes the weights of a batch."""
+        assert self._plan is not None
+        carries = {self._plan.carries[at] for at in reads}
+        pieces = [(self._order[at], self._plan.places[at]) for at in reads]
+        if pieces[0][0].read.kind == "" or len(carries) > 1:
+            return partial(self._make_alone, reads)
+        dtype = pieces[0][0].rows.dtype
+        parts = []
+        for piece, place in pieces:
+            tuned, rows, itemsize = self._tuned[piece.read.owner], piece.rows, dtype.itemsize
+            parts.append(
+                Part(rows, tuned.index, tuned.decays, place // itemsize, rows.numel(), piece.read.first)
+            )
+        whole = self.ring[: self.ring.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        many = Perturbed(parts, whole, carry=carries == {True}, stochastic=self.stochastic)
+        return lambda: many(self.launch, self.one_line, self.signs)
+
+    def _make_alone(self, reads: Sequence[int]) -> None:
+        """By a launch each: what is not of whole groups, or in part brings its tensor up to date."""
+        assert self._plan is not None
+        for at in reads:
+            piece = self._order[at]
+            owed = self._sweeping(piece) if self._plan.carries[at] else None
+            out = self._slot(piece, self._plan.places[at])
+            kernels.perturbed(piece.rows, piece.key, *self._noise(), piece.read.first, out, owed)
 
     def _update(self, owners: Collection[int]) -> Any:
         some = [self._tuned[owner] for owner in owners]

@@ -8,7 +8,7 @@ lane by Triton kernels and multiply by them lane by lane. A replay runs no Pytho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -39,10 +39,10 @@ from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios, on_real
 PAD_TO = 32
 """Rows are padded to a multiple of this many tokens: fewer shapes, fewer graphs."""
 # Elements of changed weights that a product reads at a time: this share of the tuned ones, but never less than the
-# floor. What is larger is done in runs of rows. Twice as much lies ready.
+# floor. What is larger is done in runs of rows. The ring has room for three times as much.
 _SCRATCH_SHARE = 64
 _SCRATCH_FLOOR = 1 << 21
-_RING = 2
+_RING = 3
 MAIN_PRIORITY = -2
 """Of the stream that passes are captured on."""
 _SIDE = True
@@ -247,7 +247,7 @@ class CapturedPasses:
             ready: dict[int, Ready] = {}
             if isinstance(change, Directions):
                 ready = self._small_copies(change, lanes, stand_in)
-                stand_in.ahead = self._ahead(change, lanes)
+                stand_in.ahead = self._ahead(change, lanes, ready)
             # The root is never swapped: it is a model.
             children = [
                 (parent, *child) for parent in self.model.modules() for child in parent.named_children()
@@ -268,7 +268,8 @@ class CapturedPasses:
                     layer.compile(dynamic=False)
             yield stand_in
 
-    def _ahead(self, change: Directions, lanes: int) -> Ahead:
+    def _ahead(self, change: Directions, lanes: int, ready: Collection[int]) -> Ahead:
+        """For all tensors but those that are made at the beginning of the pass."""
         if self._ring is None:
             size = max(t.parameter.element_size() for t in self.tuned)
             self._ring = torch.empty(_RING * self._scratch * size, dtype=torch.uint8, device=self.device)
@@ -277,7 +278,7 @@ class CapturedPasses:
             self._sides = (torch.cuda.Stream(self.device, -1), torch.cuda.Stream(self.device, 0))
         return Ahead(
             self._launches[lanes],
-            self.tuned,
+            [t for t in self.tuned if t.index not in ready],
             self._ring,
             self._sides,
             one_line=_one_line(change),
@@ -293,7 +294,12 @@ class CapturedPasses:
                 by_dtype.setdefault(each.parameter.dtype, []).append(each)
         ready: dict[int, Ready] = {}
         for some in by_dtype.values():
-            small = kernels.PerturbedSmall([(t.parameter.detach(), t.index) for t in some], lanes)
+            small = kernels.PerturbedSmall(
+                [(t.parameter.detach(), t.index, t.decays) for t in some],
+                lanes,
+                carry=_one_line(change),
+                stochastic=self.stochastic,
+            )
             stand_in.small.append(
                 partial(small, self._launches[lanes], _one_line(change), change.kind == "signs")
             )

@@ -21,8 +21,10 @@ from torch import Tensor
 from trimtab.zeroth.sweep import DROPPED_BITS
 
 GROUP = 8
-# Groups of eight elements for each program: 4,096 elements keep 128 threads busy with 16-byte accesses.
+# Groups of eight elements for each program: 4,096 elements keep 128 threads busy with 16-byte accesses. Beside
+# products, smaller programs make room for them sooner.
 _GROUPS = 512
+_AHEAD_GROUPS = 256
 _SMALL_GROUPS = 64
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -162,15 +164,14 @@ def _coefficient(coefficients, lane, SIGNS: tl.constexpr):
 
 @triton.jit
 def _updated(
-    value, group, tensor, owed,
-    SIGNS: tl.constexpr, DECAYS: tl.constexpr, DROPPED: tl.constexpr, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr,
+    value, group, tensor, owed, decays,
+    SIGNS: tl.constexpr, DROPPED: tl.constexpr, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """The value once the owed update is written, in fp32: what `_update` would write, bit for bit."""
     key0, key1 = tl.load(owed).to(tl.uint32), tl.load(owed + 1).to(tl.uint32)
     step = tl.load(owed + 2).to(tl.uint32)
     numbers = (owed + 4).to(tl.pointer_type(tl.float32))
-    if DECAYS:
-        value = value * tl.load(numbers + 1)
+    value = tl.where(decays != 0, value * tl.load(numbers + 1), value)
     z = _noise(group, tensor, step, tl.load(owed + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
     value = value - _coefficient(numbers, 0, SIGNS) * z
     if DROPPED:
@@ -235,7 +236,7 @@ def _perturb(
     if OWED:  # noqa: SIM102 (known when it is compiled)
         if tl.load(owed + 6) != 0:
             value = _updated(
-                value, group, tensor, owed, SIGNS, DECAYS, DROPPED, weight.dtype.element_ty, INTERPRETED
+                value, group, tensor, owed, DECAYS, SIGNS, DROPPED, weight.dtype.element_ty, INTERPRETED
             )
             tl.store(weight + at, value.to(weight.dtype.element_ty), mask=inside)
     _store_lanes(
@@ -245,23 +246,40 @@ def _perturb(
 
 
 @triton.jit
-def _perturb_small(
-    table, blocks, out, state, coefficients, out_stride,
-    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr,
-    GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+def _perturb_many(
+    table, blocks, out, state, coefficients, owed,
+    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr, OWED: tl.constexpr,
+    DROPPED: tl.constexpr, RAGGED: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """The same for many tensors in one launch; in `table`, by each: address, elements, index, where in `out`."""
-    which = tl.load(blocks + tl.program_id(0) * 2).to(tl.int64)
-    weight = tl.load(table + which * 4).to(tl.pointer_type(DTYPE))
-    count = tl.load(table + which * 4 + 1)
-    index = tl.load(table + which * 4 + 2).to(tl.uint32)
-    out += tl.load(table + which * 4 + 3)
-    group = tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64) + tl.arange(0, GROUPS)
-    at = group[:, None] * 8 + tl.arange(0, 8)[None, :]
-    inside = at < count
-    value = tl.load(weight + at, mask=inside).to(tl.float32)
+    """The same for many tensors in one launch.
+
+    `table` has seven words for a tensor: address, elements, index, where in `out`, how far from lane to lane, the
+    group that it begins with, whether it decays. `blocks` and what is masked are as for `_update`.
+    """
+    line = table + tl.load(blocks + tl.program_id(0) * 2).to(tl.int64) * 7
+    local = tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64) + tl.arange(0, GROUPS)
+    weight = tl.load(line).to(tl.pointer_type(DTYPE))
+    count = tl.load(line + 1)
+    tensor = tl.load(line + 2).to(tl.uint32)
+    place = tl.load(line + 3)
+    stride = tl.load(line + 4)
+    if not RAGGED:
+        weight = tl.multiple_of(weight, 16)
+        place = tl.multiple_of(place, 16)
+        stride = tl.multiple_of(stride, 8)
+    at = local[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside = at < count if RAGGED else (local < count // 8)[:, None]
+    # The weight is not read again in this pass; its copies are, at once.
+    value = tl.load(weight + at, mask=inside, eviction_policy="evict_first").to(tl.float32)
+    group = tl.load(line + 5) + local
+    if OWED:  # noqa: SIM102 (known when it is compiled)
+        if tl.load(owed + 6) != 0:
+            value = _updated(
+                value, group, tensor, owed, tl.load(line + 6), SIGNS, DROPPED, DTYPE, INTERPRETED
+            )
+            tl.store(weight + at, value.to(DTYPE), mask=inside, eviction_policy="evict_first")
     _store_lanes(
-        value, at, inside, group, index, out, state, coefficients, out_stride,
+        value, at, inside, group, tensor, out + place, state, coefficients, stride,
         LANES, ONE_LINE, SIGNS, INTERPRETED,
     )  # fmt: skip
 
@@ -290,7 +308,7 @@ def _perturb_rows(
     if OWED:  # noqa: SIM102 (known when it is compiled)
         if tl.load(owed + 6) != 0:
             value = _updated(
-                value, group, tensor, owed, SIGNS, DECAYS, DROPPED, table.dtype.element_ty, INTERPRETED
+                value, group, tensor, owed, DECAYS, SIGNS, DROPPED, table.dtype.element_ty, INTERPRETED
             )
     query = tl.load(state + 3).to(tl.uint32) if ONE_LINE else tl.load(state + 3 + lane).to(tl.uint32)
     z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
@@ -494,27 +512,75 @@ class UpdateAll:
             )  # fmt: skip
 
 
-class PerturbedSmall:
-    """The perturbed copies of many small tensors of one type, made in one launch and read where `views` say."""
+@dataclass(frozen=True)
+class Part:
+    """A tensor, or a run of its rows, of which `Perturbed` makes copies."""
 
-    def __init__(self, tensors: Sequence[tuple[Tensor, int]], lanes: int) -> None:
-        """Each with its index among the tuned. They must stay where they are."""
-        first = tensors[0][0]
-        sizes = [triton.cdiv(t.numel(), 16) * 16 for t, _ in tensors]
-        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-        self._out = torch.empty(lanes, sum(sizes), dtype=first.dtype, device=first.device)
-        self.views = [self._out[:, at : at + t.numel()] for at, (t, _) in zip(offsets, tensors, strict=True)]
-        """[lanes, elements] of each tensor."""
-        table = [[t.data_ptr(), t.numel(), i, at] for (t, i), at in zip(tensors, offsets, strict=True)]
-        self._table = torch.tensor(table, dtype=torch.int64, device=first.device)
-        self._blocks = _blocks([t for t, _ in tensors], first.device, _SMALL_GROUPS)
+    rows: Tensor
+    index: int
+    decays: bool
+    place: int
+    """Where in the output, in elements."""
+    stride: int
+    """From one lane to the next, in elements."""
+    first: int = 0
+    """The element of the tensor at which the rows begin."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether it is whole groups, each of which can be read and written at once."""
+        aligned = self.rows.data_ptr() % 16 == 0 and self.place % 16 == 0
+        return aligned and self.rows.numel() % GROUP == 0 and self.stride % GROUP == 0
+
+
+class Perturbed:
+    """The perturbed copies of many tensors of one type, made in one launch."""
+
+    def __init__(self, parts: Sequence[Part], out: Tensor, *, carry: bool, stochastic: bool) -> None:
+        """They must stay where they are. `carry`: they are brought up to date before, where an update is owed."""
+        device = out.device
+        self._out, self._carry = out, carry
+        self._wide = all(part.wide for part in parts)
+        self._dropped = DROPPED_BITS[out.dtype] if stochastic else 0
+        large = self._wide and any(part.rows.numel() > _GROUPS * GROUP for part in parts)
+        self._groups = _AHEAD_GROUPS if large else _SMALL_GROUPS
+        table = [
+            [p.rows.data_ptr(), p.rows.numel(), p.index, p.place, p.stride, p.first // GROUP, int(p.decays)]
+            for p in parts
+        ]
+        self._table = torch.tensor(table, dtype=torch.int64, device=device)
+        self._blocks = _blocks([part.rows for part in parts], device, self._groups)
 
     def __call__(self, launch: Launch, one_line: bool, signs: bool) -> None:
-        _perturb_small[(self._blocks.shape[0],)](
-            self._table, self._blocks, self._out, launch.state, launch.coefficients, self._out.stride(0),
+        _perturb_many[(self._blocks.shape[0],)](
+            self._table, self._blocks, self._out, launch.state, launch.coefficients, launch.owed,
             LANES=launch.coefficients.numel(), ONE_LINE=one_line, SIGNS=signs, DTYPE=_KINDS[self._out.dtype],
-            GROUPS=_SMALL_GROUPS, INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
+            OWED=self._carry, DROPPED=self._dropped, RAGGED=not self._wide, GROUPS=self._groups,
+            INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
         )  # fmt: skip
+
+
+class PerturbedSmall:
+    """The copies of many small tensors of one type, in memory of their own, to be read where `views` say."""
+
+    def __init__(
+        self, tensors: Sequence[tuple[Tensor, int, bool]], lanes: int, *, carry: bool, stochastic: bool
+    ) -> None:
+        """Each with its index among the tuned and whether it decays."""
+        first = tensors[0][0]
+        sizes = [triton.cdiv(t.numel(), 16) * 16 for t, _, _ in tensors]
+        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        out = torch.empty(lanes, sum(sizes), dtype=first.dtype, device=first.device)
+        self.views = [out[:, at : at + t.numel()] for at, (t, _, _) in zip(offsets, tensors, strict=True)]
+        """[lanes, elements] of each tensor."""
+        parts = [
+            Part(t, index, decays, at, out.stride(0))
+            for (t, index, decays), at in zip(tensors, offsets, strict=True)
+        ]
+        self._made = Perturbed(parts, out, carry=carry, stochastic=stochastic)
+
+    def __call__(self, launch: Launch, one_line: bool, signs: bool) -> None:
+        self._made(launch, one_line, signs)
 
 
 def _blocks(tensors: Sequence[Tensor], device: torch.device, groups: int = _GROUPS) -> Tensor:

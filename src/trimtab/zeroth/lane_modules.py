@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from trimtab.zeroth import ahead, kernels
 from trimtab.zeroth.kernels import GROUP, Launch
 
+_FEW_LANES = 4
+
 
 class NotCapturable(Exception):
     """The model has a part that cannot be captured; the message names it."""
@@ -212,6 +214,14 @@ class LaneNorm(nn.Module):
         if make is None:
             return own  # type: ignore[no-any-return]
         rows, width = x.shape[0] // self.lanes, x.shape[-1]
+        if torch.compiler.is_compiling() and self.lanes <= _FEW_LANES:
+            # A choice between whole copies: looked up row by row, a kernel would read a scale for every element.
+            every: Tensor = make(own)
+            number = torch.arange(x.shape[0], device=x.device).view(-1, *[1] * (x.dim() - 1))
+            scale = every[-1]
+            for lane in range(self.lanes - 2, -1, -1):
+                scale = torch.where(number < (lane + 1) * rows, every[lane], scale)
+            return scale
         copies: Tensor = make(own)[:, None].expand(self.lanes, rows, width)
         return copies.reshape(x.shape[0], *[1] * (x.dim() - 2), width)
 

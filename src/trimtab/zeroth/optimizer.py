@@ -289,7 +289,8 @@ class ZerothOrder:
         parts = []
         for group in [range(i, min(i + self.lanes, count)) for i in range(0, count, self.lanes)]:
             if captured and (found := self._captured_losses(change, group, batch)) is not None:
-                parts.append(found)
+                # The next replay of its graph writes over it.
+                parts.append(found if count <= self.lanes else found.clone())
                 continue
             self.settle()
             with evaluating(self.model), self._modules.running(change, group):
@@ -300,7 +301,7 @@ class ZerothOrder:
                     "[lanes, examples]"
                 )
             parts.append(losses)
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def losses_again(self, batch: Any) -> Tensor:
         """[lanes, examples] of a micro-batch of the step that failed, module by module, on this rank alone."""
@@ -309,7 +310,10 @@ class ZerothOrder:
             return self._lane_losses(batch, change, len(change.coefficients), captured=False)
 
     def _captured_losses(self, change: Change, lanes: Sequence[int], batch: Any) -> Tensor | None:
-        """On a real GPU the pass is a CUDA graph, where the model lets itself be captured; else None."""
+        """On a real GPU the pass is a CUDA graph, where the model lets itself be captured; else None.
+
+        They hold until the next pass.
+        """
         if self._captured is None:
             return None
         from trimtab.zeroth.graph import MOST_GRAPHS, NotCapturable
@@ -320,7 +324,7 @@ class ZerothOrder:
             losses: Tensor | None = self._captured.losses(change, lanes, batch, self._carried())
             self._owed = None
             if losses is not None:
-                return losses.clone()
+                return losses
             text = f"more than {MOST_GRAPHS} shapes of batches: the others are not captured, and take longer"
             warnings.warn(text, stacklevel=2)  # Python shows it once
             return None

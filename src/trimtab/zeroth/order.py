@@ -29,18 +29,28 @@ class Read:
     size: int
     """What all lanes of them take, in bytes."""
     way: Way
+    kind: str = ""
+    """What can be made in one launch has one kind; "" is made by itself."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Reads whose weights are made at once."""
+
+    reads: tuple[int, ...]
+    after: int
+    """The last read of what lies in their places before them; -1: none."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One entry of the lists for each read."""
+    """In which batches the weights are made, and more about each read."""
 
+    batches: list[Batch]
     places: list[int]
-    """Where in the ring it lies, in bytes."""
-    after: list[int]
-    """The last read before it of what lies there; -1: none."""
+    """Where in the ring each read finds its weights, in bytes."""
     carries: list[bool]
-    """Whether whoever makes it brings these rows of the tensor up to date."""
+    """Whether whoever makes them brings these rows of the tensor up to date."""
     begin: frozenset[int]
     """Tensors that are brought up to date before anything else,"""
     between: frozenset[int]
@@ -52,9 +62,10 @@ class Plan:
 def plan(reads: Sequence[Read], ring: int, tensors: Iterable[int], *, carry: bool) -> Plan:
     """`ring`: its bytes. `tensors`: the addresses of all that are tuned. `carry`: passes may be owed an update."""
     places, after = _places(reads, ring)
+    batches = _batches(reads, after, ring * 2 // 5)
     if not carry:
         nothing: frozenset[int] = frozenset()
-        return Plan(places, after, [False] * len(reads), nothing, nothing, nothing)
+        return Plan(batches, places, [False] * len(reads), nothing, nothing, nothing)
     ways, products = _ways(reads), _first_products(reads)
     last_ahead = max((at for at, read in enumerate(reads) if read.way == "ahead"), default=-1)
     alone = last_ahead < 0
@@ -75,7 +86,8 @@ def plan(reads: Sequence[Read], ring: int, tensors: Iterable[int], *, carry: boo
         carries.append(read.way != "table" and read.owner in carried and rows not in seen)
         if carries[-1]:
             seen.add(rows)
-    return Plan(places, after, carries, frozenset(begin), frozenset(between), frozenset(carried | between))
+    late = frozenset(carried | between)
+    return Plan(batches, places, carries, frozenset(begin), frozenset(between), late)
 
 
 def _places(reads: Sequence[Read], ring: int) -> tuple[list[int], list[int]]:
@@ -98,6 +110,23 @@ def _places(reads: Sequence[Read], ring: int) -> tuple[list[int], list[int]]:
             -1,
         )
     return places, after
+
+
+def _batches(reads: Sequence[Read], after: Sequence[int], most: int) -> list[Batch]:
+    """Neighbours of one kind together, up to so many bytes: fewer launches, and the ring still holds several."""
+    groups: list[list[int]] = []
+    size = 0
+    for at, read in enumerate(reads):
+        if read.way != "ahead":
+            continue
+        joins = bool(groups) and read.kind != "" and read.kind == reads[groups[-1][0]].kind
+        if joins and size + read.size <= most:
+            groups[-1].append(at)
+            size += read.size
+        else:
+            groups.append([at])
+            size = read.size
+    return [Batch(tuple(group), max(after[at] for at in group)) for group in groups]
 
 
 def _ways(reads: Sequence[Read]) -> dict[int, set[str]]:

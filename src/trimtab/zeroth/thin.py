@@ -67,7 +67,7 @@ def _product(
         value = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
         if OWED:  # noqa: SIM102 (known when it is compiled)
             if is_owed:
-                value = _updated(value, group, tensor, owed, SIGNS, DECAYS, DROPPED, kind, INTERPRETED)
+                value = _updated(value, group, tensor, owed, DECAYS, SIGNS, DROPPED, kind, INTERPRETED)
                 tl.store(weight + at, value.to(kind), mask=inside)
         z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
         depth = start + tl.arange(0, DEPTH)
@@ -80,6 +80,8 @@ def _product(
             source = x + (lane * rows + row)[None, :].to(tl.int64) * WIDTH + depth[:, None]
             held = (row < rows)[None, :] & (depth < WIDTH)[:, None]
             part = tl.load(source, mask=held, other=0.0)
+            if INTERPRETED:  # where bf16 would be multiplied by its bits
+                moved, part = moved.to(tl.float32), part.to(tl.float32)
             if lane == 0:
                 first = tl.dot(moved, part, first, input_precision="ieee")
             elif lane == 1:
