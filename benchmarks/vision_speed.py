@@ -1,11 +1,13 @@
 """A vision-language model of 7B class on one GPU: SHIRG's views, LoRA in tower, connector and language model, bf16,
-checkpointing; Trimtab's trainer beside transformers' own on the same model, the same rows and the same settings.
+checkpointing or none; Trimtab's trainer beside transformers' own on the same model, rows and settings.
 
-    python benchmarks/vision_speed.py --batch 4 --steps 12
+    python benchmarks/vision_speed.py --batch 4 --steps 12 [--checkpointing]
 
 Weights are random (nothing is downloaded), made from a seed on the GPU, in the shape of LLaVA-OneVision-7B: the
-SigLIP-so400m tower, its connector and Qwen2-7B. Each trainer starts from the same adapter. Step times are of the steps
-after the first three; memory is what torch says was allocated at most.
+SigLIP-so400m tower, its connector and Qwen2-7B. Each trainer starts from the same adapter. `trainer` is transformers'
+own; `plain` is Trimtab's with no part of `speed`; `trimtab` is what the recipe does by default on a GPU: the loss at
+the head, adapters in bf16, layers compiled, a fused optimizer. Step times are of the steps after the first three (the
+first compiles); memory is what torch says was allocated at most.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, Train
 from trimtab.config.schema import LoraSettings, ModelSettings, ShirgSettings
 from trimtab.data.picture_collate import PictureCollator
 from trimtab.data.pictures import Picture, asked
+from trimtab.fast.answer_loss import AnswerLoss, proved
+from trimtab.fast.apply import make_fast
 from trimtab.models.adapters import add_lora
 from trimtab.models.families import IMAGE_TEXT
 from trimtab.models.load import load_processor
 from trimtab.models.shirg import attach_shirg, shirg_processor
-from trimtab.recipes.picture_trainer import PictureTrainer, answers_alone
+from trimtab.placement import PlacementPlan, move
+from trimtab.placement.plan import Speed
+from trimtab.recipes.picture_trainer import ROWS, PictureTrainer, answers_alone
 
 SHAPES = {
     "7b": (
@@ -92,9 +98,9 @@ def chart(number: int) -> Picture:
 
 
 def measured(
-    kind: type[Trainer], model: Any, collate: Any, rows: list[Any], wanted: argparse.Namespace
+    kind: type[Trainer], model: Any, collate: Any, rows: list[Any], wanted: argparse.Namespace, **own: Any
 ) -> Any:
-    """A run of one trainer: images a second, peak memory, losses."""
+    """A run of one trainer: images a second, peak memory, losses. `own` goes to the trainer."""
     on_gpu = wanted.device == "cuda"
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(prefix="vision-speed-"),
@@ -102,7 +108,7 @@ def measured(
         per_device_train_batch_size=wanted.batch,
         learning_rate=1.8e-5,
         bf16=on_gpu,
-        gradient_checkpointing=True,
+        gradient_checkpointing=wanted.checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False},
         remove_unused_columns=False,
         label_names=["labels"],
@@ -115,7 +121,9 @@ def measured(
         seed=0,
     )
     timer = Timer(torch.device(wanted.device))
-    trainer = kind(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[timer])
+    trainer = kind(
+        model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[timer], **own
+    )
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -125,9 +133,32 @@ def measured(
     return {
         "images_per_second": wanted.batch * len(steps) / sum(steps),
         "seconds_per_step": sum(steps) / len(steps),
+        "first_step_s": timer.times[1] - timer.times[0],
         "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "losses": losses,
     }
+
+
+def made_fast(model: Any, batch: dict[str, Any], wanted: argparse.Namespace) -> AnswerLoss:
+    """What the recipe does to the model by default where it trains on a GPU."""
+    on_gpu = wanted.device == "cuda"
+    plan = PlacementPlan(
+        device=wanted.device,
+        precision="bf16" if on_gpu else "fp32",
+        scaler=False,
+        weight_precision="bf16" if on_gpu else "fp32",
+        strategy="single",
+        speed=Speed(
+            adapters="fused", head="chunked", compile=on_gpu, kernels="triton" if on_gpu else "plain"
+        ),
+    )
+    make_fast(model, plan, print)
+    batch = move(batch, plan)
+    rows = batch.pop(ROWS)
+    with torch.autocast(wanted.device, dtype=torch.bfloat16, enabled=on_gpu):
+        answers = proved(model, batch, rows)
+    assert isinstance(answers, AnswerLoss), answers
+    return answers
 
 
 def main() -> None:
@@ -139,8 +170,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", choices=["trimtab", "trainer"])
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--only", choices=["trainer", "plain", "trimtab"])
     parser.add_argument("--json", type=Path)
     wanted = parser.parse_args()
 
@@ -173,26 +204,26 @@ def main() -> None:
     ]
     tokens = int(collator(rows[:1])["input_ids"].shape[1])
 
-    kinds: dict[str, tuple[type[Trainer], Any]] = {
-        "trimtab": (PictureTrainer, answers_alone(model, collator)),
-        "trainer": (Trainer, collator),
-    }
     found: dict[str, Any] = {}
-    for turn in range(wanted.rounds):
-        # Each goes first in turn: what the first one warms up serves the second.
-        for name in sorted(kinds, reverse=turn % 2 == 0):
-            if wanted.only not in (None, name):
-                continue
-            kind, collate = kinds[name]
-            with torch.no_grad():
-                for parameter, value in start.items():
-                    model.get_parameter(parameter).copy_(value)
-            try:
-                told = measured(kind, model, collate, rows, wanted)
-            except torch.OutOfMemoryError as error:
-                told = {"out_of_memory": str(error).splitlines()[0]}
-            found.setdefault(name, []).append(told)
-            model.zero_grad(set_to_none=True)
+    # In this order: the last one changes the model.
+    for name in ("trainer", "plain", "trimtab"):
+        if wanted.only not in (None, name):
+            continue
+        with torch.no_grad():
+            for parameter, value in start.items():
+                model.get_parameter(parameter).copy_(value)
+        try:
+            if name == "trainer":
+                found[name] = measured(Trainer, model, collator, rows, wanted)
+            elif name == "plain":
+                found[name] = measured(PictureTrainer, model, answers_alone(model, collator), rows, wanted)
+            else:
+                collate = answers_alone(model, collator, numbered=True)
+                answers = made_fast(model, collate(rows[:2]), wanted)
+                found[name] = measured(PictureTrainer, model, collate, rows, wanted, answers=answers)
+        except torch.OutOfMemoryError as error:
+            found[name] = {"out_of_memory": str(error).splitlines()[0]}
+        model.zero_grad(set_to_none=True)
     gpu = torch.cuda.get_device_name() if wanted.device == "cuda" else platform.processor()
     report = {
         "machine": gpu,
@@ -203,6 +234,7 @@ def main() -> None:
         "tokens_a_row": tokens,
         "batch": wanted.batch,
         "steps": wanted.steps,
+        "checkpointing": wanted.checkpointing,
         **found,
     }
     print(json.dumps(report, indent=2))

@@ -64,6 +64,9 @@ class GpuModel:
     memory_mhz: int
     """Data moves twice in each cycle of it."""
     bus_bits: int
+    half_tflops: float
+    """The highest rate of dense 16-bit products that are summed in fp32, 10^12 operations a second; bf16 where it has
+    that, fp16 on older ones."""
 
     @property
     def memory_bytes(self) -> int:
@@ -81,36 +84,41 @@ class GpuModel:
 
 # fmt: off
 MODELS: tuple[GpuModel, ...] = (
-    #        key             name                              GiB     design     SMs  cache  clock memory bits
-    GpuModel("T4",           "Tesla T4",                       14.56,  TURING,    40,  4,     1590, 5001,  256),
-    GpuModel("V100-16GB",    "Tesla V100-SXM2-16GB",           15.77,  VOLTA,     80,  6,     1530, 877,   4096),
-    GpuModel("V100-32GB",    "Tesla V100-SXM2-32GB",           31.73,  VOLTA,     80,  6,     1530, 877,   4096),
-    GpuModel("A10",          "NVIDIA A10",                     22.05,  AMPERE,    72,  6,     1695, 6251,  384),
-    GpuModel("A10G",         "NVIDIA A10G",                    22.05,  AMPERE,    80,  6,     1710, 6251,  384),
-    GpuModel("A40",          "NVIDIA A40",                     44.34,  AMPERE,    84,  6,     1740, 7251,  384),
-    GpuModel("A100-40GB",    "NVIDIA A100-SXM4-40GB",          39.38,  A100,      108, 40,    1410, 1215,  5120),
-    GpuModel("A100-80GB",    "NVIDIA A100-SXM4-80GB",          79.14,  A100,      108, 40,    1410, 1593,  5120),
-    GpuModel("L4",           "NVIDIA L4",                      22.03,  ADA,       58,  48,    2040, 6251,  192),
-    GpuModel("L40S",         "NVIDIA L40S",                    44.39,  ADA,       142, 96,    2520, 9001,  384),
-    GpuModel("RTX-3060",     "NVIDIA GeForce RTX 3060",        11.65,  AMPERE,    28,  3,     1777, 7501,  192),
-    GpuModel("RTX-3090",     "NVIDIA GeForce RTX 3090",        23.56,  AMPERE,    82,  6,     1695, 9751,  384),
-    GpuModel("RTX-4090",     "NVIDIA GeForce RTX 4090",        23.52,  ADA,       128, 72,    2520, 10501, 384),
-    GpuModel("RTX-5090",     "NVIDIA GeForce RTX 5090",        31.36,  BLACKWELL, 170, 96,    2407, 14001, 512),
-    GpuModel("RTX-A6000",    "NVIDIA RTX A6000",               47.40,  AMPERE,    84,  6,     1800, 8001,  384),
-    GpuModel("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 47.37,  ADA,       142, 96,    2505, 10001, 384),
-    GpuModel("H100",         "NVIDIA H100 80GB HBM3",          79.10,  HOPPER,    132, 50,    1980, 2619,  5120),
-    GpuModel("H100-PCIe",    "NVIDIA H100 PCIe",               79.10,  HOPPER,    114, 50,    1755, 1593,  5120),
-    GpuModel("H100-NVL",     "NVIDIA H100 NVL",                93.00,  HOPPER,    132, 60,    1785, 2619,  6016),
-    GpuModel("H200",         "NVIDIA H200",                    139.79, HOPPER,    132, 60,    1980, 3201,  6016),
-    GpuModel("B200",         "NVIDIA B200",                    178.35, B200,      148, 126.5, 1965, 3996,  7680),
+    #        key             name                              GiB     design     SMs  cache  clock memory bits  16-bit
+    GpuModel("T4",           "Tesla T4",                       14.56,  TURING,    40,  4,     1590, 5001,  256,  65),
+    GpuModel("V100-16GB",    "Tesla V100-SXM2-16GB",           15.77,  VOLTA,     80,  6,     1530, 877,   4096, 125),
+    GpuModel("V100-32GB",    "Tesla V100-SXM2-32GB",           31.73,  VOLTA,     80,  6,     1530, 877,   4096, 125),
+    GpuModel("A10",          "NVIDIA A10",                     22.05,  AMPERE,    72,  6,     1695, 6251,  384,  125),
+    GpuModel("A10G",         "NVIDIA A10G",                    22.05,  AMPERE,    80,  6,     1710, 6251,  384,  70),
+    GpuModel("A40",          "NVIDIA A40",                     44.34,  AMPERE,    84,  6,     1740, 7251,  384,  149.7),
+    GpuModel("A100-40GB",    "NVIDIA A100-SXM4-40GB",          39.38,  A100,      108, 40,    1410, 1215,  5120, 312),
+    GpuModel("A100-80GB",    "NVIDIA A100-SXM4-80GB",          79.14,  A100,      108, 40,    1410, 1593,  5120, 312),
+    GpuModel("L4",           "NVIDIA L4",                      22.03,  ADA,       58,  48,    2040, 6251,  192,  121),
+    GpuModel("L40S",         "NVIDIA L40S",                    44.39,  ADA,       142, 96,    2520, 9001,  384,  362),
+    GpuModel("RTX-3060",     "NVIDIA GeForce RTX 3060",        11.65,  AMPERE,    28,  3,     1777, 7501,  192,  25.5),
+    GpuModel("RTX-3090",     "NVIDIA GeForce RTX 3090",        23.56,  AMPERE,    82,  6,     1695, 9751,  384,  71),
+    GpuModel("RTX-4090",     "NVIDIA GeForce RTX 4090",        23.52,  ADA,       128, 72,    2520, 10501, 384,  165.2),
+    GpuModel("RTX-5090",     "NVIDIA GeForce RTX 5090",        31.36,  BLACKWELL, 170, 96,    2407, 14001, 512,  209.5),
+    GpuModel("RTX-A6000",    "NVIDIA RTX A6000",               47.40,  AMPERE,    84,  6,     1800, 8001,  384,  154.8),
+    GpuModel("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 47.37,  ADA,       142, 96,    2505, 10001, 384,  364.2),
+    GpuModel("H100",         "NVIDIA H100 80GB HBM3",          79.10,  HOPPER,    132, 50,    1980, 2619,  5120, 989.4),
+    GpuModel("H100-PCIe",    "NVIDIA H100 PCIe",               79.10,  HOPPER,    114, 50,    1755, 1593,  5120, 756.5),
+    GpuModel("H100-NVL",     "NVIDIA H100 NVL",                93.00,  HOPPER,    132, 60,    1785, 2619,  6016, 835.5),
+    GpuModel("H200",         "NVIDIA H200",                    139.79, HOPPER,    132, 60,    1980, 3201,  6016, 989.4),
+    GpuModel("B200",         "NVIDIA B200",                    178.35, B200,      148, 126.5, 1965, 3996,  7680, 2250),
     # torch sees each half of an MI250X as a GPU of its own.
-    GpuModel("MI250X",       "AMD Instinct MI250X",            63.98,  CDNA2,     110, 8,     1700, 1600,  4096),
-    GpuModel("MI300X",       "AMD Instinct MI300X",            191.69, CDNA3,     304, 4,     2100, 2600,  8192),
+    GpuModel("MI250X",       "AMD Instinct MI250X",            63.98,  CDNA2,     110, 8,     1700, 1600,  4096, 191.5),
+    GpuModel("MI300X",       "AMD Instinct MI300X",            191.69, CDNA3,     304, 4,     2100, 2600,  8192, 1307),
 )
 # fmt: on
 
 DEFAULT = "H100"
 """What a bare count of GPUs means: `2` is two of these."""
+
+
+def peak_flops(name: str) -> float | None:
+    """Operations a second at most, of the model that torch calls so; None where it is not known here."""
+    return next((model.half_tflops * 1e12 for model in MODELS if model.name == name), None)
 
 
 def nearest(name: str, capability: str) -> GpuModel:

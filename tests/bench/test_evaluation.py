@@ -18,7 +18,7 @@ from tiny_processors import saved_pair
 from trimtab.bench.evaluation import LOSS, evaluated, keep, lines
 from trimtab.config import load_config
 from trimtab.errors import RequestError
-from trimtab.export.run import read_run
+from trimtab.export.finished import read_run
 from trimtab.recipes.planning import plan_run
 from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import EVALUATION, open_run_folder

@@ -121,10 +121,19 @@ def test_the_plan_of_the_tinyllama_example(trimtab: Trimtab, repository: Path) -
     assert as_json["reasons"]["device"] == "asked for"
 
 
-@pytest.mark.timeout(1200)
-def test_the_sft_example_runs(repository: Path, tmp_path: Path) -> None:
-    """examples/sft.yaml as it stands, on the built-in model: seconds, or minutes on a machine that is busy."""
-    done = start("train", str(repository / "examples" / "sft.yaml"), cwd=tmp_path, timeout=1100)
+SHORTER = [
+    *("data.max_rows=20", "data.max_length=128", "training.batch_size=1", "training.max_steps=3"),
+    "samples.max_new_tokens=4",
+]
+
+
+@pytest.mark.parametrize(
+    "less",
+    [pytest.param([], id="as it stands", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]), SHORTER],
+)
+def test_the_sft_example_runs(trimtab: Trimtab, repository: Path, tmp_path: Path, less: list[str]) -> None:
+    """examples/sft.yaml on the built-in model."""
+    done = trimtab("train", str(repository / "examples" / "sft.yaml"), *less, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs" / "example-sft"
     summary = json.loads((run / "summary.json").read_text())

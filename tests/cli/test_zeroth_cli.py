@@ -34,30 +34,43 @@ def test_help_of_replay_needs_no_torch() -> None:
     assert "RUN_OR_FILE" in done.stdout
 
 
-@pytest.mark.timeout(600)
+def in_a_process(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Nothing but the files is left of the run."""
+    return subprocess.run(
+        [sys.executable, "-m", "trimtab", *words],
+        capture_output=True,
+        text=True,
+        timeout=290,
+        cwd=cwd,
+        check=False,
+    )
+
+
+SHORTER = [
+    *("data.max_rows=32", "training.batch_size=2", "training.max_steps=4", "training.eval_steps=4"),
+    *("zeroth.interval=2", "zeroth.projection_iterations=1"),
+]
+
+
+@pytest.mark.parametrize(
+    "less",
+    [pytest.param([], id="as it stands", marks=[pytest.mark.slow, pytest.mark.timeout(900)]), SHORTER],
+)
 def test_the_example_runs_and_its_replay_is_the_same_to_the_bit(
-    trimtab: Trimtab, repository: Path, tmp_path: Path
+    trimtab: Trimtab, repository: Path, tmp_path: Path, less: list[str]
 ) -> None:
-    """examples/zeroth-order.yaml as it stands, on the built-in model; then its weights again, from its losses."""
-    done = trimtab("train", str(repository / "examples" / "zeroth-order.yaml"), cwd=tmp_path)
+    """examples/zeroth-order.yaml on the built-in model; then its weights again, from its losses."""
+    done = trimtab("train", str(repository / "examples" / "zeroth-order.yaml"), *less, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs" / "example-zeroth"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["projected_tensors"] == 120
-    assert summary["eval_loss"]["after"] < summary["eval_loss"]["before"]
+    assert less or summary["eval_loss"]["after"] < summary["eval_loss"]["before"]
     assert "zeroth.eps 0.01: usual for MeZO over a LoRA adapter" in done.stdout
     assert "projection: 120 tensors (query, value)" in done.stdout
     assert "accuracy" in done.stdout
-    # A process of its own: nothing but the files is left of the run.
-    checked = subprocess.run(
-        [sys.executable, "-m", "trimtab", "replay", "runs/example-zeroth", "--check"],
-        capture_output=True,
-        text=True,
-        timeout=290,
-        cwd=tmp_path,
-        check=False,
-    )
+    checked = (trimtab if less else in_a_process)("replay", "runs/example-zeroth", "--check", cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "all 240 tensors equal the kept ones, bit for bit" in checked.stdout
 

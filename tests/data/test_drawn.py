@@ -47,9 +47,10 @@ def kind(asked: str) -> str:
 
 def seen(picture: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Every colour's pixels, cut to their bounding box, with the box's place in `where`."""
-    found = {tuple(int(v) for v in c) for c in np.unique(picture.reshape(-1, 3), axis=0)}
-    assert found <= {*NAMES, PAPER, AXIS}
-    return {NAMES[c]: (picture == c).all(-1) for c in found if c in NAMES}
+    each = (picture.astype(np.int64) << (16, 8, 0)).sum(-1)
+    found = {(int(c) >> 16, int(c) >> 8 & 255, int(c) & 255): c for c in np.unique(each)}
+    assert found.keys() <= {*NAMES, PAPER, AXIS}
+    return {NAMES[c]: each == number for c, number in found.items() if c in NAMES}
 
 
 def box(mask: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:

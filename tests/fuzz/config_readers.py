@@ -258,7 +258,7 @@ def chat_template(folder: Path) -> Case:
 def run_folder(folder: Path) -> Case:
     from trimtab.bench import evaluation
     from trimtab.config import dump_config, load_config
-    from trimtab.export.run import read_run
+    from trimtab.export.finished import read_run
     from trimtab.recipes.run_folder import RunFolder, check_room
     from trimtab.recipes.run_mark import Mark
     from trimtab.report.make import make_report

@@ -190,6 +190,29 @@ def test_shards_are_those_that_the_index_names(shards: list[Path]) -> None:
         refused("leads out of the model's folder")
 
 
+def test_shards_that_the_loader_passes_over_are_said(
+    folder: Path, shards: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    sharded, stray = shards[0].parent, "model-00009-of-00009.safetensors"
+    load_model(ModelSettings(name=str(sharded)), PLAN)
+    assert "not read" not in caplog.text
+    shutil.copy(shards[0], sharded / stray)
+    load_model(ModelSettings(name=str(sharded)), PLAN)
+    assert (
+        f"{stray} lie beside the model's weights and are not read: the loader takes what {INDEX}"
+        in caplog.text
+    )
+    caplog.clear()
+    for file in (*shards, sharded / INDEX):
+        shutil.copy(file, folder)
+    before = load_file(folder / WEIGHTS)["lm_head.weight"]
+    save_file({name: tensor * 2 for name, tensor in load_file(shards[0]).items()}, folder / shards[0].name)
+    model: Any = load_model(ModelSettings(name=str(folder)), PLAN)
+    assert torch.equal(model.lm_head.weight, before)
+    assert f"not read: the loader takes {WEIGHTS} alone" in caplog.text
+    assert shards[0].name in caplog.text
+
+
 @pytest.fixture
 def adapter(tiny_model: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "adapter"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.monitor.watchdog import Watchdog, processor_seconds
+from trimtab.monitor.looks import processor_seconds
+from trimtab.monitor.watchdog import Watchdog
 
 PATIENCE = 60.0
 

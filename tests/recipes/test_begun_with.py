@@ -82,7 +82,7 @@ def test_all_that_is_not_sound_is_refused_at_once_and_nothing_is_touched(
         "training.warmup_steps": ("null", "1"),
         "training.weight_decay": ("0.0", "0.1"),
         "training.max_grad_norm": ("1.0", "0.5"),
-        "training.optimizer": ('"adamw_torch"', '"sgd"'),
+        "training.optimizer": ('"auto"', '"sgd"'),
         "training.group_by_length": ("false", "true"),
         "seed": ("0", "3"),
         "lora.r": ("16", "8"),

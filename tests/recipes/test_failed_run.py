@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from trimtab.config import load_config
 from trimtab.errors import RequestError, TrimtabError
-from trimtab.export.run import read_run as read_for_export
+from trimtab.export.finished import read_run as read_for_export
 from trimtab.placement import PlacementPlan
 from trimtab.recipes.run_folder import RunFolder, failure_kept, open_run_folder
 from trimtab.report.make import make_report

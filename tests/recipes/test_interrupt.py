@@ -11,6 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch.distributed as dist
+
 from trimtab.recipes.interrupt import GracefulStop
 
 PROGRAM = """
@@ -19,8 +22,8 @@ from types import SimpleNamespace
 import torch.distributed as dist
 from trimtab.recipes.interrupt import GracefulStop
 
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+rank = int(os.fork() == 0)  # one interpreter's imports for both
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 stop, ended = GracefulStop(print), []
 args = SimpleNamespace(world_size=2, device="cpu")
 for step in range(1, 5):
@@ -28,21 +31,37 @@ for step in range(1, 5):
     control = SimpleNamespace(should_training_stop=False)
     stop.on_step_end(args, SimpleNamespace(global_step=step, max_steps=4), control)
     ended.append(control.should_training_stop)
-print(ended, flush=True)
+os.write(1, f"{ended}\\n".encode())  # in one piece
 dist.barrier()
 os._exit(0)
 """
 
 
 def test_one_process_that_is_told_is_enough(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=200)[0].strip() for rank in ranks]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "store")],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=200,
+    )
     # From the step on at which one was told, to the last, after which there is nothing to stop.
-    assert said == ["[False, True, True, False]"] * 2
+    assert done.stdout.splitlines() == ["[False, True, True, False]"] * 2
+
+
+@pytest.mark.virtual_gpus(1)
+def test_on_gpus_the_answer_of_a_step_is_read_in_the_next(tmp_path: Path) -> None:
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        stop, ended = GracefulStop(print), []
+        args = SimpleNamespace(world_size=2, device="cuda:0")
+        for step in range(1, 6):
+            stop.stopped = step > 1
+            control = SimpleNamespace(should_training_stop=False)
+            stop.on_step_end(args, SimpleNamespace(global_step=step, max_steps=5), control)
+            ended.append(control.should_training_stop)
+        assert ended == [False, False, True, True, False]
+    finally:
+        dist.destroy_process_group()
 
 
 def told(queue: Any, stop: GracefulStop, said: list[str]) -> None:

@@ -201,16 +201,16 @@ def test_what_else_a_file_system_answers(
 
 
 def test_a_worker_that_the_system_kills(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+    from trimtab.data.collate import Collate
 
-    ours, real = os.getpid(), DataCollatorForLanguageModeling.torch_call
+    ours, real = os.getpid(), Collate.__call__
 
     def killed(self: Any, examples: Any) -> Any:
         if os.getpid() != ours:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, examples)
 
-    monkeypatch.setattr(DataCollatorForLanguageModeling, "torch_call", killed)
+    monkeypatch.setattr(Collate, "__call__", killed)
     error = told(train(tmp_path / "run", "sft", "training.dataloader_workers=1", "data.eval_fraction=0"))
     assert error.startswith("a process of the data loader was killed")
     assert "lower training.dataloader_workers" in error

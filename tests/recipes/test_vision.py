@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +135,14 @@ def test_a_model_of_ones_own_computes_its_own_loss() -> None:
     assert answers_alone(Own(), collate) is collate
 
 
-def test_the_kept_model_is_asked_about_another_picture(settings: list[str], tmp_path: Path) -> None:
+def test_the_kept_model_is_asked_about_another_picture(
+    trimtab: Callable[..., subprocess.CompletedProcess[str]], settings: list[str], tmp_path: Path
+) -> None:
     _, run = train(settings)
     Image.new("RGBA", (30, 50), "red").save(tmp_path / "other.png")
-    words = ["ask", str(run), "which colour?", "--picture", str(tmp_path / "other.png")]
-    done = subprocess.run([sys.executable, "-m", "trimtab", *words], capture_output=True, text=True)
+    done = trimtab("ask", str(run), "which colour?", "--picture", str(tmp_path / "other.png"))
     assert done.returncode == 0, done.stderr
-    missing = subprocess.run(
-        [sys.executable, "-m", "trimtab", "ask", str(run), "what?", "--picture", str(tmp_path / "none.png")],
-        capture_output=True,
-        text=True,
-    )
+    missing = trimtab("ask", str(run), "what?", "--picture", str(tmp_path / "none.png"))
     assert missing.returncode == 2
     assert "no such file" in missing.stderr
 

@@ -65,7 +65,7 @@ def test_the_loss_falls_from_the_first_steps(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_the_example_says_what_it_was_taught_in_each_voice(tmp_path: Path) -> None:
     from trimtab.bench.evaluation import evaluated
-    from trimtab.export.run import read_run
+    from trimtab.export.finished import read_run
 
     config, _, steps = train(tmp_path)
     assert steps[-1]["audio_loss"] <= steps[0]["audio_loss"] / 2

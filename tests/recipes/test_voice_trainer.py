@@ -116,7 +116,7 @@ def test_figures_are_not_read_from_the_device_at_every_step(
         trainer.accelerator, "reduce", lambda t, **more: kept.append(t.shape) or reduce(t, **more)
     )
     trainer.train()
-    assert kept == [(5,)] * 4 + [(2, 5)], "the counts of each step, and the figures once"
+    assert kept == [(5,)] * 4 + [(), (2, 5)], "the counts of each step; the loss and the figures once"
 
 
 def test_the_plain_trainer_takes_the_loss_for_a_mean_of_its_batch(tmp_path: Path) -> None:

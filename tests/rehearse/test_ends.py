@@ -28,9 +28,9 @@ Rehearse = Callable[..., dict[str, Any]]
 
 @pytest.mark.parametrize(("end", "verdict"), [("abort", "clean"), ("exit", "fault")])
 def test_a_launched_rank_that_is_aborted_after_its_end_did_not_fail(
-    rehearse: Rehearse, end: str, verdict: str
+    rehearse_warm: Rehearse, end: str, verdict: str
 ) -> None:
-    report = rehearse(str(PROGRAMS / "launches.py"), end)
+    report = rehearse_warm(str(PROGRAMS / "launches.py"), end)
     assert "rank 0 of 1" in report["stdout"]
     assert report["verdict"] == verdict, report["text"]
 
@@ -41,10 +41,10 @@ def test_a_launched_rank_that_comes_late_is_waited_for(rehearse: Rehearse) -> No
     assert report["verdict"] == "clean", report["text"]
 
 
-def test_what_is_not_simulated_is_no_fault(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_what_is_not_simulated_is_no_fault(rehearse_warm: Rehearse, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch\ntorch.cuda.CUDAGraph()\n")
-    report = rehearse(str(script))
+    report = rehearse_warm(str(script))
     assert (report["verdict"], report["exit"], report["findings"]) == ("unproven", 3, [])
     assert any("CUDAGraph is not simulated" in note for note in report["notes"])
 
@@ -137,7 +137,7 @@ def test_a_recorder_can_be_used_after_a_fork_in_the_middle_of_a_record(tmp_path:
 
 
 def test_a_gather_of_shards_that_one_rank_makes_alone_is_told_by_its_guard(
-    rehearse: Rehearse, tmp_path: Path
+    rehearse_warm: Rehearse, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -148,7 +148,7 @@ def test_a_gather_of_shards_that_one_rank_makes_alone_is_told_by_its_guard(
         "if rank == 0:\n    state = model.weight.full_tensor()\n    print(state.shape)\n"
         "dist.destroy_process_group()\n"
     )
-    report = rehearse(str(script), ranks=2)
+    report = rehearse_warm(str(script), ranks=2)
     (finding,) = report["findings"]
     assert finding["kind"] == "ranks-disagree", report["text"]
     assert finding["cause"]["line"] == 10

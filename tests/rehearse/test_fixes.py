@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 
 def test_the_script_its_modules_and_spawned_children_read_the_other_text(
-    rehearse: Rehearse, tmp_path: Path
+    rehearse_warm: Rehearse, tmp_path: Path
 ) -> None:
     script, helper = tmp_path / "script.py", tmp_path / "helper.py"
     script.write_text(SPAWNING)
@@ -39,7 +39,7 @@ def test_the_script_its_modules_and_spawned_children_read_the_other_text(
         str(script): SPAWNING.replace("OLD", "NEW"),
         str(helper): "def word():\n    return 'new'\n",
     }
-    said = rehearse(str(script), instead=instead)
+    said = rehearse_warm(str(script), instead=instead)
     assert said["stdout"].split("\n")[:2] == ["new NEW", "new NEW"]
     assert sorted(said["instead"]) == sorted(instead)
     assert script.read_text() == SPAWNING

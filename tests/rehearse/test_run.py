@@ -55,10 +55,12 @@ def test_the_script_is_compiled_and_named_as_python_does(
     assert rehearse(name)["findings"] == []
 
 
-def test_gpus_that_were_asked_for_are_not_made_more(rehearse: Rehearse, script: Callable[[str], str]) -> None:
+def test_gpus_that_were_asked_for_are_not_made_more(
+    rehearse_warm: Rehearse, script: Callable[[str], str]
+) -> None:
     path = script("import torch; print(torch.cuda.device_count())")
-    assert rehearse(path, ranks=2, gpus=1)["stdout"].split() == ["2", "2"]
-    assert rehearse(path, ranks=2, gpus=1, gpus_given=True)["stdout"].split() == ["1", "1"]
+    assert rehearse_warm(path, ranks=2, gpus=1)["stdout"].split() == ["2", "2"]
+    assert rehearse_warm(path, ranks=2, gpus=1, gpus_given=True)["stdout"].split() == ["1", "1"]
 
 
 def test_an_error_without_torch(rehearse: Rehearse, script: Callable[[str], str]) -> None:
@@ -114,8 +116,10 @@ while True:
 """
 
 
-def test_all_faults_counted_and_stopped_after_steps(rehearse: Rehearse, script: Callable[[str], str]) -> None:
-    report = rehearse(script(MISMATCH), max_steps=3)
+def test_all_faults_counted_and_stopped_after_steps(
+    rehearse_warm: Rehearse, script: Callable[[str], str]
+) -> None:
+    report = rehearse_warm(script(MISMATCH), max_steps=3)
     assert report["verdict"] == "fault"
     assert report["steps"] == 3
     assert [finding["where"]["line"] for finding in report["findings"]] == [9, 10], report["text"]
@@ -126,9 +130,9 @@ def test_all_faults_counted_and_stopped_after_steps(rehearse: Rehearse, script: 
         assert part in report["text"]
 
 
-def test_findings_survive_a_kill(rehearse: Rehearse, script: Callable[[str], str]) -> None:
+def test_findings_survive_a_kill(rehearse_warm: Rehearse, script: Callable[[str], str]) -> None:
     text = MISMATCH.replace("    opt.step()", "    os.kill(os.getpid(), 9)")
-    report = rehearse(script(text))
+    report = rehearse_warm(script(text))
     assert report["verdict"] == "fault"
     assert len(report["findings"]) == 2
 

@@ -36,11 +36,21 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     # A process of its own; the plugin is named where the package is not installed with its entry point.
     installed = bool(entry_points(group="pytest11", name="trimtab"))
     plugin = () if installed else ("-p", "trimtab.virtual.pytest_plugin")
-    return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+    # Others that are installed beside it take seconds to import.
+    others = (
+        word
+        for name in ("cacheprovider", "hypothesispytest", "anyio", "xdist")
+        for word in ("-p", f"no:{name}")
+    )
+    return pytester.runpytest_subprocess(*plugin, *others, *arguments)
 
 
-def test_with_the_option(pytester: pytest.Pytester, module: Path) -> None:
-    run(pytester, "--virtual-gpus", "2", "--strict-markers").assert_outcomes(passed=3)
+def test_with_the_option_which_a_conftest_sees_too(pytester: pytest.Pytester, module: Path) -> None:
+    pytester.makeconftest("import torch\nCOUNT = torch.cuda.device_count()\n")
+    pytester.makepyfile(
+        test_conftest="from conftest import COUNT\ndef test_count():\n    assert COUNT == 2\n"
+    )
+    run(pytester, "--virtual-gpus", "2", "--strict-markers").assert_outcomes(passed=4)
 
 
 def test_without_the_option_only_the_mark_works(pytester: pytest.Pytester, module: Path) -> None:
@@ -54,12 +64,6 @@ def test_without_the_option_only_the_mark_works(pytester: pytest.Pytester, modul
 def test_nothing_is_imported_when_it_is_not_used(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\ndef test_light():\n    assert 'torch' not in sys.modules\n")
     run(pytester).assert_outcomes(passed=1)
-
-
-def test_a_conftest_sees_the_gpus(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("import torch\nCOUNT = torch.cuda.device_count()\n")
-    pytester.makepyfile("from conftest import COUNT\ndef test_count():\n    assert COUNT == 2\n")
-    run(pytester, "--virtual-gpus", "2").assert_outcomes(passed=1)
 
 
 def test_a_senseless_number(pytester: pytest.Pytester, module: Path) -> None:

@@ -59,7 +59,7 @@ def train(*, shapes: bool, optimizer: Any, checkpointing: bool, scaler: bool) ->
         steps = optimizer(trained)
         scale = torch.amp.GradScaler("cuda", enabled=scaler)
         for _ in range(2):
-            ids = torch.randint(0, 1000, (8, 96)).cuda()
+            ids = torch.randint(0, 1000, (4, 72)).cuda()
             with torch.autocast("cuda", torch.float16 if scaler else torch.bfloat16):
                 x = embed(ids)
                 for block in blocks:

@@ -149,14 +149,13 @@ def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[
     for subject in found:
         if subject.note:
             say(subject.note)
-    gpu = hardware.get(placed.device)
     header = {
         "benchmark": benchmark,
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "command": shlex.join(["trimtab", *sys.argv[1:]]),
         "trimtab": __version__,
         "torch": hardware.torch_version,
-        "machine": gpu.model if gpu else _processor(hardware),
+        "machine": machine_of(hardware, placed.device),
         "device": placed.device,
         "device_reason": placed.reasons["device"],
         "whole": False,
@@ -289,5 +288,7 @@ def _of_scale(scale: str) -> Subject:
     return Subject(name, True, f"{name} (random weights)", note)
 
 
-def _processor(hardware: Hardware) -> str:
-    return f"{hardware.cpu.model or platform.machine()}, {hardware.cpu.cores} cores"
+def machine_of(hardware: Hardware, device: str) -> str:
+    """What a device is, in words."""
+    gpu = hardware.get(device)
+    return gpu.model if gpu else f"{hardware.cpu.model or platform.machine()}, {hardware.cpu.cores} cores"

@@ -35,6 +35,7 @@ from trimtab.cli.told_to_end import heard
 from trimtab.cli.train import train
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
 from trimtab.shortage import refusals_told
+from trimtab.start_up import collector_held
 
 _INTERRUPTED = 130
 """What typer ends with after Ctrl-C."""
@@ -87,7 +88,7 @@ def main() -> None:
     if _rehearsed():
         _main(words)
         return
-    with steady_streams() as output, heard() as signals:
+    with collector_held(), steady_streams() as output, heard() as signals:
         try:
             _main(words)
         except KeyboardInterrupt:

@@ -30,7 +30,7 @@ def ask(
     """Ask the model that a run kept; with pictures where it can see. Prints the answer alone."""
     from trimtab.config import load_config
     from trimtab.errors import RequestError
-    from trimtab.export.run import read_run
+    from trimtab.export.finished import read_run
     from trimtab.recipes.ask import ask as ask_run
     from trimtab.recipes.launch import quiet_libraries
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trimtab.cli.bench_train import MeasuredSettings, train
+
 if TYPE_CHECKING:
     from trimtab.bench.glue_cell import GlueRequest
     from trimtab.bench.stand import StandRequest
@@ -87,6 +89,7 @@ Asked = dict[str, Any]
 """A command's options by name, as its parameters are called."""
 
 bench = typer.Typer(name="bench", help="Measure methods, memory and speed.", no_args_is_help=True)
+bench.command(cls=MeasuredSettings)(train)
 
 
 @bench.command()
@@ -118,9 +121,9 @@ def glue(
     from trimtab.bench.results import show
 
     more = ("model", "scale", "device", "precision", "batch_size", "max_length")
-    request = _tuned(asked, datasets, steps, methods=_listed(methods), **{name: asked[name] for name in more})
+    request = _tuned(asked, datasets, steps, methods=listed(methods), **{name: asked[name] for name in more})
     _quiet_libraries()
-    folder, progress = _begin("glue", out)
+    folder, progress = begin("glue", out)
     outcome = run_glue(request, folder, progress.say, progress)
     results = outcome.results
     show(results.as_dict(), results.markdown(), as_json=as_json)
@@ -150,7 +153,7 @@ def memory(
     from trimtab.bench.stand import finish
 
     request = _measured(asked)
-    folder, progress = _begin("memory", out)
+    folder, progress = begin("memory", out)
     if not finish(*run_memory(request, folder, progress), progress.say, as_json=as_json):
         raise typer.Exit(1)
 
@@ -191,7 +194,7 @@ def speed(
     request = _measured(asked, warm_up=warm_up, steps=steps, iterations=10, compile=compile_layers)
     runs = _tuned(asked, task, tuning_steps, batch_size=request.batch_sizes[0])
     _quiet_libraries()
-    folder, progress = _begin("speed", out)
+    folder, progress = begin("speed", out)
     found = run_speed(request, folder, progress, interval=interval, target=target, runs=runs)
     if not finish(*found, progress.say, as_json=as_json):
         raise typer.Exit(1)
@@ -202,14 +205,14 @@ def _measured(asked: Asked, **more: Any) -> StandRequest:
     from trimtab.bench.stand import StandRequest
 
     return StandRequest(
-        methods=_listed(asked["methods"]),
+        methods=listed(asked["methods"]),
         batch_sizes=_numbers("--batch-size", asked["batch_size"]),
         lengths=_numbers("--length", asked["length"]),
         device=asked["device"],
         precision=asked["precision"],
-        model=_listed(asked["model"] or ""),
-        scale=_listed(asked["scale"] or ""),
-        shapes=_listed(asked["shapes"] or ""),
+        model=listed(asked["model"] or ""),
+        scale=listed(asked["scale"] or ""),
+        shapes=listed(asked["shapes"] or ""),
         **more,
     )
 
@@ -233,7 +236,7 @@ def _tuned(asked: Asked, tasks: str, steps: int | None, **more: Any) -> GlueRequ
         )
     same = ("data", "train_rows", "eval_rows", "epochs", "eps", "interval", "eval_every")
     return GlueRequest(
-        tasks=_listed(tasks),
+        tasks=listed(tasks),
         seeds=_numbers("--seeds", asked["seeds"], seeds=True),
         steps=steps,
         learning_rate=lr,
@@ -242,7 +245,7 @@ def _tuned(asked: Asked, tasks: str, steps: int | None, **more: Any) -> GlueRequ
     )
 
 
-def _begin(kind: str, out: Path | None) -> tuple[Path, Quiet]:
+def begin(kind: str, out: Path | None) -> tuple[Path, Quiet]:
     """Where the results go, and who tells of them."""
     from trimtab.monitor.progress import make_progress
 
@@ -255,7 +258,7 @@ def _begin(kind: str, out: Path | None) -> tuple[Path, Quiet]:
 def _numbers(option: str, text: str, *, seeds: bool = False) -> tuple[int, ...]:
     from trimtab.errors import RequestError
 
-    parts = _listed(text)
+    parts = listed(text)
     if not parts or not all(
         part.isdecimal() and (int(part) < 2**64 if seeds else int(part) > 0) for part in parts
     ):
@@ -266,7 +269,7 @@ def _numbers(option: str, text: str, *, seeds: bool = False) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

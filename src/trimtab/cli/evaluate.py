@@ -42,7 +42,7 @@ def evaluate(
     """Measure what a run kept: held-out loss, the recipe's own figures, and a voice by recogniser and encoder."""
     from trimtab.bench.evaluation import check_place, evaluated, keep, lines
     from trimtab.config import load_config
-    from trimtab.export.run import read_run
+    from trimtab.export.finished import read_run
     from trimtab.files import plain_value
     from trimtab.recipes.launch import quiet_libraries
 

@@ -61,7 +61,7 @@ def speak(
     """Speak a text with the model that a run kept, in the voice of a clip. Ends with 1 where nothing can be heard."""
     from trimtab.config import load_config
     from trimtab.errors import TrimtabError
-    from trimtab.export.run import read_run
+    from trimtab.export.finished import read_run
     from trimtab.recipes.launch import quiet_libraries
     from trimtab.recipes.speak import Wanted, speak_run
 

@@ -11,6 +11,7 @@ import typer
 
 from trimtab.cli.arguments import Arguments, request_from
 from trimtab.errors import TrimtabError
+from trimtab.start_up import settle
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
@@ -102,6 +103,7 @@ def _train(arguments: list[str]) -> None:
             quiet_libraries()
             from trimtab.recipes.run import run_recipe
 
+            settle()
             summary = run_recipe(config, planned.plan, run, say)
         if main:
             _conclude(config, summary)

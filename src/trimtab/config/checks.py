@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
-from trimtab.config import rules_run
+from trimtab.config import rules_run, speed
 from trimtab.config.facts import unused
 from trimtab.config.keys import RECIPE_SECTIONS
 from trimtab.config.rule import Conflict, Rules
@@ -14,7 +14,7 @@ from trimtab.config.schema import Config
 
 def rules_for(recipe: str) -> Rules:
     """The rules of any run, those of the recipe's own section, and what the recipe does not use."""
-    rules = Rules(rules_run.RULES)
+    rules = Rules([*rules_run.RULES, *speed.RULES])
     for name, section in RECIPE_SECTIONS.items():
         if section.recipe == recipe:
             rules += section.rules

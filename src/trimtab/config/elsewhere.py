@@ -99,7 +99,7 @@ remove it: rows are always shuffled by the seed
   [None, False, True]  shuffle_dataset
 remove it: there is no such setting here
   [None, False, 1]  dataset_num_proc preprocessing_num_workers overwrite_cache
-  [None, False, 0, "", []]  label_smoothing_factor neftune_noise_alpha torch_compile torch_compile_backend
+  [None, False, 0, "", []]  label_smoothing_factor neftune_noise_alpha torch_compile_backend
   [None, False, 0, "", []]  torch_compile_mode use_liger_kernel liger_kernel_config use_cache prediction_loss_only
   [None, False, 0, "", []]  eval_use_gather_object eval_accumulation_steps batch_eval_metrics include_for_metrics
   [None, False, 0, "", []]  save_on_each_node ignore_data_skip restore_callback_states_from_checkpoint label_names
@@ -144,8 +144,8 @@ write method: lora
 remove it: only the adapter's weights are trained; method: full trains all
   [None, "none"]  bias
   [None, False, []]  modules_to_save lora_modules_to_save trainable_token_indices lora_bias
-write lora.r, lora.alpha, lora.dropout and lora.targets: the plain LoRA that runs here
-  [None, False, {}]  use_rslora use_dora use_qalora use_bdlora loraplus_lr_ratio rank_pattern alpha_pattern
+write lora.r, lora.alpha, lora.dropout, lora.targets, lora.rslora and lora.dora: what runs here
+  [None, False, {}]  use_qalora use_bdlora loraplus_lr_ratio rank_pattern alpha_pattern
   [None, False, {}]  lora_target_parameters target_parameters loftq_config eva_config corda_config layer_replication
   [None, False, {}]  fan_in_fan_out megatron_config auto_mapping inference_mode
 remove it: an adapter starts as PEFT starts it

@@ -34,6 +34,7 @@ _BY_CLASS: dict[Change, str] = {
     "computed": """
         model.attn_implementation training.gradient_checkpointing model_parallel processes
         zeroth.lanes grpo.use_vllm grpo.vllm_mode
+        speed.adapters speed.head speed.compile speed.padding speed.kernels speed.activation_memory_budget
     """,
     "length": "training.epochs training.max_steps",
     "batch": "training.batch_size training.gradient_accumulation_steps",
@@ -46,9 +47,9 @@ _BY_CLASS: dict[Change, str] = {
     """,
     "held_out": "data.eval_source",
     "kept": """
-        recipe method seed model.ignore_weights
+        recipe method seed model.ignore_weights model.quantize
         data.max_length data.packing data.train_on
-        lora.r lora.alpha lora.dropout lora.targets
+        lora.r lora.alpha lora.rslora lora.dora lora.dropout lora.targets
         training.learning_rate training.lr_scheduler training.warmup_ratio training.warmup_steps
         training.weight_decay training.max_grad_norm training.optimizer training.group_by_length
         grpo.reward grpo.chat grpo.system grpo.prompt grpo.num_generations grpo.temperature grpo.top_p grpo.top_k

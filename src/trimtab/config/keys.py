@@ -71,7 +71,7 @@ def settings() -> dict[str, dict[str, Any]]:
 @cache
 def bounds(key: str) -> dict[str, Any]:
     """The JSON schema of the numbers that a setting takes, with a bound on both sides; empty where it takes none."""
-    form = _by_key(schema_with_limits()).get(key, {})
+    form = with_limits(key, settings().get(key, {}))
     return next((one for one in form.get("anyOf", [form]) if one.get("type") in ("integer", "number")), {})
 
 

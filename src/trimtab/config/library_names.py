@@ -27,7 +27,7 @@ TRACKERS = {
 def names_for(key: str) -> list[str]:
     """What a setting may say besides its schema; empty where any text will do."""
     if key == "training.optimizer":
-        return optimizer_names()
+        return ["auto", *optimizer_names()]
     if key == "model.attn_implementation":
         return attention_names()
     return list(TRACKERS) if key == "monitor.report_to" else []

@@ -28,6 +28,36 @@ RULES.blame(
     warning=True,
 )
 RULES.blame(
+    "model.quantize method",
+    lambda c: c.model.quantize and c.method == "full",
+    "holds frozen weights in four bits, but method: full trains them all",
+    "set method: lora, or remove model.quantize",
+)
+RULES.blame(
+    "model.quantize recipe",
+    lambda c: c.model.quantize and c.recipe == "zeroth_order",
+    "is for recipes that train by gradients: zeroth-order steps hold no more than the weights themselves",
+    "remove it, or choose another recipe",
+)
+RULES.blame(
+    "model.quantize device",
+    lambda c: c.model.quantize and c.device == "mps",
+    "has not been tried on Apple GPUs",
+    "remove it, or set device: cpu or cuda",
+)
+RULES.blame(
+    "model.quantize sharding",
+    lambda c: c.model.quantize and c.sharding,
+    "cannot go with sharding: FSDP shards parameters of floating point, and packed weights are bytes",
+    "set sharding: false (each GPU then holds the four-bit model whole), or remove model.quantize",
+)
+RULES.blame(
+    "model.quantize grpo.use_vllm recipe",
+    lambda c: c.model.quantize and c.recipe == "grpo" and c.grpo.use_vllm,
+    "cannot go with grpo.use_vllm: vLLM is given merged weights, and an adapter is not merged into four bits",
+    "set grpo.use_vllm: false, or remove model.quantize",
+)
+RULES.blame(
     "training.group_by_length data.packing",
     lambda c: c.data.packing and c.training.group_by_length,
     "cannot go with data.packing: packed sequences are all of one length",

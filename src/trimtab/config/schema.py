@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from trimtab.config.grpo import GrpoSettings as GrpoSettings
 from trimtab.config.section import Section as Section
+from trimtab.config.speed import SpeedSettings as SpeedSettings
 from trimtab.config.vision import ShirgSettings as ShirgSettings
 from trimtab.config.vision import VisionSettings as VisionSettings
 from trimtab.config.voice import VoiceSettings as VoiceSettings
@@ -48,6 +49,11 @@ class ModelSettings(Section):
 
     attn_implementation: str | None = None
     """Attention kernel (`sdpa`, `eager`, `flash_attention_2`); null leaves the choice to transformers."""
+
+    quantize: Literal["nf4"] | None = None
+    """`nf4` holds the frozen weights of the language model's linear layers in four bits, as QLoRA does, with `method:
+    lora`: a quarter of their memory, for GPUs that are small. The adapter loads on the unquantised model too, and
+    `export` merges it into that. Embeddings, heads and towers stay as they are; null quantises nothing."""
 
     ignore_weights: list[str] = Field(default_factory=list)
     """Parts of the weights that the model has no place for and does without, by how their tensors' names begin
@@ -116,6 +122,12 @@ class LoraSettings(Section):
     alpha: Annotated[int, Field(ge=1)] = 32
     """Scale of the update: it is multiplied by alpha / r."""
 
+    rslora: bool = False
+    """Multiply by alpha / √r in place of alpha / r (rsLoRA), so that a higher rank does not weaken the update."""
+
+    dora: bool = False
+    """Train the length of each output's weights apart from their direction (DoRA): slower, often better at low rank."""
+
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout on the adapter's input while training."""
 
@@ -171,8 +183,8 @@ class TrainingSettings(Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Gradients are clipped to this norm."""
 
-    optimizer: str = "adamw_torch"
-    """Optimizer, by the name that transformers gives it."""
+    optimizer: str = "auto"
+    """Optimizer, by the name that transformers gives it; `auto` is AdamW, on CUDA torch's fused one."""
 
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time. Always non-re-entrant."""
@@ -284,6 +296,7 @@ class Config(Section):
     vision: VisionSettings = Field(default_factory=VisionSettings)
     shirg: ShirgSettings = Field(default_factory=ShirgSettings)
     voice: VoiceSettings = Field(default_factory=VoiceSettings)
+    speed: SpeedSettings = Field(default_factory=SpeedSettings)
 
     device: Device = "auto"
     """auto, cpu, cuda, cuda:N or mps. A device that is not there is an error, never a silent fall-back."""

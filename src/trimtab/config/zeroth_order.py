@@ -33,6 +33,8 @@ class ZerothSettings(RecipeSection):
         ),
         *("training.max_grad_norm", "training.optimizer", "training.gradient_checkpointing"),
         *("training.group_by_length", "training.dataloader_workers", "monitor.report_to"),
+        *("speed.adapters", "speed.head", "speed.compile", "speed.padding", "speed.kernels"),
+        "speed.activation_memory_budget",
     )
     rules = RULES
 

@@ -7,7 +7,6 @@ line of this module ever holds one: errors carry the store's error code, never i
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -16,38 +15,18 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trimtab.cache import cache_root
 from trimtab.config.problems import has_key, has_login
 from trimtab.data import s3_copy
+from trimtab.data.s3_answers import Changed, Place, ask, denied
 from trimtab.errors import RequestError
-
-T = TypeVar("T")
 
 # Enough for a slow link; an address that nobody answers on should not hold a user for minutes.
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
 _ATTEMPTS = 2
-
-_KEY_CODES = {
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "InvalidClientTokenId",
-    "ExpiredToken",
-    "InvalidToken",
-}
-# Those that s3fs does not know for a PermissionError by itself.
-_DENIED_CODES = {"Forbidden", "Unauthorized", "401"}
-
-
-# Answers of a store that is busy or stumbles, and may be well a moment later.
-_PASSING = {"InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "500", "502", "503", "504"}
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
-
-
-class _Changed(Exception):
-    """The object is no longer the one that was listed."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +40,6 @@ class RemoteFile:
     """The copy in the cache was not what had come, and was fetched anew."""
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What every error names: the setting, the address and the endpoint; never a credential."""
-
-    setting: str
-    address: str
-    endpoint: str | None
-
-    @property
-    def bucket(self) -> str:
-        return self.address.removeprefix("s3://").partition("/")[0]
-
-    @property
-    def store(self) -> str:
-        return self.endpoint or "AWS S3"
-
-    def error(self, found: str, why: str, change: str) -> RequestError:
-        return RequestError.of(f"{self.setting}={self.address} at {self.store}: {found}", why, change)
-
-
 def fetch(
     address: str, endpoint_url: str | None, choose: Callable[[list[str]], list[str]], setting: str
 ) -> list[RemoteFile]:
@@ -91,7 +50,7 @@ def fetch(
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     endpoint = endpoint_url or next(filter(None, map(os.environ.get, names)), None)
     _refuse_embedded_credentials(address, endpoint, setting)
-    place = _Place(setting, address, endpoint)
+    place = Place(setting, address, endpoint)
     path = address.removeprefix("s3://").strip("/")
     if not path or address.startswith("s3:///"):
         raise place.error("no bucket", "an address is `s3://bucket/key`", f"name the bucket in {setting}")
@@ -113,7 +72,7 @@ def _refuse_embedded_credentials(address: str, endpoint: str | None, setting: st
             )
 
 
-def _connect(place: _Place) -> Any:
+def _connect(place: Place) -> Any:
     try:
         import s3fs
     except ImportError:
@@ -148,18 +107,18 @@ def _connect(place: _Place) -> Any:
     return fs
 
 
-def _list(fs: Any, path: str, place: _Place) -> dict[str, dict[str, Any]]:
+def _list(fs: Any, path: str, place: Place) -> dict[str, dict[str, Any]]:
     """The object itself, or all objects below it, by `bucket/key`."""
     try:
-        info = _ask(lambda: fs.info(path, refresh=True), place)
+        info = ask(lambda: fs.info(path, refresh=True), place)
         if info["type"] == "file":
             return {path: info}
-        below = _ask(lambda: fs.find(path, detail=True), place)
+        below = ask(lambda: fs.find(path, detail=True), place)
     except PermissionError:
         # HEAD says only "403"; listing answers with a body that holds the code.
         with contextlib.suppress(PermissionError):
             _keys(fs, *path.split("/", 1), place=place, most=1)
-        raise _denied("403", place) from None
+        raise denied("403", place) from None
     except FileNotFoundError:
         raise _missing(fs, path, place) from None
     files = {name: info for name, info in below.items() if info["type"] == "file" and info["size"]}
@@ -168,7 +127,7 @@ def _list(fs: Any, path: str, place: _Place) -> dict[str, dict[str, Any]]:
     return files
 
 
-def _missing(fs: Any, path: str, place: _Place) -> RequestError:
+def _missing(fs: Any, path: str, place: Place) -> RequestError:
     bucket, _, key = path.partition("/")
     try:
         keys = _keys(fs, bucket, key.rpartition("/")[0], place=place, most=1000)
@@ -179,7 +138,7 @@ def _missing(fs: Any, path: str, place: _Place) -> RequestError:
             "check the bucket's name, the endpoint (data.endpoint_url) and the account of the credentials",
         )
     except PermissionError:
-        return _denied("AccessDenied", place)
+        return denied("AccessDenied", place)
     near = get_close_matches(key, keys, n=3, cutoff=0.5) or keys[:3]
     return place.error(
         f"bucket `{bucket}` holds nothing at `{key}`",
@@ -188,12 +147,12 @@ def _missing(fs: Any, path: str, place: _Place) -> RequestError:
     )
 
 
-def _keys(fs: Any, bucket: str, prefix: str = "", *, place: _Place, most: int) -> list[str]:
-    page = _ask(lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=most), place)
+def _keys(fs: Any, bucket: str, prefix: str = "", *, place: Place, most: int) -> list[str]:
+    page = ask(lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=most), place)
     return [item["Key"] for item in page.get("Contents", [])]
 
 
-def _download(fs: Any, name: str, info: dict[str, Any], place: _Place) -> RemoteFile:
+def _download(fs: Any, name: str, info: dict[str, Any], place: Place) -> RemoteFile:
     """Bring one object into the cache, or take it from there where its bytes are still those that came."""
     address = f"s3://{name}"
     for _ in range(s3_copy.TRIES):
@@ -205,9 +164,9 @@ def _download(fs: Any, name: str, info: dict[str, Any], place: _Place) -> Remote
                 return RemoteFile(address, path, from_cache=True)
             s3_copy.fetch_whole(path, version, partial(_get, fs, name, version.etag, place))
             return RemoteFile(address, path, from_cache=False, damaged=whole is False)
-        except _Changed:
+        except Changed:
             try:
-                info = _ask(lambda: fs.info(name, refresh=True), place)
+                info = ask(lambda: fs.info(name, refresh=True), place)
             except FileNotFoundError:
                 raise _went_away(address, place) from None
         except s3_copy.Broken as broken:
@@ -225,30 +184,30 @@ def _download(fs: Any, name: str, info: dict[str, Any], place: _Place) -> Remote
     )
 
 
-def _path_in_cache(name: str, info: dict[str, Any], place: _Place) -> Path:
+def _path_in_cache(name: str, info: dict[str, Any], place: Place) -> Path:
     # A store without etags still changes the time or the size when it changes the bytes.
     version = str(info.get("ETag") or f"{info.get('LastModified')}-{info.get('size')}")
     key = hashlib.sha256(f"{place.endpoint or ''}\n{name}\n{version}".encode()).hexdigest()[:32]
     return cache_root() / "data" / "s3" / key / re.sub(r"[^\w.-]", "_", name.rpartition("/")[2])[-100:]
 
 
-def _get(fs: Any, name: str, etag: str, place: _Place, scratch: Path) -> None:
-    """Write the object into a file; s3_copy.Broken where the connection broke off, _Changed where it is another now."""
+def _get(fs: Any, name: str, etag: str, place: Place, scratch: Path) -> None:
+    """Write the object into a file; s3_copy.Broken where the connection broke off, Changed where it is another now."""
     # For every request of the download, also of its parts: all of one version.
     fs.req_kw = {"IfMatch": etag} if etag else {}
     try:
-        _ask(lambda: fs.get_file(name, str(scratch)), place, while_read=True)
+        ask(lambda: fs.get_file(name, str(scratch)), place, while_read=True)
     except PermissionError as error:
         if error.errno is not None:
             raise
-        raise _denied("AccessDenied", place) from None
+        raise denied("AccessDenied", place) from None
     except FileNotFoundError:
         raise _went_away(f"s3://{name}", place) from None
     finally:
         fs.req_kw = {}
 
 
-def _went_away(address: str, place: _Place) -> RequestError:
+def _went_away(address: str, place: Place) -> RequestError:
     return place.error(f"{address} went away while it was read", "it was listed a moment ago", "try again")
 
 
@@ -257,99 +216,4 @@ def _no_cache(path: Path, error: OSError) -> RequestError:
         f"{path.parent} cannot be written to ({error.strerror or type(error).__name__})",
         "files from a store are kept there, and used from there",
         "make room, or set TRIMTAB_CACHE to a folder of yours",
-    )
-
-
-def _ask(call: Callable[[], T], place: _Place, while_read: bool = False) -> T:
-    """Run a call to the store. PermissionError and FileNotFoundError pass; the rest becomes a clear error.
-
-    `while_read`: the call writes an object into a file. Then a connection that breaks is s3_copy.Broken, an object that
-    is no longer what was listed _Changed, and an error of this machine's disk passes.
-
-    `from None` everywhere: botocore's texts may quote the request, and with it a key id or a signed URL.
-    """
-    from aiohttp import ClientError as ConnectionCut
-    from botocore import exceptions as boto
-
-    try:
-        return call()
-    except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
-        raise place.error(
-            "no credentials found",
-            "the source is remote, and neither the environment nor the AWS configuration holds a key pair",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN for temporary ones)",
-        ) from None
-    except boto.ParamValidationError:
-        raise place.error(
-            f"`{place.bucket}` is not a valid bucket name",
-            "names have 3 to 63 letters, digits, dots and hyphens",
-            f"correct {place.setting}",
-        ) from None
-    except (boto.ProfileNotFound, boto.ConfigParseError):
-        raise place.error(
-            "the AWS configuration cannot be used",
-            "AWS_PROFILE names a profile that is not there, or ~/.aws/config cannot be parsed",
-            "correct AWS_PROFILE or the file",
-        ) from None
-    except (
-        boto.HTTPClientError,
-        boto.ConnectionError,
-        boto.IncompleteReadError,
-        boto.ResponseStreamingError,
-        boto.FlexibleChecksumError,
-        ConnectionCut,
-        ConnectionError,
-        TimeoutError,
-    ) as error:
-        if while_read:
-            raise s3_copy.Broken(f"the connection failed ({type(error).__name__})") from None
-        raise place.error(
-            "the store cannot be reached",
-            f"the connection failed ({type(error).__name__})",
-            "check data.endpoint_url (or AWS_ENDPOINT_URL), the network and the proxy settings",
-        ) from None
-    except (boto.BotoCoreError, boto.ClientError, OSError) as error:
-        code = _code(error)
-        if while_read and isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-            raise
-        if while_read and code in ("PreconditionFailed", "412"):
-            raise _Changed from None
-        if while_read and code in _PASSING:
-            raise s3_copy.Broken(f"the store answered {code}") from None
-        if code in _KEY_CODES:
-            raise _denied(code, place) from None
-        if code in _DENIED_CODES or isinstance(error, PermissionError):
-            raise PermissionError(code) from None
-        if isinstance(error, FileNotFoundError):
-            raise FileNotFoundError(code) from None
-        raise place.error(
-            f"the store refused the request ({code})",
-            "it answered with an error that is neither about the credentials nor about a missing object",
-            "check the bucket's name, its region (AWS_REGION) and data.endpoint_url",
-        ) from None
-
-
-def _code(error: BaseException) -> str:
-    """The store's error code, from the botocore error at the bottom of the chain; else the error's kind."""
-    seen: BaseException | None = error
-    while seen is not None:
-        response = getattr(seen, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code") or type(seen).__name__)
-        seen = seen.__cause__ or seen.__context__
-    return type(error).__name__
-
-
-def _denied(code: str, place: _Place) -> RequestError:
-    if code in _KEY_CODES:
-        return place.error(
-            f"the credentials were refused ({code})",
-            "the store does not know this key, the secret does not belong to it, or it has expired",
-            "correct AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; they must be for this store",
-        )
-    return place.error(
-        f"access was denied ({code})",
-        "the credentials may be wrong, or may not read this bucket",
-        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they allow GetObject and ListBucket on "
-        f"`{place.bucket}`",
     )

@@ -21,6 +21,7 @@ from typing import Any
 from trimtab.hardware.cgroup import memory_limit
 from trimtab.hardware.launcher import Launcher, detect_launcher
 from trimtab.hardware.nvml import driver_memory
+from trimtab.hardware.packages import installed_version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,10 @@ class Hardware:
     torch_version: str = ""
     cuda_build: str | None = None
     """CUDA version that torch was built for; None for a build without CUDA."""
+    triton: str | None = None
+    """Version of triton; None where it is not installed."""
+    virtual: bool = False
+    """Whether the GPUs are those of a rehearsal."""
 
     @property
     def gpus(self) -> tuple[Accelerator, ...]:
@@ -95,6 +100,8 @@ def probe(launcher: Launcher | None = None, cpu: Cpu | None = None) -> Hardware:
         launcher=launcher,
         torch_version=str(torch.__version__),
         cuda_build=torch.version.cuda or getattr(torch.version, "hip", None),
+        triton=installed_version("triton"),
+        virtual=_are_virtual(torch),
     )
 
 
@@ -127,6 +134,12 @@ def _cuda_devices(torch: Any) -> Iterator[Accelerator]:
             bf16=properties.major >= 8 or getattr(torch.version, "hip", None) is not None,
             capability=f"{properties.major}.{properties.minor}",
         )
+
+
+def _are_virtual(torch: Any) -> bool:
+    """Whether the GPUs are those of virtual/, which describes them by a class of its own."""
+    there = torch.cuda.is_available() and torch.cuda.device_count()
+    return bool(there) and type(torch.cuda.get_device_properties(0)).__module__.startswith("trimtab.")
 
 
 def _free_bytes(torch: Any, index: int, properties: Any) -> int:

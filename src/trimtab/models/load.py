@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError, TrimtabError
-from trimtab.models import builtin, tiny_vision, tiny_voice
+from trimtab.models import builtin, quantized, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
 from trimtab.models.folder_files import check_folder_files
@@ -144,6 +144,7 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
             "it stands for models of its size in `trimtab plan` and `trimtab rehearse --shapes-only`",
             "name a model that has weights, or rehearse with --shapes-only",
         )
+    quantized.check_stored(settings, config)
     model = read_weights(
         settings,
         family,
@@ -151,9 +152,11 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
         dtype=plan.torch_weight_dtype,
         device_map=plan.load_device_map(),
         attn_implementation=settings.attn_implementation,
-        **(_from_config_alone(config) if shapes_only() else {}),
+        **(_from_config_alone(config) if shapes_only() else quantized.loader_options(settings)),
         **_remote(settings),
     )
+    if shapes_only() and settings.quantize is not None:
+        quantized.pack(settings, model)
     model.config.use_cache = False
     take_inputs(model, plan)
     return model
@@ -175,6 +178,8 @@ def read_weights(settings: ModelSettings, family: Family, source: str, **options
         )
     model: PreTrainedModel
     model, report = loaded
+    if "quantization_config" in options:
+        report["mismatched_keys"] = {*report["mismatched_keys"], *quantized.misshapen(model)}
     without = leave_out_absent(model, report["missing_keys"], family)
     check_whole(settings, model, report, family, without)
     return model
@@ -214,10 +219,13 @@ def load_skeleton(settings: ModelSettings, family: Family = CAUSAL_LM) -> PreTra
 
     config = load_model_config(settings)
     check_family(settings, config, family)
+    quantized.check_stored(settings, config)
     with _readable_errors(settings, "architecture", family), torch.device("meta"):
         model: PreTrainedModel = family.auto.from_config(
             config, trust_remote_code=bool(settings.trust_remote_code), **family.options
         )
+    if settings.quantize is not None:
+        quantized.pack(settings, model)
     return model
 
 

@@ -43,15 +43,16 @@ def loss_of(outputs: Any) -> Tensor:
     return found.reshape(())
 
 
-def loss_in_step(outputs: Any, trained: Tensor, of: Tensor | int) -> Tensor:
+def loss_in_step(outputs: Any, trained: Tensor, of: Tensor | int, *, some: bool | None = None) -> Tensor:
     """The part of a step's loss that these outputs bring: their mean, weighted by the share of the step's tokens.
 
     A step is all passes of all processes, `of` the tokens trained in it, `trained` where this pass has some of them. A
     mean of means would count the tokens of a short answer for more, and another number of processes or passes would
     make another loss. Weighed here, after the model, it is right for models that count by themselves or do not.
+    `some`: whether there are any in this pass, where that is known; else the device is asked.
     """
     here = trained.sum()
-    if not here:
+    if not (here if some is None else some):
         # The mean of no tokens is NaN. Their part is nought, and the graph is there for the others to wait for.
         for part in _tensors(outputs):
             return nothing_of(part)

@@ -22,6 +22,7 @@ from transformers.utils import ModelOutput
 
 from trimtab.data.render import IGNORED
 from trimtab.errors import RequestError
+from trimtab.models.voice_places import PLACES, PlacedLayer, by_places, rows_unpacked, targets_of
 
 Model = transformers.HiggsAudioV2ForConditionalGeneration
 _SIGNATURE = inspect.signature(Model.forward)
@@ -64,11 +65,18 @@ def teach_voice(model: Any) -> None:
             "choose a Higgs Audio v2 model",
         )
     ours = HiggsAudioV2ForConditionalGeneration
-    model.__class__ = ours
+    _becomes(model, ours)
     model.model.embed_audio_tokens.register_forward_hook(_as_text_embeds)
-    if "_old_forward" in vars(model):
+    for layer in model.model.layers:
+        _becomes(layer, PlacedLayer)
+
+
+def _becomes(module: Any, ours: Any) -> None:
+    """Of its class's extension, with all that it holds."""
+    module.__class__ = ours
+    if "_old_forward" in vars(module):
         # Of a model that is split: accelerate's hook calls the forward that it found.
-        setattr(model, "_old_forward", types.MethodType(ours.forward, model))  # noqa: B010
+        setattr(module, "_old_forward", types.MethodType(ours.forward, module))  # noqa: B010
 
 
 def _as_text_embeds(embeddings: Any, args: Any, embedded: torch.Tensor) -> torch.Tensor:
@@ -86,43 +94,20 @@ def whole_of(parts: torch.Tensor) -> torch.Tensor:
     return parts[0] + parts[1:].mean()
 
 
-def targets_of(batch: Any, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the positions of each row but the last have to tell: tokens (B, L-1) and codes (B, L-1, K); else -100."""
-    ids = batch["input_ids"]
-    labels, frames = batch.get("labels"), batch.get("audio_labels")
-    text = torch.full_like(ids, IGNORED) if labels is None else labels.to(ids.device)
-    codes = ids.new_full((*ids.shape, config.num_codebooks), IGNORED)
-    if frames is not None:
-        there = (ids == config.audio_token_id) | (ids == config.audio_delay_token_id)
-        real = batch.get("audio_input_ids_mask")
-        frames = frames.to(ids.device)
-        codes[there] = frames.flatten(0, 1) if real is None else frames[real.to(ids.device, torch.bool)]
-    return text[:, 1:], codes[:, 1:]
-
-
 def count_trained(batch: Any, config: Any) -> torch.Tensor:
     """(1 + K) trained tokens of a batch, on its device."""
-    return _counted(*targets_of(batch, config))
+    places = batch.get(PLACES)
+    return _counted(*(targets_of(batch, config) if places is None else (places["words"], places["sounds"])))
 
 
 def _counted(text: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    return torch.cat([text.ne(IGNORED).sum().view(1), codes.ne(IGNORED).sum((0, 1))])
+    return torch.cat([text.ne(IGNORED).sum().view(1), codes.ne(IGNORED).flatten(0, -2).sum(0)])
 
 
 def _taught(model: Any, given: dict[str, Any]) -> VoiceOutput:
     batch = {name: value for name, value in given.items() if name not in ("self", "kwargs")}
-    text, codes = targets_of(batch, model.config)
-    if model.text_lm_head is None:
-        # The checkpoint had none: words are no part of this loss.
-        text = torch.full_like(text, IGNORED)
-    inputs = {
-        name: value
-        for name, value in (batch | given.get("kwargs", {})).items()
-        if name not in ("labels", "audio_labels", "logits_to_keep", "use_cache", "return_dict")
-    }
-    hidden = model.model(**inputs, use_cache=False).last_hidden_state[:, :-1]
-    told, wanted = _picked(hidden, text, text.ne(IGNORED))
-    heard, sounds = _picked(hidden, codes, codes.ne(IGNORED).any(-1))
+    batch |= given.get("kwargs", {})
+    told, wanted, heard, sounds = (_read_by_places if PLACES in batch else _read_by_masks)(model, batch)
     if not len(wanted) and not len(sounds):
         raise RequestError.of(
             "a batch in which neither a token nor a code is trained",
@@ -131,13 +116,44 @@ def _taught(model: Any, given: dict[str, Any]) -> VoiceOutput:
         )
     home = batch["input_ids"].device
     books, size = model.config.num_codebooks, model.config.codebook_size
-    words = hidden.new_zeros(1, dtype=torch.float32)
+    words = told.new_zeros(1, dtype=torch.float32)
     if model.text_lm_head is not None:
         words = _entropies(model.text_lm_head(told), wanted)
     sounded = _entropies(model.audio_lm_head(heard).view(-1, books, size), sounds)
     sums = torch.cat([words.sum().view(1).to(home), sounded.sum(0).to(home)])
-    counts = _counted(text, codes)
+    counts = _counted(wanted, sounds)
     return VoiceOutput(loss=whole_of(parts_of(sums, counts)), sums=sums, counts=counts)
+
+
+def _read_by_masks(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Hidden states that tell a word, those words, hidden states that tell codes, and those codes."""
+    text, codes = targets_of(batch, model.config)
+    if model.text_lm_head is None:
+        # The checkpoint had none: words are no part of this loss.
+        text = torch.full_like(text, IGNORED)
+    hidden = _body(model, batch)[:, :-1]
+    return *_picked(hidden, text, text.ne(IGNORED)), *_picked(hidden, codes, codes.ne(IGNORED).any(-1))
+
+
+def _read_by_places(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The same, without asking the device."""
+    places = batch[PLACES]
+    inputs, parted = by_places(batch)
+    with rows_unpacked():
+        hidden = _body(model, inputs | {PLACES: parted}).flatten(0, 1)
+    words = 0 if model.text_lm_head is None else len(places["words"])
+    told, heard = (hidden.index_select(0, places[name].to(hidden.device)) for name in ("told", "heard"))
+    return told[:words], places["words"][:words], heard, places["sounds"]
+
+
+def _body(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    inputs = {
+        name: value
+        for name, value in batch.items()
+        if name not in ("labels", "audio_labels", "logits_to_keep", "use_cache", "return_dict")
+    }
+    hidden: torch.Tensor = model.model(**inputs, use_cache=False).last_hidden_state
+    return hidden
 
 
 def _picked(

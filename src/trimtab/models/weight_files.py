@@ -1,19 +1,22 @@
 """What the safetensors files of a local folder hold, by their headers: names, shapes, which file. No values are read.
 
 A file that is cut off, two files with one tensor, an index that names what is not there or what lies outside of the
-folder is an error that names the file; nothing is repaired.
+folder is an error that names the file; a shard that the loader does not read is said. Nothing is repaired.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trimtab.errors import RequestError, some_of
+from trimtab.models.whole import say
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _CHANGE = "\n  change: "
 _LONGEST_INDEX = 256 << 20
 
@@ -50,11 +53,24 @@ def check_folder(folder: Path, what: str, change: str | None = None) -> None:
             "give each a folder of its own; to go on from an adapter, merge it first",
         )
     try:
-        model_tensors(folder, what)
+        held = model_tensors(folder, what)
     except RequestError as error:
         if change is None:
             raise
         raise RequestError(f"{str(error).partition(_CHANGE)[0]}{_CHANGE}{change}") from None
+    if held is not None:
+        _say_unread(folder, {stored.file for stored in held.values()}, what)
+
+
+def _say_unread(folder: Path, read: set[Path], what: str) -> None:
+    """The loader takes the single file, else the shards of the index, and passes over any other shard."""
+    left = sorted(file.name for file in folder.iterdir() if _SHARD.fullmatch(file.name) and file not in read)
+    if left:
+        taken = f"{SINGLE} alone" if folder / SINGLE in read else f"what {INDEX} names"
+        say(
+            f"{what}: {some_of(left, 3)} lie beside the model's weights and are not read: the loader takes {taken}. "
+            "Remove whichever are of another version"
+        )
 
 
 def file_tensors(file: Path, what: str) -> dict[str, Stored]:

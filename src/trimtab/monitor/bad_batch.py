@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +51,35 @@ def rows_of(tensors: Mapping[str, torch.Tensor], processor: Any) -> list[dict[st
     if not hasattr(tokenizer, "decode"):
         return []
     parts = {
-        name: ids
+        name: _apart(ids, tensors)
         for name in ("input_ids", "prompt_ids", "completion_ids")
         if (ids := tensors.get(name)) is not None and ids.dim() == 2
     }
-    labels = tensors.get("labels")
+    given = tensors.get("labels")
+    labels: Sequence[torch.Tensor] = ()
+    if given is not None and given.dim() == 2:
+        labels = _apart(given, tensors)
     rows: list[dict[str, Any]] = []
     for number in range(min(_ROWS, max(map(len, parts.values()), default=0))):
         row: dict[str, Any] = {"row": number + 1}
-        for name, ids in parts.items():
+        for name, held in parts.items():
             pad = tokenizer.pad_token_id
-            text = tokenizer.decode([token for token in ids[number].tolist() if token not in (pad, _IGNORED)])
+            text = tokenizer.decode(
+                [token for token in held[number].tolist() if token not in (pad, _IGNORED)]
+            )
             row[name.removesuffix("_ids")] = _short(without_secrets(str(text)))
-        if labels is not None and labels.dim() == 2 and number < len(labels):
-            row["trained_tokens"] = int((labels[number, 1:] != _IGNORED).sum())
+        if number < len(labels):
+            row["trained_tokens"] = int((labels[number][1:] != _IGNORED).sum())
         rows.append(row)
     return rows
+
+
+def _apart(values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Sequence[torch.Tensor]:
+    """One tensor a row, also of rows that lie end to end."""
+    lengths = tensors.get("row_lengths")
+    if lengths is None or values.shape[0] != 1:
+        return values.unbind()
+    return list(torch.split(values[0], lengths.tolist()))
 
 
 def _short(text: str) -> str:

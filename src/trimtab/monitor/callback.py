@@ -38,10 +38,17 @@ class MonitorCallback(Monitor, TrainerCallback):
     _moved: Moved | None = None
     _optimizer: Any = None
     _about_to_step: int | None = None
+    _trainer: Any = None
 
     def watch(self, trainer: Any) -> None:
         """Keep what each step of this trainer is made of, so that a bad one can be looked at."""
         self._recorder = Recorder(trainer)
+        self._trainer = trainer
+
+    @property
+    def _logs_late(self) -> bool:
+        """Whether the trainer logs a step when its figures have arrived, in the next one, and asks no device for it."""
+        return bool(getattr(self._trainer, "logs_late", False))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._announced = False
@@ -94,12 +101,8 @@ class MonitorCallback(Monitor, TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.beat(f"the end of step {state.global_step}")
-        if (
-            control.should_log
-            or control.should_save
-            or control.should_evaluate
-            or control.should_training_stop
-        ):
+        logs = control.should_log and not self._logs_late
+        if logs or control.should_save or control.should_evaluate or control.should_training_stop:
             self._settle()
         self.step_done(state.global_step)
 
@@ -125,6 +128,8 @@ class MonitorCallback(Monitor, TrainerCallback):
         try:
             yield
         except NonFiniteError as error:
+            if hasattr(self._trainer, "flush_logs"):
+                self._trainer.flush_logs(before=error.step)
             told = self.explain(error)
             self.failed(told)
             raise told from None
@@ -178,7 +183,8 @@ class MonitorCallback(Monitor, TrainerCallback):
         tokens = values.get("num_tokens") or state.num_input_tokens_seen or None
         if args.fp16:
             values["skipped_steps"] = self.skipped
-        self.logged(state.global_step, values, None if tokens is None else int(tokens))
+        flops = getattr(self._trainer, "flops_logged", None)
+        self.logged(state.global_step, values, None if tokens is None else int(tokens), flops)
         moved = self._moved.read() if self._moved is not None else None
         if moved is not None and moved[0] < LOST:
             self.warn(

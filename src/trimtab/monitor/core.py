@@ -189,12 +189,14 @@ class Monitor:
         """Nothing more will be said about the last step."""
         self._progress.settle(self._readings.figures(self._pace))
 
-    def logged(self, step: int, values: dict[str, Any], tokens: int | None = None) -> None:
+    def logged(
+        self, step: int, values: dict[str, Any], tokens: int | None = None, flops: float | None = None
+    ) -> None:
         """The figures of the steps since the last log: ours are added to them, and all are written and shown.
 
-        Every process has to call it. `tokens` counts from the start of the run.
+        Every process has to call it. `tokens` counts from the start of the run, `flops` from that of this training.
         """
-        self._readings.take_in(values, tokens, self._pace, processes=self._place[1])
+        self._readings.take_in(values, tokens, self._pace, processes=self._place[1], flops=flops)
         self.write(step, "train", values)
         if isinstance(loss := values.get("loss"), float) and math.isfinite(loss):
             self.losses.append(loss)

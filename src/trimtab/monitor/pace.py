@@ -21,6 +21,8 @@ class Pace:
         self._aside = self._aside_at_first = 0.0
         self._window = (0.0, step)
         self._tokens: tuple[float, int] | None = (0.0, 0) if step == 0 else None
+        self.flops_per_second: float | None = None
+        self._flops = (0.0, 0.0)
 
     @property
     def elapsed(self) -> float:
@@ -49,8 +51,9 @@ class Pace:
             self._aside_at_first = self._aside
             self.first_step_seconds = self._first_ended - self._first_began
 
-    def logged(self, tokens: int | None) -> None:
-        """Figures for the steps since the last log; `tokens` counts from the beginning of the run."""
+    def logged(self, tokens: int | None, flops: float | None = None) -> None:
+        """Figures for the steps since the last log; `tokens` counts from the beginning of the run, `flops`, the
+        operations that the model needed, from that of this training."""
         now = self._now() - self._began - self._aside
         if self.step > self._window[1]:
             self.steps_per_second = (self.step - self._window[1]) / max(now - self._window[0], 1e-9)
@@ -59,6 +62,9 @@ class Pace:
             if self._tokens is not None and tokens > self._tokens[1]:
                 self.tokens_per_second = (tokens - self._tokens[1]) / max(now - self._tokens[0], 1e-9)
             self._tokens = (now, tokens)
+        if flops is not None:
+            self.flops_per_second = (flops - self._flops[1]) / max(now - self._flops[0], 1e-9)
+            self._flops = (now, flops)
 
     @property
     def seconds_a_step(self) -> float | None:

@@ -39,6 +39,8 @@ class Figures:
     skipped: int = 0
     """Steps that an fp16 gradient scaler has skipped."""
     tokens_per_second: float | None = None
+    utilisation: float | None = None
+    """Which share of the GPU's highest rate the model's own operations took."""
     steps_per_second: float | None = None
     memory: int | None = None
     more: tuple[str, ...] = ()
@@ -57,6 +59,8 @@ class Figures:
             parts.append(rate(self.tokens_per_second, "tokens"))
         elif self.steps_per_second is not None:
             parts.append(rate(self.steps_per_second, "steps"))
+        if self.utilisation is not None:
+            parts.append(f"MFU {self.utilisation:.0%}")
         if self.memory is not None:
             parts.append(f"memory {size(self.memory)}")
         return "  ".join(parts)

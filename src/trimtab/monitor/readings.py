@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from trimtab.gpu_models import peak_flops
 from trimtab.monitor.memory import MemoryMeter, gpu_busy_share
 from trimtab.monitor.pace import Pace
 from trimtab.monitor.progress import Figures
@@ -21,6 +26,10 @@ class Readings:
         """`devices` are all that the process uses, where a model is split over several."""
         self.device = device
         self._meters = {name: MemoryMeter(name) for name in dict.fromkeys((device, *devices))}
+        self._busy: dict[str, tuple[float, float | None]] = {}
+        # On GPUs processes that exchange objects wait for their devices: not in every log.
+        self._apart = 16 if torch.device(device).type == "cuda" else 1
+        self._logs = 0
         self.begin()
 
     def begin(self) -> None:
@@ -51,32 +60,62 @@ class Readings:
         if self.first_loss is None:
             self.first_loss = self.loss
 
-    def take_in(self, values: dict[str, Any], tokens: int | None, pace: Pace, *, processes: int = 1) -> None:
-        """Take the figures over from a log of the trainer, and add our own to it. `tokens` counts from the start.
+    def take_in(
+        self,
+        values: dict[str, Any],
+        tokens: int | None,
+        pace: Pace,
+        *,
+        processes: int = 1,
+        flops: float | None = None,
+    ) -> None:
+        """Take the figures over from a log of the trainer, and add our own to it. `tokens` counts from the start,
+        `flops`, of this process alone, from that of this training.
 
         Of several `processes` every one has to call it: each reads the device that it uses, and all get all.
         """
         self.note(values)
         pace.touch()
-        pace.logged(tokens)
+        pace.logged(tokens, flops)
         memory = self._meters[self.device].read()
         self._latest = replace(self._latest, memory=memory.now)
         own: dict[str, float | None] = {
             "steps_per_second": pace.steps_per_second,
             "tokens_per_second": pace.tokens_per_second,
+            "mfu": self._utilisation(pace),
             "memory_bytes": memory.now,
             "peak_memory_bytes": memory.peak,
             "elapsed_seconds": round(pace.elapsed, 3),
         }
         if len(self._meters) == 1:
-            own["busy"] = gpu_busy_share(self.device)
-        if len(self._meters) > 1 or processes > 1:
+            own["busy"] = self._busy_share(self.device)
+        if len(self._meters) > 1 or (processes > 1 and self._logs % self._apart == 0):
             own |= self._of_each_device(processes)
+        self._logs += 1
         values.update((key, value) for key, value in own.items() if value is not None)
+
+    def _busy_share(self, device: str) -> float | None:
+        """The driver takes a moment for it: asked once in a second."""
+        asked, share = self._busy.get(device, (-math.inf, None))
+        if time.monotonic() - asked >= 1.0:
+            share = gpu_busy_share(device)
+            self._busy[device] = (time.monotonic(), share)
+        return share
+
+    def _utilisation(self, pace: Pace) -> float | None:
+        """Which share of its GPU's highest rate this process's model needed; None where that is not known."""
+        if pace.flops_per_second is None or self._peak is None or len(self._meters) > 1:
+            return None
+        return round(pace.flops_per_second / self._peak, 4)
+
+    @cached_property
+    def _peak(self) -> float | None:
+        device = torch.device(self.device)
+        return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
     def _of_each_device(self, processes: int) -> dict[str, float | None]:
         """Memory and busy share by device, where there are several."""
-        mine = [(name, meter.read(), gpu_busy_share(name)) for name, meter in self._meters.items()]
+        mine = [(name, meter.read(), self._busy_share(name)) for name, meter in self._meters.items()]
         everywhere = [mine]
         if processes > 1:
             everywhere = [[] for _ in range(processes)]
@@ -101,5 +140,6 @@ class Readings:
             left=pace.left,
             skipped=self.skipped,
             tokens_per_second=pace.tokens_per_second,
+            utilisation=self._utilisation(pace),
             steps_per_second=pace.steps_per_second,
         )

@@ -21,34 +21,25 @@ import faulthandler
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
-
-import psutil
 
 from trimtab.errors import TrimtabError
 from trimtab.monitor.board import Board
 from trimtab.monitor.collectives import in_words, last_collective
 from trimtab.monitor.last_words import end_now, way_on
+from trimtab.monitor.looks import Look, place_of, seconds_of_others, signature, stacks_of_all_threads
 from trimtab.monitor.standstill import judge
 from trimtab.monitor.wording import duration
 
-# Below this share of one core (or of the GPU) the process counts as idle: waiting threads and a redrawn bar stay
-# well under it.
-IDLE_CORES = 0.05
 # A step gives about three beats: these are the last few steps, and the first, slow one is soon forgotten.
 _RECENT_BEATS = 12
 # Of a run whose longest recent silence was this part of the present one, the present one is no standstill.
 _USUAL_TIMES = 3
-_FRAMES_LOOKED_INTO = 6
 
 _current: Watchdog | None = None
 
@@ -62,26 +53,6 @@ class StuckError(TrimtabError):
 def current() -> Watchdog | None:
     """The watchdog that `trimtab train` started for this process, where it did."""
     return _current
-
-
-@dataclass(frozen=True)
-class Look:
-    """What the process was seen to do in the later part of a silence."""
-
-    cores: float
-    gpu: float | None
-    moves: bool
-    """Its stack changed between looks."""
-
-    @property
-    def idle(self) -> bool:
-        return self.cores < IDLE_CORES and (self.gpu is None or self.gpu < IDLE_CORES)
-
-    def __str__(self) -> str:
-        busy = (
-            f"{self.cores:.1f} processor cores busy" if self.cores >= IDLE_CORES else "no processor time used"
-        )
-        return busy + (f", GPU {self.gpu:.0%} busy" if self.gpu is not None else "")
 
 
 class Watchdog:
@@ -182,7 +153,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         beat = self._last_beat
-        mark = (beat[0], _seconds_of_others())
+        mark = (beat[0], seconds_of_others())
         usual, next_report = self._expected()
         stuck_said = False
         seen: object = None
@@ -206,16 +177,16 @@ class Watchdog:
                 self._tell(silence, beat, Look(1.0, None, True) if silence < next_report / 2 else None)
             if silence < next_report / 2:
                 continue
-            signature = _signature(beat[2])
-            looks, moved, seen = looks + 1, moved + (seen is not None and signature != seen), signature
+            at = signature(beat[2])
+            looks, moved, seen = looks + 1, moved + (seen is not None and at != seen), at
             if self.board is not None and self._processes > 1:
                 self._asked = self.board.ask()
             if mark[0] < beat[0]:
                 # Processor use is judged over the later half of a silence: what ran before it fell idle is past.
-                mark = (now, _seconds_of_others())
+                mark = (now, seconds_of_others())
                 looks = moved = 0
                 continue
-            used = _seconds_of_others()
+            used = seconds_of_others()
             cores = (used - mark[1]) / max(now - mark[0], 1e-6)
             look = Look(cores, self.gpu_busy(), 2 * moved > looks)
             self._tell(silence, beat, look)
@@ -268,7 +239,7 @@ class Watchdog:
             step=self.step,
             doing=beat[1],
             silence=silence,
-            place=_place_of(beat[2]),
+            place=place_of(beat[2]),
             idle=look is not None and look.idle and not look.moves,
             collective=last_collective(),
         )
@@ -287,7 +258,7 @@ class Watchdog:
         stuck_said: bool,
         waits: dict[str, Any] | None,
     ) -> None:
-        said = f"nothing finished for {duration(silence)} ({beat[1]}; {look}); now in {_place_of(beat[2])}"
+        said = f"nothing finished for {duration(silence)} ({beat[1]}; {look}); now in {place_of(beat[2])}"
         if waits is not None:
             said += f", waiting in {in_words(waits)}"
         at_rest = look.idle or waits is not None
@@ -375,80 +346,6 @@ class Watchdog:
             with self.stacks_path.open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}{step} {said}\n{stacks}\n")
         return stacks
-
-
-def _signature(thread: int) -> object:
-    """Where a thread is, with the counters and names that its own (not an installed package's) calls hold.
-
-    A loop over rows that takes its time stands in the same line at every look; what it counts tells that it moves.
-    """
-    frame = sys._current_frames().get(thread)
-    places: list[object] = []
-    looked_into = 0
-    while frame is not None:
-        places.append((id(frame.f_code), frame.f_lasti))
-        if looked_into < _FRAMES_LOOKED_INTO and not frame.f_code.co_filename.startswith(_INSTALLED):
-            looked_into += 1
-            # A copy: in newer Pythons this is a view of what the thread goes on changing.
-            held = list(dict(frame.f_locals).items())
-            places.append(tuple((k, v) for k, v in held if type(v) in (int, float, str, bool)))
-        frame = frame.f_back
-    return tuple(places)
-
-
-def _place_of(thread: int) -> str:
-    frame = sys._current_frames().get(thread)
-    return where(frame) if frame is not None else "a thread that has ended"
-
-
-def processor_seconds() -> float:
-    """Processor time used so far by this process and its children, dead and living."""
-    process = psutil.Process()
-    own = process.cpu_times()
-    total = time.process_time() + own.children_user + own.children_system
-    for child in process.children(recursive=True):
-        try:
-            times = child.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
-
-
-def _seconds_of_others() -> float:
-    """Processor time of all but the calling thread: looking on is no sign of life."""
-    return processor_seconds() - time.thread_time()
-
-
-def where(frame: FrameType) -> str:
-    """The innermost call, and the nearest one outside the standard library and the installed packages."""
-    place = _place(frame)
-    current: FrameType | None = frame
-    while current is not None:
-        if not current.f_code.co_filename.startswith(_INSTALLED):
-            return place if current is frame else f"{place}, called from {_place(current)}"
-        current = current.f_back
-    return place
-
-
-def stacks_of_all_threads() -> str:
-    """Every thread's Python stack but the caller's own, outermost call first."""
-    threads = {thread.ident: thread for thread in threading.enumerate()}
-    parts = []
-    for ident, frame in sys._current_frames().items():
-        if ident == threading.get_ident():
-            continue
-        thread = threads.get(ident)
-        name = thread.name if thread is not None else f"thread {ident}, not started by Python"
-        parts.append(f"  {name}:\n" + "".join(traceback.format_stack(frame)).rstrip())
-    return "\n".join(parts)
-
-
-_INSTALLED = tuple({"<frozen", *(sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib"))})
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
 def _real_stderr() -> int | None:

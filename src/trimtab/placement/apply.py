@@ -70,6 +70,8 @@ def trainer_options(plan: PlacementPlan, model: nn.Module | None = None) -> dict
         "ddp_find_unused_parameters": plan.unused_parameters,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "dataloader_pin_memory": plan.kind == "cuda",
+        # From pinned memory a batch travels while the host goes on.
+        "accelerator_config": {"non_blocking": plan.kind == "cuda"},
     }
     if plan.strategy == "sharded":
         options["fsdp"] = True

@@ -32,6 +32,8 @@ def explain(modules: Iterable[str], witness: Witness) -> list[str]:
 def reason_for(module: str, witness: Witness) -> Reason:
     """The reason for one module, by its name in the bare model."""
     seen = witness.seen.get(module)
+    if seen is None and (layer := witness.closed_around(module)) is not None:
+        return _inside(layer, witness)
     if seen is None:
         return _never_ran(module, witness)
     if not seen.with_gradients:
@@ -57,8 +59,20 @@ def reason_for(module: str, witness: Witness) -> Reason:
 
 
 def ran(module: str, witness: Witness) -> bool:
-    """Whether a module, or anything inside it, ran in a training pass."""
+    """Whether a module, or anything inside it, ran in a training pass; of one in a compiled layer, whether that did."""
+    module = witness.closed_around(module) or module
     return module in witness.seen or any(name.startswith(f"{module}.") for name in witness.seen)
+
+
+def _inside(layer: str, witness: Witness) -> Reason:
+    """Of a module in a compiled layer only the layer was watched."""
+    seen = witness.seen.get(layer)
+    if seen is None or not seen.with_gradients or not seen.gives or not seen.answered:
+        return reason_for(layer, witness)
+    return Reason(
+        f"a gradient comes back to {layer}, and what happens inside of a compiled layer is not watched",
+        "run once with speed.compile=false to be told where it ends",
+    )
 
 
 def _never_ran(module: str, witness: Witness) -> Reason:

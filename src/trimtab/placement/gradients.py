@@ -25,6 +25,7 @@ _SOUND_MLP = re.compile(r"audio.*(mlp|ffn)|speech.*(mlp|ffn)", re.IGNORECASE)
 _MLP = re.compile(r"mlp|ffn|feed_?forward", re.IGNORECASE)
 LANGUAGE, CONNECTOR = "language model", "connector"
 SOUND_MLP, SOUND_HEAD = "audio MLP", "audio head"
+TEXT_MLP = f"{LANGUAGE}: text MLP"
 """Where a layer has an MLP for sound beside the one for text, the parts of the language model are told one by one."""
 
 
@@ -39,6 +40,11 @@ class Place:
     def beside(self) -> bool:
         """Whether it is of a tower or connector, or for sound: what a batch of text alone does not use."""
         return not self.part.startswith(LANGUAGE)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether a token goes either here or to another module of its kind: an MLP for sound beside one for text."""
+        return self.part in (SOUND_MLP, TEXT_MLP)
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,7 @@ class Places:
             return SOUND_HEAD if "audio" in module and "head" in module else LANGUAGE
         if any(_SOUND_MLP.fullmatch(part) for part in parts):
             return SOUND_MLP
-        return f"{LANGUAGE}: {'text MLP' if any(_MLP.search(part) for part in parts) else 'attention'}"
+        return TEXT_MLP if any(_MLP.search(part) for part in parts) else f"{LANGUAGE}: attention"
 
 
 def _partner(name: str) -> str | None:

@@ -58,6 +58,20 @@ class MemoryShare:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Which of the faster ways to compute a step are used; why, the plan's reasons tell by `speed.PART`."""
+
+    adapters: Literal["fused", "plain"] = "plain"
+    head: Literal["chunked", "plain"] = "plain"
+    compile: bool = False
+    padding: Literal["none", "padded"] = "padded"
+    kernels: Literal["triton", "plain"] = "plain"
+    activation_memory_budget: float | None = None
+    demanded: tuple[str, ...] = ()
+    """The parts that were asked for by name: where the model cannot have one, that is an error, no fall-back."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlacementPlan:
     """One run's placement, whole."""
 
@@ -79,6 +93,7 @@ class PlacementPlan:
     """Whether DDP looks, in every step, for trained tensors that the step left out."""
     launcher: str = "none"
     memory: Mapping[str, MemoryShare] = field(default_factory=dict)
+    speed: Speed = field(default_factory=Speed)
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why each decision was taken, by the name of the decision."""
     notes: tuple[str, ...] = ()
@@ -127,6 +142,7 @@ class PlacementPlan:
         for device, share in self.memory.items():
             data["memory"][device]["needed"] = share.needed
         data["notes"] = list(self.notes)
+        data["speed"]["demanded"] = list(self.speed.demanded)
         return data
 
     def save(self, path: Path) -> None:

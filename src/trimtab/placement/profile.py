@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight in NF4: its code, its share of a block's scale, and of a group's."""
 ADAM_BYTES = 8
 CUDA_CONTEXT_BYTES = 600 * 2**20
 """CUDA context, cuBLAS workspace and allocator slack on one GPU."""
 _EXPERT = re.compile(r"expert\w*\.\d+\.", re.IGNORECASE)
+_SCALES = (".weight_scales", ".weight_groups")
+"""What belongs to a weight in four bits, which itself holds two numbers a byte."""
 HEAD_CHUNK_TOKENS = 256
 """Logits are computed in tiles of about this many tokens, not for the whole batch."""
 
@@ -60,6 +64,8 @@ class Part:
     """The list of a tower or codec that the layer lies in; empty for the language model's, and for no layer."""
     embeds: bool = False
     """Whether it holds a table of embeddings."""
+    four_bit: int = 0
+    """How many of its parameters are held in four bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +102,10 @@ class ModelProfile(Widths):
         return sum(p.trainable for p in self.parts)
 
     @property
+    def four_bit(self) -> int:
+        return sum(p.four_bit for p in self.parts)
+
+    @property
     def layers(self) -> tuple[Part, ...]:
         """The layers in the order in which they compute: what sees and hears first, then the language model."""
         return tuple(sorted((p for p in self.parts if p.is_layer), key=lambda p: not p.stack))
@@ -115,7 +125,8 @@ class ModelProfile(Widths):
         """What `parts` need on one device; with `shards` > 1 their state is spread over that many processes."""
         parts = tuple(parts)
         trainable = sum(p.trainable for p in parts)
-        frozen = sum(p.parameters for p in parts) - trainable
+        packed = sum(p.four_bit for p in parts)
+        frozen = sum(p.parameters for p in parts) - trainable - packed
         working = self._activations(parts, compute, work)
         if compute != "fp32" and work.training:
             # Autocast makes 16-bit copies of the fp32 weights and keeps them for the backward pass.
@@ -123,11 +134,15 @@ class ModelProfile(Widths):
         if shards > 1:
             # FSDP gathers one part whole while it fetches the next.
             working += 2 * max(p.parameters for p in parts) * BYTES[compute]
+        if packed:
+            # The largest layer is unpacked while its product is made; the one before it is only just let go.
+            working += 2 * self.hidden * max(self.intermediate, self.hidden) * BYTES[compute]
         copy = (frozen + trainable) * BYTES[weights] if work.reference else 0
         # Adapters are fp32. A model that is tuned whole is so for its gradients' sake, and else as it was loaded.
         trained_size = 4 if work.training or frozen else BYTES[weights]
         return MemoryShare(
-            weights=(frozen * BYTES[weights] + trainable * trained_size + copy) // shards,
+            weights=(frozen * BYTES[weights] + trainable * trained_size + copy) // shards
+            + int(packed * FOUR_BIT_BYTES),
             gradients=trainable * 4 // shards if work.training else 0,
             optimizer=trainable * ADAM_BYTES // shards
             if work.training
@@ -248,34 +263,44 @@ def _parts(
     ties: dict[tuple[str, str], None] = {}
     owners: dict[int, str] = {}
 
-    def add(name: str, tensors: Iterable[nn.Parameter], **more: Any) -> None:
-        total = trained = 0
-        for tensor in tensors:
+    def add(name: str, tensors: Iterable[tuple[str, nn.Parameter]], **more: Any) -> None:
+        total = trained = packed = 0
+        for own, tensor in tensors:
             if owners.setdefault(id(tensor), name) != name:
                 ties[owners[id(tensor)], name] = None
                 continue
-            total += tensor.numel()
-            trained += tensor.numel() if tensor.requires_grad else 0
-        parts.append(Part(name=name, parameters=total, trainable=trained, **more))
+            count = numbers_in(own, tensor)
+            total += count
+            trained += count if tensor.requires_grad else 0
+            packed += count if count > tensor.numel() else 0
+        parts.append(Part(name=name, parameters=total, trainable=trained, four_bit=packed, **more))
 
     def walk(module: nn.Module, name: str) -> None:
         children = {f"{name}.{child}" if name else child: inner for child, inner in module.named_children()}
         if name in stacks:
             for layer, inner in children.items():
-                add(layer, inner.parameters(), is_layer=True, stack=name if name in towers else "")
+                add(layer, inner.named_parameters(), is_layer=True, stack=name if name in towers else "")
         elif not any(under(stack, name) for stack in stacks):
             embeds = any(isinstance(inner, nn.Embedding) for inner in module.modules())
-            add(name, module.parameters(), is_layer=False, embeds=embeds)
+            add(name, module.named_parameters(), is_layer=False, embeds=embeds)
         else:
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             for tensor, value in own:
-                held = [value] if isinstance(value, nn.Parameter) else []
+                held = [(tensor, value)] if isinstance(value, nn.Parameter) else []
                 add(f"{name}.{tensor}" if name else tensor, held, is_layer=False)
             for child, inner in children.items():
                 walk(inner, child)
 
     walk(model, "")
     return tuple(parts), tuple(ties)
+
+
+def numbers_in(name: str, tensor: nn.Parameter) -> int:
+    """How many parameters a tensor stands for: two a byte in four bits, whose scales are counted with them."""
+    import torch
+
+    packed = tensor.dtype == torch.uint8
+    return 0 if name.endswith(_SCALES) else tensor.numel() * (1 + packed)
 
 
 def bare_model(model: nn.Module) -> nn.Module:

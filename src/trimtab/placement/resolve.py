@@ -9,9 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab.hardware import Accelerator, Hardware
-from trimtab.placement.plan import MemoryShare, PlacementPlan, PlacementRequest, Precision, Strategy
+from trimtab.placement.plan import (
+    MemoryShare,
+    PlacementPlan,
+    PlacementRequest,
+    Precision,
+    Speed,
+    Strategy,
+)
 from trimtab.placement.profile import ModelProfile, Workload
 from trimtab.placement.sizing import GIB, PlacementError, Sizing
+from trimtab.placement.speed import SpeedRequest, choose_speed
 
 
 def check_request(request: PlacementRequest, hardware: Hardware) -> None:
@@ -30,8 +38,10 @@ def resolve(
     work: Workload | None = None,
     *,
     full_tuning: bool = False,
+    speed: SpeedRequest | None = None,
 ) -> PlacementPlan:
-    """The plan for this request on this hardware. Without a profile, a model is taken to fit on one device."""
+    """The plan for this request on this hardware. Without a profile, a model is taken to fit on one device, and
+    without a request for speed every step is computed plainly."""
     check_request(request, hardware)
     device, device_reason = _choose_device(request, hardware)
     precision, precision_reason = _choose_precision(request, hardware, device)
@@ -48,6 +58,9 @@ def resolve(
             "zeroth-order steps compute with whole weights in each process",
             "set processes=1 and model_parallel=true to split the model over the GPUs",
         )
+    four_bit = profile.four_bit if profile else 0
+    if four_bit:
+        _check_four_bit(device, choice)
     scaler = precision == "fp16" and work.training
     reasons = {
         "device": device_reason,
@@ -57,7 +70,7 @@ def resolve(
         else f"{precision} needs none"
         if work.training
         else "there are no gradients",
-        "weights": _weights_reason(weights, precision, full_tuning),
+        "weights": _weights_reason(weights, precision, full_tuning) + _four_bit_reason(profile),
         "strategy": choice.reason,
     }
     looks = choice.strategy == "data_parallel" and profile is not None and profile.routed
@@ -74,6 +87,10 @@ def resolve(
         if choice.processes > 1 and not launched and device.startswith("cuda"):
             used = [gpu.name for gpu in hardware.gpus[: choice.processes]]
         memory = sizing.shares(used, shards=choice.processes if choice.strategy == "sharded" else 1)
+    fast = Speed()
+    if speed is not None:
+        fast, whys = choose_speed(speed, hardware, device, precision, choice.strategy, training=work.training)
+        reasons |= whys
     notes = (hardware.launcher.stale_note(), sizing.tight_note(device))
     return PlacementPlan(
         device=device,
@@ -87,6 +104,7 @@ def resolve(
         unused_parameters=looks,
         launcher=hardware.launcher.name,
         memory=memory,
+        speed=fast,
         reasons=reasons,
         notes=tuple(note for note in notes if note),
     )
@@ -377,6 +395,30 @@ def _weights_reason(weights: Precision, precision: Precision, full_tuning: bool)
     if weights == "fp32":
         return "fp32 throughout"
     return f"frozen weights in {weights}, trainable ones in fp32"
+
+
+def _check_four_bit(device: str, choice: _Choice) -> None:
+    if device == "mps":
+        raise PlacementError.of(
+            "model.quantize on the Apple GPU",
+            "four-bit weights have not been tried there",
+            "remove model.quantize, or set device=cpu",
+        )
+    if choice.strategy == "sharded":
+        raise PlacementError.of(
+            f"model.quantize with a sharded model ({choice.reason})",
+            "FSDP shards parameters of floating point, and packed weights are bytes",
+            "set sharding=false where the four-bit model fits on each GPU, or split it over the GPUs of one process "
+            "with processes=1 and model_parallel=true; or remove model.quantize",
+        )
+
+
+def _four_bit_reason(profile: ModelProfile | None) -> str:
+    if profile is None or not profile.four_bit:
+        return ""
+    whole = profile.parameters - profile.trainable
+    share = f"{profile.four_bit / 1e6:,.0f} of {whole / 1e6:,.0f} million frozen weights"
+    return f"; {share} are held in four bits (model.quantize), and unpacked for each product"
 
 
 def _rest(device_map: Mapping[str, str], profile: ModelProfile | None, primary: str) -> str:

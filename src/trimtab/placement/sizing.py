@@ -128,6 +128,8 @@ class Sizing:
             ways.append("use method=lora")
         elif self.weights == "fp32":
             ways.append("use precision=bf16 or fp16, which halves the frozen weights")
+        if frozen and profile is not None and self.work.training and not profile.four_bit:
+            ways.append("set model.quantize=nf4, which holds them in four bits")
         return ", ".join(ways[:-1]) + f", or {ways[-1]}"
 
     def _roomy(self) -> str | None:

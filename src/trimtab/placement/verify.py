@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.errors import TrimtabError, some_of
 from trimtab.placement.gradients import frozen_at_zero
 from trimtab.placement.plan import PlacementPlan
-from trimtab.placement.profile import bare_model
+from trimtab.placement.profile import bare_model, numbers_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,7 +107,7 @@ def _placed(what: str, tensors: Iterable[tuple[str, Any]], plan: PlacementPlan) 
 
 
 def _trainable(model: nn.Module) -> Check:
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(numbers_in(name, p) for name, p in model.named_parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     detail = f"{trained:,} of {total:,} parameters ({100 * trained / total:.2f} %)" if trained else ""
     none = "no parameter requires a gradient: nothing would be trained"

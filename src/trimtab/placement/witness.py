@@ -70,6 +70,7 @@ class Witness:
         """Whether the model says that it takes more than text."""
         self._handles: list[Any] = []
         self._modules = dict(_watched(model))
+        self._closed = [name for name, module in self._modules.items() if is_closed(module)]
         for name, module in self._modules.items():
             self._handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._leave(name)))
@@ -82,6 +83,10 @@ class Witness:
     def forget(self) -> None:
         """Start again, for another step."""
         self.seen, self.media, self._inside, self._outputs = {}, None, [], {}
+
+    def closed_around(self, module: str) -> str | None:
+        """The compiled layer that a module lies in, into which nobody looks."""
+        return next((name for name in self._closed if module.startswith(f"{name}.")), None)
 
     @property
     def pulled(self) -> bool:
@@ -125,8 +130,8 @@ class Witness:
 
     def _leave(self, name: str) -> Any:
         own = self._modules[name]
-        # What lies inside of an adapted module is not watched by itself.
-        innermost = hasattr(own, "base_layer") or not any(True for _ in own.children())
+        # What lies inside of an adapted or compiled module is not watched by itself.
+        innermost = hasattr(own, "base_layer") or is_closed(own) or not any(True for _ in own.children())
         noted = not name or (innermost and any(p.requires_grad for p in own.parameters()))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -174,12 +179,17 @@ class Witness:
         self.media = bool(self.media) or there
 
 
+def is_closed(module: nn.Module) -> bool:
+    """Whether its forward is compiled (`fast/blocks.py`): hooks inside would be compiled along, and anew without."""
+    return bool(getattr(module.__dict__.get("forward"), "compiled", False))
+
+
 def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module, but of an adapted one nothing that lies inside."""
+    """Every module, but of an adapted or compiled one nothing that lies inside."""
 
     def walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
-        if not hasattr(module, "base_layer"):
+        if not hasattr(module, "base_layer") and not is_closed(module):
             for child, inner in module.named_children():
                 yield from walk(inner, f"{name}.{child}" if name else child)
 

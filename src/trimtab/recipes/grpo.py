@@ -113,6 +113,7 @@ def _build(job: Job) -> TrainerDriver:
         reward_funcs=list(rewards.functions),
         plan=plan,
         show=config.grpo.show_completions,
+        say=job.say,
     )
     driver.trainer.on_completions = driver.monitor.completions if driver.main else None
     driver.trainer.on_bad_logits = driver.monitor.bad_logits if config.monitor.stop_on_nonfinite else None
@@ -229,4 +230,5 @@ GRPO = Recipe(
     preflight=_preflight,
     prove=_prove,
     rewarded=True,
+    fast=frozenset({"adapters", "head", "compile", "kernels"}),
 )

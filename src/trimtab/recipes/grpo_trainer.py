@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from trimtab.errors import RequestError
+from trimtab.fast.scored_tokens import use_frozen_head
 from trimtab.models.sparse_head import use_sparse_head
 from trimtab.monitor.logits import LogitsWatch
 from trimtab.placement import PlacementFault, PlacementPlan, bare_model, return_outputs
@@ -33,6 +35,7 @@ class PlacedGRPOTrainer(GRPOTrainer):
         *args: Any,
         plan: PlacementPlan,
         show: int = 0,
+        say: Callable[[str], None] = lambda line: None,
         **kwargs: Any,
     ) -> None:
         """`show`: how many completions `on_completions` gets at every log, and `latest_completions` gives."""
@@ -51,10 +54,25 @@ class PlacedGRPOTrainer(GRPOTrainer):
         for model in (policy, self.ref_model):
             if model is None:
                 continue
-            if plan.kind == "cpu":
-                use_sparse_head(bare_model(model), temperature=self.temperature)
+            self._choose_head(bare_model(model), plan, say)
             if plan.strategy == "split":
                 return_outputs(model)
+
+    def _choose_head(self, model: Any, plan: PlacementPlan, say: Callable[[str], None]) -> None:
+        """Log-probabilities by a head that is not trained, where it is proved; else on the CPU by the sparse one."""
+        settings: Any = self.args
+        if plan.speed.head != "chunked":
+            why = plan.reasons.get("speed.head", "speed.head is plain")
+        elif settings.cast_lm_head_to_fp32 or self._entropy_bonus_enabled:
+            why = "the entropy is trained on, or the head is asked for in fp32"
+        else:
+            why = use_frozen_head(model, temperature=self.temperature) or ""
+        if why and "head" in plan.speed.demanded:
+            raise RequestError.of("speed.head=chunked was asked for", why, "set speed.head: auto")
+        if why and plan.kind == "cpu":
+            use_sparse_head(model, temperature=self.temperature)
+        elif why:
+            say(f"log-probabilities by TRL's own head: {why}")
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from trimtab.monitor.gate import Verdict
 from trimtab.recipes.second_signal import told_twice_by_torchrun
 
 _HANG_UP = tuple(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name))
@@ -39,6 +40,8 @@ class GracefulStop(TrainerCallback):
         """Whether a checkpoint, and an evaluation, wait for the last of the steps that belong together."""
         self._process = os.getpid()
         self._told = 0.0
+        self._asked: Verdict | None = None
+        """Whether a process was told, as of the step before."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Handlers can only be set in the main thread; elsewhere the default behaviour stays.
@@ -53,14 +56,21 @@ class GracefulStop(TrainerCallback):
             self._hold(state, control)
         ends = self.stopped
         if args.world_size > 1:
-            anyone = torch.tensor(float(ends), device=args.device)
-            dist.all_reduce(anyone, dist.ReduceOp.MAX)
-            ends = bool(anyone.item())
+            ends = self._agreed(ends, args.device)
         if ends and state.global_step < state.max_steps and state.global_step % self._every == 0:
             self.ended_early = True
             control.should_save = True
             control.should_evaluate = False
             control.should_training_stop = True
+
+    def _agreed(self, ends: bool, device: torch.device) -> bool:
+        """Whether any process was told. On GPUs that is read a step later, when it has long arrived, by all alike."""
+        anyone = torch.full((), float(ends), device=device)
+        dist.all_reduce(anyone, dist.ReduceOp.MAX)
+        before, self._asked = self._asked, Verdict(anyone)
+        if not anyone.is_cuda:
+            return self._asked.read()
+        return before is not None and before.read()
 
     def _hold(self, state: Any, control: Any) -> None:
         """Of steps that belong together only the last leaves something that a run can go on from: what is due waits."""

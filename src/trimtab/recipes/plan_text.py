@@ -5,16 +5,26 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from trimtab.placement.plan import Speed
 from trimtab.placement.stacks import in_ranges
 from trimtab.recipes.effective_batch import effective_batch
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
+    from trimtab.placement.plan import PlacementPlan
     from trimtab.placement.profile import Part
     from trimtab.recipes.planning import Planned
     from trimtab.recipes.room_on_disk import Room
 
 GIB = 2**30
+_SPEED = {
+    "adapters": ("fused adapters", "PEFT's own adapters"),
+    "head": ("chunked head", "plain head"),
+    "compile": ("compiled layers", "layers not compiled"),
+    "padding": ("rows end to end without padding", "padded rows"),
+    "kernels": ("Triton kernels", "no Triton kernels"),
+}
+"""How the faster and the plain way of each part are called."""
 
 
 def plan_lines(request: Request, planned: Planned, room: Room | None = None) -> list[str]:
@@ -40,6 +50,9 @@ def plan_lines(request: Request, planned: Planned, room: Room | None = None) -> 
         ("✓", "strategy", f"{plan.strategy}, {count}: {why['strategy']}"),
         ("✓", "batch", f"{batch}: rows a device × processes × accumulated passes, in one step"),
     ]
+    rows += speed_rows(plan)
+    if "optimizer" in why:
+        rows.append(("✓", "optimizer", why["optimizer"]))
     if "ddp" in why:
         rows.append(("✓" if plan.unused_parameters else "-", "ddp", why["ddp"]))
     if "device_map" in why:
@@ -52,6 +65,24 @@ def plan_lines(request: Request, planned: Planned, room: Room | None = None) -> 
         rows.append(room.line())
     rows += [("!", "note", note) for note in plan.notes]
     return [f"{number:2} {mark} {name:<10} {text}" for number, (mark, name, text) in enumerate(rows, 1)]
+
+
+def speed_rows(plan: PlacementPlan) -> list[tuple[str, str, str]]:
+    """A line of the faster ways that are used, and one of those that are not, with their reasons."""
+    plain = Speed()
+    used = {part for part in _SPEED if getattr(plan.speed, part) != getattr(plain, part)}
+    budget = plan.speed.activation_memory_budget
+    kept = [f"activation memory budget {budget:g}"] if budget is not None else []
+    on = [fast for part, (fast, _) in _SPEED.items() if part in used] + kept
+    off: dict[str, list[str]] = {}
+    for part, (_, slow) in _SPEED.items():
+        if part not in used and (reason := plan.reasons.get(f"speed.{part}")):
+            off.setdefault(reason, []).append(slow)
+    rows = [("✓", "speed", ", ".join(on))] if on else []
+    if off:
+        without = "; ".join(f"{', '.join(parts)} ({reason})" for reason, parts in off.items())
+        rows.append(("-", "speed", without))
+    return rows
 
 
 def _adapter_row(config: Config, planned: Planned) -> tuple[str, str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trimtab.config.schema import Config
@@ -15,7 +15,10 @@ from trimtab.placement import (
     profile_model,
     resolve,
 )
+from trimtab.placement.optimizer import choose_optimizer
+from trimtab.placement.speed import SpeedRequest
 from trimtab.recipes.effective_batch import check_effective_batch
+from trimtab.recipes.recipe import Recipe
 from trimtab.recipes.table import recipe_of
 
 
@@ -55,7 +58,22 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     profile = profile_model(model)
     on_cpu = request.device == "cpu" or (request.device == "auto" and not hardware.accelerators)
     work = recipe.workload(config, on_cpu)
-    plan = resolve(request, hardware, profile, work, full_tuning=config.method == "full")
+    full = config.method == "full"
+    plan = resolve(request, hardware, profile, work, full_tuning=full, speed=_speed(config, recipe))
+    if work.training:
+        optimizer = choose_optimizer(config.training.optimizer, plan.kind)
+        plan = replace(plan, reasons={**plan.reasons, "optimizer": f"{optimizer.name}: {optimizer.reason}"})
     check_effective_batch(config, plan)
     trained = sum(parameter.requires_grad for parameter in model.parameters())
     return Planned(hardware, profile, architecture, targets, plan, trained)
+
+
+def _speed(config: Config, recipe: Recipe) -> SpeedRequest:
+    return SpeedRequest.of(
+        config.speed,
+        offered=recipe.fast,
+        recipe=recipe.name,
+        full_tuning=config.method == "full",
+        dora=config.method == "lora" and config.lora.dora,
+        attention=config.model.attn_implementation,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 from trimtab.config.schema import Config
 from trimtab.config.section import RecipeSection
@@ -20,6 +20,9 @@ from trimtab.recipes.look import Look, prompt_answered, prompts_answered
 from trimtab.recipes.preflight import Preflight
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.takes import Takes
+
+if TYPE_CHECKING:
+    from trimtab.fast.apply import Fast
 
 Say = Callable[[str], None]
 
@@ -74,6 +77,8 @@ class Job:
     """Which look is taken: at the untouched model, or at what was trained."""
     main: bool = True
     """Whether this process writes what a look keeps."""
+    fast: Fast | None = None
+    """What of the model computes faster than its own code."""
 
 
 class Driver(Protocol):
@@ -171,5 +176,7 @@ class Recipe:
     """The settings by which a run in this folder is prepared again as it was: what was learned for it is there."""
     takes: Callable[[Job, Any, int], Takes] | None = None
     """So many trained and as many held-out rows, spoken, for `trimtab evaluate`; None where the model says nothing."""
+    fast: frozenset[str] = frozenset({"adapters", "compile", "kernels"})
+    """Which parts of the settings' `speed` it can use; what a trainer has to do itself (`head`, `padding`) it names."""
     captures: bool = False
     """Whether steps are captured as CUDA graphs, which need a stream of their own."""

@@ -45,7 +45,7 @@ def check_requirements(config: Config) -> None:
 
 def check_optimizer(name: str) -> None:
     """Raise RequestError for a name that transformers does not have, or whose package is not installed."""
-    known = optimizer_names()
+    known = ["auto", *optimizer_names()]
     if name in known and (why := _out_of_reach(name)) is None:
         return
     usable = [other for other in known if _out_of_reach(other) is None]

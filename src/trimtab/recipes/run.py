@@ -13,6 +13,7 @@ from typing import Any, Literal
 from transformers import set_seed
 
 from trimtab.config import Config
+from trimtab.fast.apply import make_fast
 from trimtab.hardware.launcher import detect_launcher
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, own_stream, prepare_process, profile_model
@@ -84,6 +85,11 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
     _check_room(job)
     if recipe.prove is not None:
         recipe.prove(job)
+    if recipe.fast:
+        main = detect_launcher().rank == 0
+        job.fast = make_fast(
+            job.model, plan, say if main else None, rows=job.prepared.train, packed=config.data.packing
+        )
 
     meet_the_others(config, plan, say)
     with recipe.build(job) as driver:
@@ -161,6 +167,7 @@ def _summary(job: Job, driver: Driver, seconds: float) -> dict[str, Any]:
         "eval_loss": {"before": None, "after": None},
         "samples": [],
         **({"halved": smaller} if smaller is not None else {}),
+        **({"speed": job.fast.as_dict()} if job.fast is not None and job.fast.as_dict() else {}),
     }
 
 

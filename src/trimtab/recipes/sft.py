@@ -1,16 +1,20 @@
-"""Supervised fine-tuning on answers, with TRL's SFTTrainer."""
+"""Supervised fine-tuning on answers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trimtab.config.schema import Config
-from trimtab.placement import PlacementPlan, bare_model, return_outputs
+from trimtab.errors import RequestError
+from trimtab.placement import PlacementPlan, return_outputs
+from trimtab.placement.speed import PARTS
 from trimtab.recipes.look import rows_answered
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say, rows_at_once
 
 if TYPE_CHECKING:
+    from trimtab.fast.rows import Means
     from trimtab.recipes.trainer_driver import TrainerDriver
 
 
@@ -38,27 +42,60 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
 
 
 def _build(job: Job) -> TrainerDriver:
-    from trl import SFTConfig, SFTTrainer
+    from transformers import TrainingArguments
 
-    from trimtab.models.sparse_head import use_sparse_head
+    from trimtab.data.collate import Collate
+    from trimtab.data.packing import packed
+    from trimtab.fast.answers import use_answers
+    from trimtab.fast.rows import lay_rows
+    from trimtab.recipes.sft_trainer import SftTrainer
     from trimtab.recipes.trainer_driver import TrainerDriver, trainer_arguments
 
-    config, plan = job.config, job.plan
-    arguments = SFTConfig(
-        **trainer_arguments(config, plan, job.run, evaluates=job.prepared.eval is not None),
+    config, plan, prepared = job.config, job.plan, job.prepared
+    arguments = TrainingArguments(
+        **trainer_arguments(config, plan, job.run, evaluates=prepared.eval is not None),
         train_sampling_strategy="group_by_length" if config.training.group_by_length else "random",
-        max_length=config.data.max_length,
-        packing=config.data.packing,
-        eval_packing=False,
-        # Rows arrive with input_ids and labels; only packing still needs TRL's preparation.
-        dataset_kwargs=None if config.data.packing else {"skip_prepare_dataset": True},
+        remove_unused_columns=False,
     )
-    driver = TrainerDriver(job, SFTTrainer, arguments)
-    if plan.kind == "cpu":
-        use_sparse_head(bare_model(job.model))
+    means = means_of(plan)
+    against = None if plan.speed.padding == "none" else plan.reasons.get("speed.padding", "the plan says so")
+    laid = lay_rows(
+        job.model, means, packing=config.data.packing, longest=config.data.max_length, against=against
+    )
+    if laid.layout != "rows" and against is None:
+        job.say(f"speed: {laid.reason}")
+    way = use_answers(job.model, means, plain=config.speed.head == "plain")
+    for part, found in (("padding", laid.layout == "rows"), ("head", way != "own")):
+        if part in plan.speed.demanded and not found:
+            why = (
+                laid.reason
+                if part == "padding"
+                else "its logits are more than its head makes of its hidden states"
+            )
+            raise RequestError.of(f"speed.{part} was asked for", why, f"set speed.{part}: auto")
+    if config.data.packing:
+        job.prepared = replace(prepared, train=packed(prepared.train, config.data.max_length))
+    driver = TrainerDriver(
+        job, SftTrainer, arguments, data_collator=Collate(laid.layout, prepared.processor.pad_token_id)
+    )
     if plan.strategy == "split":
         return_outputs(job.model)
     return driver
+
+
+def means_of(plan: PlacementPlan) -> Means:
+    """What the plan has the model computed with, for those that try it."""
+    import torch
+
+    from trimtab.fast.rows import Means
+    from trimtab.models.load import shapes_only
+    from trimtab.virtual.state import machine
+
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
+    rehearsed = machine() is not None
+    device = torch.device("cpu" if plan.strategy == "sharded" else plan.device)
+    on_gpu = plan.kind == "cuda" and not rehearsed
+    return Means(device, on_gpu, half, tried=not shapes_only(), rehearsed=rehearsed)
 
 
 SFT = Recipe(
@@ -70,4 +107,5 @@ SFT = Recipe(
     build=_build,
     outcome=held_out_loss,
     look=rows_answered,
+    fast=frozenset(PARTS),
 )

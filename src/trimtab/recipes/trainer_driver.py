@@ -14,7 +14,9 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from trimtab.config import Config, keeps_best
 from trimtab.monitor.callback import MonitorCallback
 from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
+from trimtab.placement.optimizer import choose_optimizer
 from trimtab.recipes.interrupt import GracefulStop
+from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.row_order import order_by_epoch
@@ -57,7 +59,7 @@ def trainer_arguments(
         "warmup_steps": training.warmup_ratio if training.warmup_steps is None else training.warmup_steps,
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
-        "optim": training.optimizer,
+        "optim": choose_optimizer(training.optimizer, plan.kind).name,
         # Inside train(): evaluate() before it would leave the model unwrapped, and ranks would never meet.
         # A run that goes on has the figures of its start, and those of the step that it stands at, in its checkpoint.
         "eval_on_start": evaluates and not training.resume,
@@ -118,6 +120,8 @@ class TrainerDriver:
             **own,
         )
         self.monitor.watch(self.trainer)
+        if job.fast is not None:
+            job.fast.tell_by(self.monitor.say if self.main else None)
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         load_all(self.trainer)
@@ -142,7 +146,8 @@ class TrainerDriver:
     def train(self) -> None:
         checkpoint = self._job.checkpoint
         try:
-            self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            with lean_steps(self.trainer):
+                self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
             self._stop.restore()
             self.monitor.close()

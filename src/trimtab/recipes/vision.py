@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.config.schema import Config, VisionSettings
+from trimtab.errors import RequestError
 from trimtab.files import whole_file
 from trimtab.models.families import IMAGE_TEXT
 from trimtab.placement import PlacementPlan, Workload, return_outputs
@@ -17,6 +18,7 @@ from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 if TYPE_CHECKING:
     from trimtab.data.picture_collate import PictureCollator
     from trimtab.data.pictures import PictureRow
+    from trimtab.fast.answer_loss import AnswerLoss
     from trimtab.models.diffusion import MaskedDiffusion
     from trimtab.recipes.trainer_driver import TrainerDriver
 
@@ -117,16 +119,45 @@ def _build(job: Job) -> TrainerDriver:
         take_part(job.model, prepared.processor)
     collator = prepared.own.collator
     objective = _masked_diffusion(job) if config.vision.objective == "masked_diffusion" else None
+    collate = objective.ended(collator) if objective else answers_alone(job.model, collator, numbered=True)
     driver = TrainerDriver(
         job,
         PictureTrainer,
         arguments,
-        data_collator=objective.ended(collator) if objective else answers_alone(job.model, collator),
+        data_collator=collate,
         objective=objective,
+        answers=_answer_loss(job, answers_alone(job.model, collator, numbered=True)),
     )
     if plan.strategy == "split":
         return_outputs(job.model)
     return driver
+
+
+def _answer_loss(job: Job, collate: Any) -> AnswerLoss | None:
+    """The loss at the model's head in chunks, tried with two rows; None where the model keeps its own."""
+    import torch
+
+    from trimtab.fast.answer_loss import proved, unproved
+    from trimtab.models.load import shapes_only
+    from trimtab.placement import move
+    from trimtab.recipes.picture_trainer import ROWS
+
+    plan = job.plan
+    if plan.speed.head != "chunked":
+        return None
+    if plan.strategy == "sharded" or shapes_only():
+        found = unproved(job.model)
+    else:
+        batch = move(collate(list(job.prepared.train[:2])), plan)
+        rows = batch.pop(ROWS, None)
+        with torch.autocast(plan.kind, dtype=plan.torch_dtype, enabled=plan.precision != "fp32"):
+            found = proved(job.model, batch, rows)
+    if isinstance(found, str):
+        if "head" in plan.speed.demanded:
+            raise RequestError.of("speed.head=chunked was asked for", found, "set speed.head: auto")
+        job.say(f"loss by the model's own logits: {found}")
+        return None
+    return found
 
 
 def _masked_diffusion(job: Job) -> MaskedDiffusion:
@@ -247,4 +278,5 @@ VISION = Recipe(
     asks=_asks,
     look=_look,
     answer=_answer,
+    fast=frozenset({"adapters", "head", "compile", "kernels"}),
 )

@@ -68,6 +68,8 @@ def _build(job: Job) -> TrainerDriver:
     from transformers import TrainingArguments
 
     from trimtab.models.load import left_out
+    from trimtab.models.voice_places import PlacedVoices
+    from trimtab.placement import bare_model
     from trimtab.recipes.trainer_driver import TrainerDriver, trainer_arguments
     from trimtab.recipes.voice_trainer import VoiceTrainer
 
@@ -81,7 +83,8 @@ def _build(job: Job) -> TrainerDriver:
         label_names=["labels"],
         prediction_loss_only=True,
     )
-    return TrainerDriver(job, VoiceTrainer, arguments, data_collator=prepared.own.collator)
+    collator = PlacedVoices(prepared.own.collator, bare_model(job.model).config)
+    return TrainerDriver(job, VoiceTrainer, arguments, data_collator=collator)
 
 
 def _outcome(job: Job, driver: TrainerDriver) -> dict[str, Any]:

@@ -11,19 +11,20 @@ from typing import Any
 
 import torch
 from accelerate.utils import GradScalerKwargs
-from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from trimtab.data.render import IGNORED
 from trimtab.models.voice_loss import count_trained, parts_of, whole_of
+from trimtab.models.voice_places import PLACES
 from trimtab.placement import bare_model
+from trimtab.recipes.late_trainer import LateTrainer
 
 SCALE = 2.0**12
 """Where fp16's gradient scaler starts. The few trained words of a step have gradients near 1 each, which the usual
 65536 takes to the edge of fp16; the smallest that matter, of one code among thousands, are well inside at this."""
 
 
-class VoiceTrainer(Trainer):
+class VoiceTrainer(LateTrainer):
     """A Trainer for a model that `teach_voice` has taught."""
 
     def __init__(self, **given: Any) -> None:
@@ -77,13 +78,17 @@ class VoiceTrainer(Trainer):
         new = torch.stack([parts, had.to(parts.dtype)])
         self._trained = new if self._trained is None else self._trained + new
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._trained is not None:
-            added, steps = self.accelerator.reduce(self._trained, reduction="sum").unbind()
-            # Every process has counted the steps; the parts of all of them together are a step's.
-            logs |= figures(added * self.accelerator.num_processes, steps)
-            self._trained = None
-        super().log(logs, start_time)
+    def _figures(self) -> torch.Tensor | None:
+        if self._trained is None:
+            return None
+        trained, self._trained = self._trained, None
+        added: torch.Tensor = self.accelerator.reduce(trained, reduction="sum")
+        return added.flatten()
+
+    def _told(self, read: list[float]) -> dict[str, float]:
+        added, steps = torch.tensor(read, dtype=torch.float64).view(2, -1).unbind()
+        # Every process has counted the steps; the parts of all of them together are a step's.
+        return figures(added * self.accelerator.num_processes, steps)
 
     def evaluation_loop(
         self,
@@ -118,6 +123,8 @@ class VoiceTrainer(Trainer):
             for name in ("labels", "audio_labels"):
                 inputs[name] = inputs[name].clone()
                 inputs[name][own:] = IGNORED
+            # They tell of all rows.
+            inputs.pop(PLACES, None)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
         # In double precision: a set may have millions of tokens.

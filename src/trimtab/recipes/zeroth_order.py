@@ -297,5 +297,6 @@ ZEROTH_ORDER = Recipe(
     outcome=_outcome,
     look=None,
     answer=None,
+    fast=frozenset(),
     captures=True,
 )

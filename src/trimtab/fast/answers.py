@@ -1,0 +1,159 @@
+"""The loss at the places that have something to tell, without logits for the rest: what a batch's `head_rows` name.
+
+A model's own forward is replaced by one that does what it did, unless it is given such places: then the hidden states
+there go through the head, and loss, right tokens and entropy come back as sums on their device. Three ways, the first
+that gives this model's own logits in a trial: a frozen head by `head_loss`; any other head in tiles that are computed
+again in the backward pass; the model's own logits, with all that it does to them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from trimtab.fast.head import head_loss
+from trimtab.fast.proof import ROUNDING, ROUNDING_HALF, short_rows, undisturbed
+from trimtab.fast.rows import Means, marked
+from trimtab.placement import bare_model
+
+TILE = 2048
+"""Places whose logits are held at once."""
+Way = Literal["frozen", "tiles", "own"]
+Told = dict[str, torch.Tensor]
+
+
+def use_answers(model: Any, means: Means, *, plain: bool = False) -> Way:
+    """Replace the forward of `model` (a causal LM, wrapped or not); says by which way the head goes. `plain`: by the
+    model's own logits, whatever else it could be."""
+    bare: Any = bare_model(model)
+    way = "own" if plain else _way(bare, means)
+    own = bare.forward
+
+    # A method, for Accelerate wraps its function; `generate` reads the arguments that a model takes off its signature.
+    @functools.wraps(getattr(own, "__func__", own))
+    def forward(self: Any, *args: Any, head_rows: Any = None, head_labels: Any = None, **kwargs: Any) -> Any:
+        if head_rows is None:
+            return own(*args, **kwargs)
+        count = kwargs.pop("num_items_in_batch", None)
+        kwargs = marked(self, kwargs) | {"use_cache": False}
+        if way == "own":
+            return _from_logits(self, own, args, kwargs, head_rows, head_labels, count)
+        hidden = self.base_model(*args, **kwargs).last_hidden_state
+        picked = _picked(hidden, head_rows)
+        return _by_head(self, way, picked, head_labels.to(picked.device), count)
+
+    bare.forward = types.MethodType(forward, bare)
+    return way
+
+
+def _picked(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return values.flatten(0, 1).index_select(0, rows.to(values.device))
+
+
+def _by_head(
+    bare: Any, way: Way, picked: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | int | None
+) -> Told:
+    head = bare.get_output_embeddings()
+    if way == "frozen":
+        rows = torch.arange(len(picked), device=picked.device)
+        made = head_loss(picked, head.weight, labels, bias=head.bias, count=count, rows=rows)
+        return made._asdict()
+    tiles = [
+        checkpoint(_tile, h, y, head, use_reentrant=False) if len(picked) > TILE else _tile(h, y, head)
+        for h, y in zip(picked.split(TILE), labels.split(TILE), strict=True)
+    ]
+    return _sums(tiles, labels, count)
+
+
+def _tile(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> tuple[torch.Tensor, ...]:
+    return _facts(head(hidden), labels)
+
+
+def _facts(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of each place minus its log-probability, whether its token comes first, and the entropy."""
+    logits = logits.float()
+    labels = labels.to(logits.device)
+    losses = F.cross_entropy(logits, labels, reduction="sum")
+    with torch.no_grad():
+        there = labels >= 0
+        every = logits.log_softmax(-1)
+        entropy = -(every.exp() * every).sum(-1)
+        right = (logits.argmax(-1) == labels) & there
+        return losses, right.sum(), (entropy * there).sum()
+
+
+def _sums(tiles: list[tuple[torch.Tensor, ...]], labels: torch.Tensor, count: Any) -> Told:
+    losses, right, entropy = (torch.stack(column).sum() for column in zip(*tiles, strict=True))
+    tokens = (labels >= 0).sum().to(losses.device)
+    divisor = tokens.clamp(min=1) if count is None else count
+    if isinstance(divisor, torch.Tensor):
+        divisor = divisor.to(losses.device)
+    return {"loss": losses / divisor, "tokens": tokens, "correct": right, "entropy": entropy}
+
+
+def _from_logits(
+    bare: Any,
+    own: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rows: torch.Tensor,
+    labels: torch.Tensor,
+    count: Any,
+) -> Told:
+    """By the model's own forward, with all that it does to its logits and adds to its loss."""
+    weight = _router_weight(bare)
+    if weight:
+        kwargs["output_router_logits"] = True
+    one = kwargs["input_ids"].shape[0] == 1 and "logits_to_keep" in inspect.signature(own).parameters
+    outputs = own(*args, **kwargs, **({"logits_to_keep": rows} if one else {}))
+    picked = outputs.logits[0] if one else _picked(outputs.logits, rows)
+    told = _sums([_facts(picked, labels)], labels, count)
+    return told | {"aux_loss": weight * outputs.aux_loss} if weight else told
+
+
+def _router_weight(bare: Any) -> float:
+    """How much the balance of a mixture's experts weighs in its loss; zero where there is none."""
+    config = bare.config.get_text_config()
+    return (
+        float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
+        if hasattr(config, "output_router_logits")
+        else 0.0
+    )
+
+
+def _way(bare: Any, means: Means) -> Way:
+    head = bare.get_output_embeddings()
+    if head is None or _router_weight(bare):
+        return "own"
+    if means.tried and not _same_logits(bare, means, head):
+        return "own"
+    bare_head = type(head) is torch.nn.Linear and "forward" not in vars(head)
+    return "frozen" if bare_head and not head._forward_hooks and not head._forward_pre_hooks else "tiles"
+
+
+def _same_logits(bare: Any, means: Means, head: Any) -> bool:
+    """Whether the head alone makes of the hidden states the logits that the model itself does."""
+    inputs: Mapping[str, Any] = {
+        "input_ids": torch.tensor([short_rows(bare.config.get_text_config())[0]], device=means.device)
+    }
+    try:
+        with undisturbed(bare), means.autocast():
+            logits = bare(**inputs, use_cache=False).logits.float()
+            hidden = bare.base_model(**inputs, use_cache=False).last_hidden_state
+            ours = head(hidden).float().to(logits.device)
+    except (
+        Exception
+    ):  # an architecture of any kind may fail by any error; its own forward is then taken whole
+        return False
+    if ours.shape != logits.shape:
+        return False
+    half = means.half is not None or next(bare.parameters()).dtype in (torch.bfloat16, torch.float16)
+    off = (ours - logits).abs().mean() / logits.abs().mean().clamp(min=1e-20)
+    return bool(off < (ROUNDING_HALF / 5 if half else ROUNDING)) or not bool(logits.isfinite().all())

@@ -1,0 +1,196 @@
+"""Cross-entropy over a frozen head in chunks of rows: no more logits than one chunk's are ever held.
+
+The gradient of the hidden states is made beside the loss, while a chunk's logits are there; the head itself needs none.
+Only rows with a label are computed where it is known which these are. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from trimtab.fast.kernels import HALVES, usable_on
+
+IGNORED = -100
+_CHUNK_ELEMENTS = 1 << 28
+"""Logits of a chunk at most: half a gigabyte in 16 bits."""
+_LEAST_ROWS = 64
+
+
+class HeadLoss(NamedTuple):
+    """All of them on the device, the last three without a gradient."""
+
+    loss: torch.Tensor
+    """Sum over the labelled rows, divided by `count`."""
+    tokens: torch.Tensor
+    """How many rows have a label."""
+    correct: torch.Tensor
+    """In how many of them the label is the likeliest token."""
+    entropy: torch.Tensor
+    """Sum over them, of the predicted distributions."""
+
+
+def head_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    count: torch.Tensor | int | None = None,
+    rows: torch.Tensor | None = None,
+) -> HeadLoss:
+    """The loss of `softcap(scale * (hidden @ weight.T + bias))` against `labels`, which already stand where they are
+    predicted: labels[i] belongs to hidden[i]; -100 is none.
+
+    `hidden` is [..., width], `labels` of the same shape without the last. `count` divides the sum; without it the
+    number of labels does. `rows`: the places of the labelled rows in the flattened batch, where the caller knows them;
+    on the CPU they are looked up, on a GPU that would wait for it, so that all rows are computed.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    wanted = labels.reshape(-1).to(flat.device)
+    if rows is None and flat.device.type == "cpu":
+        rows = (wanted != IGNORED).nonzero().squeeze(1)
+    if rows is not None and len(rows) != len(flat):
+        flat, wanted = flat.index_select(0, rows), wanted.index_select(0, rows)
+    tokens = (wanted != IGNORED).sum()
+    if torch.is_autocast_enabled(flat.device.type):
+        flat = flat.to(torch.get_autocast_dtype(flat.device.type))
+    if weight.requires_grad or (bias is not None and bias.requires_grad):
+        total, correct, entropy = _trained(flat, weight, bias, wanted, scale, softcap)
+    else:
+        total, correct, entropy = _Frozen.apply(flat, weight, bias, wanted, scale, softcap)
+    return HeadLoss(total / (tokens.clamp(min=1) if count is None else count), tokens, correct, entropy)
+
+
+def _rows_at_once(columns: int) -> int:
+    return max(_LEAST_ROWS, _CHUNK_ELEMENTS // columns // 64 * 64)
+
+
+def _wide(hidden: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _scores(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float, softcap: float | None
+) -> torch.Tensor:
+    logits = torch.nn.functional.linear(
+        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    )
+    logits = logits.to(_wide(hidden))
+    if scale != 1.0:
+        logits = logits * scale
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+class _Frozen(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+    ) -> tuple[torch.Tensor, ...]:
+        wants = ctx.needs_input_grad[0]
+        sums = torch.zeros(3, dtype=_wide(hidden), device=hidden.device)
+        grad = torch.empty_like(hidden) if wants else None
+        step = _rows_at_once(weight.shape[0])
+        by_kernel = usable_on(hidden) and hidden.dtype in HALVES
+        for start in range(0, len(hidden), step):
+            piece, wanted = hidden[start : start + step], labels[start : start + step]
+            if by_kernel:
+                values, slope = _by_kernel(piece, weight, bias, wanted, scale, softcap, wants)
+            else:
+                values, slope = _plainly(piece, weight, bias, wanted, scale, softcap, wants)
+            sums += values
+            if grad is not None and slope is not None:
+                torch.mm(slope, weight.to(slope.dtype), out=grad[start : start + step])
+        ctx.save_for_backward(grad)
+        total, correct, entropy = sums.unbind()
+        ctx.mark_non_differentiable(correct, entropy)
+        return total, correct, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        # In fp32: in fp16 a gradient divided by the number of tokens would vanish before it is scaled up.
+        return (grad * grads[0]).to(grad.dtype) if grad is not None else None, None, None, None, None, None
+
+
+def _by_kernel(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    from trimtab.fast.kernels.cross_entropy import cross_entropy
+
+    logits = torch.nn.functional.linear(
+        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    )
+    found = cross_entropy(logits, labels, scale=scale, softcap=softcap, gradient=gradient)
+    return torch.stack(found).sum(1), logits if gradient else None
+
+
+def _plainly(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    scores = _scores(hidden, weight, bias, scale, softcap)
+    labelled = labels != IGNORED
+    at = labels.clamp(min=0).unsqueeze(1)
+    correct = (scores.argmax(-1) == labels).sum()
+    log_total = scores.logsumexp(-1, keepdim=True)
+    losses = (log_total - scores.gather(1, at)).squeeze(1)
+    chances = (scores - log_total).exp_()
+    entropy = log_total.squeeze(1) - (chances * scores).sum(-1)
+    values = torch.stack([(losses * labelled).sum(), correct.to(losses.dtype), (entropy * labelled).sum()])
+    if not gradient:
+        return values, None
+    slope = chances.scatter_add_(1, at, torch.full_like(at, -1, dtype=chances.dtype))
+    if softcap is not None:
+        slope *= 1 - (scores / softcap) ** 2
+    slope *= scale * labelled.unsqueeze(1)
+    return values, slope.to(hidden.dtype)
+
+
+def _trained(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A head that is trained needs its own gradient: a chunk's logits are made again for it in the backward pass."""
+
+    def piece(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scores = _scores(h, weight, bias, scale, softcap)
+        losses = torch.nn.functional.cross_entropy(scores, y, reduction="none", ignore_index=IGNORED)
+        with torch.no_grad():
+            chances = scores.log_softmax(-1)
+            entropy = -(chances.exp() * chances).sum(-1) * (y != IGNORED)
+            correct = (scores.argmax(-1) == y).sum().float()
+        return losses.sum(), correct, entropy.sum()
+
+    step = _rows_at_once(weight.shape[0])
+    parts = [
+        checkpoint(piece, h, y, use_reentrant=False) if len(hidden) > step else piece(h, y)
+        for h, y in zip(hidden.split(step), labels.split(step), strict=True)
+    ]
+    total, correct, entropy = (torch.stack(column).sum() for column in zip(*parts, strict=True))
+    return total, correct, entropy

@@ -1,0 +1,155 @@
+"""SwiGLU and its gradient, one pass over the wide activations each way.
+
+Forward: `silu(g) * u`. Backward: the gradients of g and u, and those of the three small matrices of the adapters that
+meet the wide side, summed over the rows while these are there. Sums are made in a fixed order: the same inputs give the
+same bits.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+FORWARD = (32, 64, 4)
+"""Rows and columns of a tile, and warps. Small tiles: what hides the waiting for memory is how many run at once."""
+BACKWARD = (16, 128, 4, 16)
+"""The same, and how many programs share the rows of one block of columns."""
+_LIMITS: dict[str, Any] = (
+    {} if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip else {"maxnreg": 128}
+)
+"""Registers of a thread, in the backward pass: with more of them too few programs run at once."""
+
+
+@triton.jit
+def _forward(
+    g, u, stride, out, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(1) * ROWS
+    far = start.to(tl.int64)
+    row = tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    here = (row < rows - start)[:, None] & (column < columns)[None, :]
+    at = row[:, None] * stride + column[None, :]
+    gate = tl.load(g + far * stride + at, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(u + far * stride + at, mask=here, other=0.0).to(tl.float32)
+    made = gate * tl.sigmoid(gate) * up
+    at_out = row[:, None] * columns + column[None, :]
+    tl.store(out + far * columns + at_out, made.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _backward(
+    grad, td, td_stride, ad, g, u, stride, tg, tu, t_stride,
+    grad_g, grad_u, grad_stride, grad_ad, grad_bg, grad_bu, rows, columns, rank, per_part,
+    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column_ok = column < columns
+    k = tl.arange(0, RANK)
+    # The down layer's first matrix lies as [rank, columns].
+    at_ad = k[:, None] * columns + column[None, :]
+    ad_ok = (k[:, None] < rank) & column_ok[None, :]
+    down = tl.load(ad + at_ad, mask=ad_ok, other=0.0)
+    sum_ad = tl.zeros((RANK, COLUMNS), tl.float32)
+    sum_bg = tl.zeros((RANK, COLUMNS), tl.float32)
+    sum_bu = tl.zeros((RANK, COLUMNS), tl.float32)
+    first = tl.program_id(1) * per_part
+    row = tl.arange(0, ROWS)
+    for index in range(0, per_part // ROWS):
+        # Offsets within a tile stay in 32 bits; only where the tile begins needs more.
+        start = first + index * ROWS
+        far = start.to(tl.int64)
+        row_ok = row < rows - start
+        here = row_ok[:, None] & column_ok[None, :]
+        thin_ok = row_ok[:, None] & (k[None, :] < rank)
+        at = row[:, None] * stride + column[None, :]
+        gate = tl.load(g + far * stride + at, mask=here, other=0.0).to(tl.float32)
+        up = tl.load(u + far * stride + at, mask=here, other=0.0).to(tl.float32)
+        at_grad = row[:, None] * columns + column[None, :]
+        out = tl.load(grad + far * columns + at_grad, mask=here, other=0.0).to(tl.float32)
+        down_in = tl.load(
+            td + start * td_stride + row[:, None] * td_stride + k[None, :], mask=thin_ok, other=0.0
+        )
+        gate_in = tl.load(
+            tg + start * t_stride + row[:, None] * t_stride + k[None, :], mask=thin_ok, other=0.0
+        )
+        up_in = tl.load(tu + start * t_stride + row[:, None] * t_stride + k[None, :], mask=thin_ok, other=0.0)
+        out += tl.dot(down_in, down)
+        sigmoid = tl.sigmoid(gate)
+        silu = gate * sigmoid
+        at_out = row[:, None] * grad_stride + column[None, :]
+        made = (silu * up).to(g.dtype.element_ty)
+        sum_ad += tl.dot(tl.trans(down_in), made)
+        to_up = (out * silu).to(g.dtype.element_ty)
+        tl.store(grad_u + far * grad_stride + at_out, to_up, mask=here)
+        sum_bu += tl.dot(tl.trans(up_in), to_up)
+        to_gate = (out * up * (sigmoid + silu * (1.0 - sigmoid))).to(g.dtype.element_ty)
+        tl.store(grad_g + far * grad_stride + at_out, to_gate, mask=here)
+        sum_bg += tl.dot(tl.trans(gate_in), to_gate)
+    part = tl.program_id(1).to(tl.int64) * rank * columns
+    tl.store(grad_ad + part + at_ad, sum_ad, mask=ad_ok)
+    tl.store(grad_bg + part + at_ad, sum_bg, mask=ad_ok)
+    tl.store(grad_bu + part + at_ad, sum_bu, mask=ad_ok)
+
+
+def _rank(rank: int) -> int:
+    """What a product of tiles can be made of: a power of two, 16 at least."""
+    return int(max(16, triton.next_power_of_2(rank)))
+
+
+@torch.library.custom_op("trimtab::swiglu", mutates_args=())
+def swiglu(g: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """g, u: [rows, columns] of one stride."""
+    rows, columns = g.shape
+    out = torch.empty(rows, columns, dtype=g.dtype, device=g.device)
+    height, width, warps = FORWARD
+    grid = (triton.cdiv(columns, width), triton.cdiv(rows, height))
+    _forward[grid](g, u, g.stride(0), out, rows, columns, ROWS=height, COLUMNS=width, num_warps=warps)
+    return out
+
+
+@swiglu.register_fake
+def _(g, u):
+    return g.new_empty(g.shape[0], g.shape[1])
+
+
+@torch.library.custom_op("trimtab::swiglu_backward", mutates_args=())
+def swiglu_backward(
+    grad: torch.Tensor,
+    td: torch.Tensor,
+    ad: torch.Tensor,
+    g: torch.Tensor,
+    u: torch.Tensor,
+    tg: torch.Tensor,
+    tu: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of [g | u] side by side, and of (ad, bg.T, bu.T) in fp32, one behind the other.
+
+    `grad` is the gradient that came through the down layer's base product; that through its adapter, `td @ ad`, is
+    added here. tg and tu, [rows, rank] of one stride, are what the adapters made of the input.
+    """
+    rows, columns = g.shape
+    rank = ad.shape[0]
+    height, width, warps, parts = BACKWARD
+    # The sums grow with the rank: fewer columns then, so that they stay in registers.
+    width = width * 16 // _rank(rank)
+    wide = torch.empty(rows, 2 * columns, dtype=g.dtype, device=g.device)
+    sums = torch.empty(3, parts, rank, columns, dtype=torch.float32, device=g.device)
+    per_part = triton.cdiv(triton.cdiv(rows, parts), height) * height
+    _backward[(triton.cdiv(columns, width), parts)](
+        grad, td, td.stride(0), ad, g, u, g.stride(0), tg, tu, tg.stride(0),
+        wide, wide[:, columns:], 2 * columns, sums[0], sums[1], sums[2], rows, columns, rank, per_part,
+        RANK=_rank(rank), ROWS=height, COLUMNS=width, num_warps=warps, **_LIMITS,
+    )  # fmt: skip
+    return wide, sums.sum(1)
+
+
+@swiglu_backward.register_fake
+def _(grad, td, ad, g, u, tg, tu):
+    sums = g.new_empty(3, ad.shape[0], g.shape[1], dtype=torch.float32)
+    return g.new_empty(g.shape[0], 2 * g.shape[1]), sums

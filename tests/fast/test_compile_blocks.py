@@ -1,0 +1,182 @@
+"""Layers compiled one by one: the same numbers, one graph for all, plain where they are not trained or cannot be."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tiny_models import TEXT
+from trimtab.fast.blocks import NotCompiled, compile_blocks
+from trimtab.placement.witness import Witness
+
+
+def adapted(kind: str = "llama", *, dropout: float = 0.0, **more: Any) -> Any:
+    torch.manual_seed(0)
+    shape = TEXT | {"num_hidden_layers": 3} | more
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", lora_dropout=dropout))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.05)
+    return model.train()
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    found: nn.ModuleList = model.get_base_model().model.layers
+    return found
+
+
+def loss(model: Any, length: int, rows: int = 2, seed: int = 1) -> torch.Tensor:
+    torch.manual_seed(seed)
+    ids = torch.randint(0, TEXT["vocab_size"], (rows, length))
+    found: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+    return found
+
+
+def gradients(model: Any) -> list[torch.Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_the_layers_share_one_graph_and_compute_the_same() -> None:
+    model, said = adapted(), []
+    plain, names = copy.deepcopy(model), list(model.state_dict())
+    blocks = compile_blocks(model, dynamic=True, say=said.append, _backend="eager")
+    for length, rows in ((12, 2), (30, 3), (7, 2)):
+        ours, theirs = loss(model, length, rows), loss(plain, length, rows)
+        assert torch.equal(ours, theirs)
+        ours.backward(), theirs.backward()
+        for mine, other in zip(gradients(model), gradients(plain), strict=True):
+            torch.testing.assert_close(mine, other)
+    assert (blocks.layers, blocks.graphs) == (3, 1)
+    assert [line.split(" in ")[0] for line in said] == ["compiled 3 layers as 1 graph"]
+    assert list(model.state_dict()) == names
+
+    # Nothing is compiled for what is not trained.
+    with torch.no_grad():
+        loss(model, 9, rows=1)
+    model.eval()
+    loss(model, 11, rows=1)
+    model.generate(input_ids=torch.ones(1, 4, dtype=torch.long), max_new_tokens=2, pad_token_id=0)
+    assert blocks.graphs == 1
+
+    # Copies are plain, and stand on their own.
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(layer.forward.__self__ is layer for layer in layers_of(twin))
+        assert torch.equal(loss(twin, 12), loss(model, 12))
+
+
+def test_a_witness_looks_at_a_compiled_layer_from_outside() -> None:
+    model = adapted()
+    compile_blocks(model, _backend="eager")
+    witness = Witness(model.get_base_model())
+    inside = "model.layers.1.mlp.up_proj"
+    assert witness.closed_around(inside) == "model.layers.1"
+    assert not any(module._forward_hooks for module in layers_of(model)[1].mlp.modules())
+    assert layers_of(model)[1]._forward_hooks
+    witness.remove()
+
+
+class Odd(nn.Module):
+    """A layer whose next step depends on its numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.attention(x)
+        return x if x.sum().item() > 0 else x + self.mlp(x)
+
+
+class OddModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Odd(), Odd()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_layer_that_cannot_be_compiled_goes_on_plainly() -> None:
+    torch.manual_seed(0)
+    model, said = OddModel(), []
+    x = torch.randn(2, 8)
+    expected = model(x)
+    blocks = compile_blocks(model, say=said.append, _backend="eager")
+    assert torch.equal(model(x), expected)
+    assert torch.equal(model(x), expected)
+    assert len(said) == 1
+    assert said[0].startswith("2 layers (Odd) are computed plainly, not compiled: ")
+    assert blocks.compiled == 0
+    assert blocks.as_dict()["plain"]
+
+    demanded = OddModel()
+    compile_blocks(demanded, demanded=True, _backend="eager")
+    with pytest.raises(NotCompiled, match=r"speed\.compile=true, and Odd cannot"):
+        demanded(x)
+
+
+def test_a_model_without_layers_is_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    assert compile_blocks(model, _backend="eager").layers == 0
+    assert "forward" not in vars(model[0])
+
+
+@pytest.mark.slow
+def test_checkpointing_and_dropout_stay_outside_and_exact() -> None:
+    model = adapted(dropout=0.2)
+    blocks = compile_blocks(model, dynamic=True, _backend="aot_eager")
+    loss(model, 12).backward()
+    kept = [gradient.clone() for gradient in gradients(model)]
+    for again in (False, True):
+        model.zero_grad()
+        if again:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        loss(model, 12).backward()
+        for mine, other in zip(gradients(model), kept, strict=True):
+            torch.testing.assert_close(mine, other)
+    assert not blocks.plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3", "mixtral", "gpt_oss", "olmo2", "phi3", "cohere2"])
+def test_other_architectures_compile_or_say_why_not(kind: str) -> None:
+    more: dict[str, Any] = {"head_dim": 8} if kind != "phi3" else {}
+    if kind in ("mixtral", "gpt_oss"):
+        more |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    if kind == "phi3":
+        more |= {"pad_token_id": 0}
+    model, said = adapted(kind, **more), []
+    plain = copy.deepcopy(model)
+    blocks = compile_blocks(model, dynamic=True, say=said.append, _backend="aot_eager")
+    for length in (12, 30):
+        ours, theirs = loss(model, length), loss(plain, length)
+        torch.testing.assert_close(ours, theirs)
+        ours.backward(), theirs.backward()
+        for mine, other in zip(gradients(model), gradients(plain), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+    assert said
+    assert blocks.graphs <= 4
+
+
+@pytest.mark.slow
+def test_the_real_compiler_and_its_memory_budget() -> None:
+    for budget in (None, 0.3):
+        model = adapted()
+        plain = copy.deepcopy(model)
+        blocks = compile_blocks(model, dynamic=None, budget=budget)
+        loss(model, 16).backward()
+        loss(plain, 16).backward()
+        for mine, other in zip(gradients(model), gradients(plain), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+        assert blocks.compiled == 3
+        assert blocks.as_dict()["graphs"] == 1
