@@ -117,7 +117,7 @@ def passing(kind: str) -> None:
 
 def carrying(kind: str, most_rows: int, dtype: torch.dtype, tied: bool) -> None:
     """A pass that writes the update of the step before, against the update on its own and then the pass."""
-    thin.MOST_ROWS = most_rows
+    thin.MOST_ROWS, thin.LEAST_HEIGHT = most_rows, 0
     graph_module._SCRATCH_FLOOR = 1024
     model = tiny(kind, dtype, tie=tied)
     plain = copy.deepcopy(model)

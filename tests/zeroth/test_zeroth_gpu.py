@@ -158,6 +158,7 @@ def test_an_owed_update_is_written_whoever_reads_the_weight(
     from trimtab.zeroth import thin
 
     monkeypatch.setattr(thin, "MOST_ROWS", rows)
+    monkeypatch.setattr(thin, "LEAST_HEIGHT", 0)
     settings = ZerothSettings(method="mezo", learning_rate=1e-2, eps=1e-2, seed=SEED, weight_decay=0.1)
     found = []
     for waits in (True, False):

@@ -94,7 +94,7 @@ class Ahead:
         """Each lane's share of the rows by the lane's own weight, which is made `run` rows at a time."""
         shares = x.reshape(self.lanes, -1, x.shape[-1])
         height, width = weight.shape
-        if not transposed and thin.suits(shares.shape[1], self.lanes, width):
+        if not transposed and thin.suits(shares.shape[1], self.lanes, height, width):
             owed = self._take(self._piece(weight, weight, 0, key, "here"))
             made = thin.thin_product(shares, weight, key, *self._noise(), owed)
             return made.view(*x.shape[:-1], height)

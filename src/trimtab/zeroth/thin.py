@@ -26,12 +26,15 @@ from trimtab.zeroth.kernels import (
 MOST_ROWS = 64
 """Rows of a lane up to which this is the faster way."""
 MOST_LANES = 4
+LEAST_HEIGHT = 1 << 14
+"""Rows of the weight from which on there is a part of it for every processor of a large GPU."""
 _HEIGHT, _DEPTH = 64, 64
 
 
-def suits(rows: int, lanes: int, width: int) -> bool:
-    """Whether a product of so many rows a lane with a weight of this width goes this way."""
-    return rows <= MOST_ROWS and lanes <= MOST_LANES and width % GROUP == 0
+def suits(rows: int, lanes: int, height: int, width: int) -> bool:
+    """Whether a product of so many rows a lane with a weight of this shape goes this way."""
+    few, tall = rows <= MOST_ROWS and lanes <= MOST_LANES, height >= LEAST_HEIGHT
+    return few and tall and width % GROUP == 0
 
 
 @triton.jit
