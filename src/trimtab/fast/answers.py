@@ -12,7 +12,7 @@ import functools
 import inspect
 import types
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,24 @@ TILE = 2048
 """Places whose logits are held at once."""
 Way = Literal["frozen", "tiles", "own"]
 Told = dict[str, torch.Tensor]
+
+
+class Bent(NamedTuple):
+    """What a model does to its logits, as its config tells."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Bent:
+        scale = float(getattr(config, "logit_scale", None) or 1.0)
+        parted = float(getattr(config, "logits_scaling", None) or 1.0)
+        return cls(scale / parted, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.float()
+        logits = logits if self.scale == 1.0 else logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
 def use_answers(model: Any, means: Means, *, plain: bool = False) -> Way:
@@ -50,7 +68,7 @@ def use_answers(model: Any, means: Means, *, plain: bool = False) -> Way:
 
     bare.forward = types.MethodType(forward, bare)
     if way != "own":
-        _at_the_head(bare.get_output_embeddings(), way)
+        _at_the_head(bare.get_output_embeddings(), way, Bent.of(bare.config.get_text_config()))
     return way
 
 
@@ -58,7 +76,7 @@ def _picked(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return values.flatten(0, 1).index_select(0, rows.to(values.device))
 
 
-def _at_the_head(head: Any, way: Way) -> None:
+def _at_the_head(head: Any, way: Way, bent: Bent) -> None:
     """Have the loss made inside of the head's own call, once a pass: FSDP gathers its weight for that call alone."""
     own = head.forward
 
@@ -70,10 +88,12 @@ def _at_the_head(head: Any, way: Way) -> None:
             return own(hidden, *args, **kwargs)
         if way == "frozen":
             rows = torch.arange(len(hidden), device=hidden.device)
-            made = head_loss(hidden, self.weight, head_labels, bias=self.bias, count=count, rows=rows)
-            return made._asdict()
+            given = {"bias": self.bias, "scale": bent.scale, "softcap": bent.softcap}
+            return head_loss(hidden, self.weight, head_labels, count=count, rows=rows, **given)._asdict()
         tiles = [
-            checkpoint(_tile, h, y, own, use_reentrant=False) if len(hidden) > TILE else _tile(h, y, own)
+            checkpoint(_tile, h, y, own, bent, use_reentrant=False)
+            if len(hidden) > TILE
+            else _tile(h, y, own, bent)
             for h, y in zip(hidden.split(TILE), head_labels.split(TILE), strict=True)
         ]
         return _sums(tiles, head_labels, count)
@@ -81,8 +101,8 @@ def _at_the_head(head: Any, way: Way) -> None:
     head.forward = types.MethodType(forward, head)
 
 
-def _tile(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> tuple[torch.Tensor, ...]:
-    return _facts(head(hidden), labels)
+def _tile(hidden: torch.Tensor, labels: torch.Tensor, head: Any, bent: Bent) -> tuple[torch.Tensor, ...]:
+    return _facts(bent(head(hidden)), labels)
 
 
 def _facts(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -148,18 +168,15 @@ def _way(bare: Any, means: Means) -> Way:
 
 
 def _same_logits(bare: Any, means: Means, head: Any) -> bool:
-    """Whether the head alone makes of the hidden states the logits that the model itself does."""
-    inputs: Mapping[str, Any] = {
-        "input_ids": torch.tensor([short_rows(bare.config.get_text_config())[0]], device=means.device)
-    }
+    """Whether the head, and what the config tells, make of the hidden states the logits that the model itself does."""
+    config = bare.config.get_text_config()
+    inputs: Mapping[str, Any] = {"input_ids": torch.tensor([short_rows(config)[0]], device=means.device)}
     try:
         with undisturbed(bare), means.autocast():
             logits = bare(**inputs, use_cache=False).logits.float()
             hidden = bare.base_model(**inputs, use_cache=False).last_hidden_state
-            ours = head(hidden).float().to(logits.device)
-    except (
-        Exception
-    ):  # an architecture of any kind may fail by any error; its own forward is then taken whole
+            ours = Bent.of(config)(head(hidden)).to(logits.device)
+    except Exception:  # an architecture of any kind may fail by any error: then its own forward
         return False
     if ours.shape != logits.shape:
         return False
