@@ -81,6 +81,7 @@ def test_the_adapter_loads_in_plain_peft_on_the_unquantised_model(
     assert not torch.equal(before, after)
     config = json.loads((run / "adapter" / "adapter_config.json").read_text())
     assert config["peft_type"] == "LORA"
+    assert "base weights in four bits (NF4)" in (run / "adapter" / "README.md").read_text()
 
 
 def test_export_merges_into_the_unquantised_weights(
