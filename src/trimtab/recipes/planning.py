@@ -68,7 +68,10 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     return Planned(hardware, profile, architecture, targets, plan, trained)
 
 
-def _speed(config: Config, recipe: Recipe) -> SpeedRequest:
+def _speed(config: Config, recipe: Recipe) -> SpeedRequest | None:
+    """None for steps without gradients, which have ways of their own."""
+    if not recipe.fast:
+        return None
     return SpeedRequest.of(
         config.speed,
         offered=recipe.fast,
