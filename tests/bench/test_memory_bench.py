@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trimtab.bench import stand as standing
 from trimtab.bench.cells import INFERENCE, Cell, measure, random_examples, run_cell
 from trimtab.bench.measure import PeakMeter
 from trimtab.bench.memory import ratio, run_memory
+from trimtab.bench.nursery import nursery
 from trimtab.bench.stand import TUNED, Stand, StandRequest, chosen_methods, finish, subjects
 from trimtab.cli import app
 from trimtab.errors import RequestError, TrimtabError
@@ -161,12 +163,22 @@ def test_ratio_is_none_without_inference(tmp_path: Path) -> None:
     assert ratio(stand, mezo) == 1.5
 
 
-def test_cell_in_a_process_of_its_own(tiny_model: Path) -> None:
+def test_cells_in_processes_of_their_own(tiny_model: Path) -> None:
     cell = Cell(model=str(tiny_model), random=False, method="fzoo", batch=2, length=8, device="cpu")
-    found = run_cell(cell)
-    assert found["passes"] == 9
-    assert found["peak_bytes"] > 0
-    assert found["base_bytes"] > 50 * MIB
+    with nursery() as born_in:
+        found = run_cell(cell, born_in)
+        assert found["passes"] == 9
+        assert found["peak_bytes"] > 0
+        assert found["base_bytes"] > 50 * MIB
+        with pytest.raises(TrimtabError, match="512 positions"):
+            run_cell(replace(cell, length=600), born_in)
+        assert run_cell(replace(cell, method=INFERENCE), born_in)["passes"] == 1
+
+
+@pytest.mark.slow
+def test_cell_without_a_nursery(tiny_model: Path) -> None:
+    cell = Cell(model=str(tiny_model), random=False, method="fzoo", batch=2, length=8, device="cpu")
+    assert run_cell(cell)["passes"] == 9
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Measures one cell of the memory and speed benchmarks: a method on a model with a batch, its peak and its step times.
 
-Each cell runs in a process of its own (`python -m trimtab.bench.cells`), so that none sees what another left behind
-and one that is killed for memory is one failed cell. The batch is random tokens: neither memory nor time depends on
-what they say. Nothing is estimated; what could not be measured is an error.
+Each cell runs in a process of its own (a fork of `nursery.py`'s, or `python -m trimtab.bench.cells`), so that none
+sees what another left behind and one that is killed for memory is one failed cell. The batch is random tokens: neither
+memory nor time depends on what they say. Nothing is estimated; what could not be measured is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,9 @@ from trimtab.zeroth.batches import BatchStream, Collate
 from trimtab.zeroth.objective import Example, ScoreBatch, candidate_scores
 from trimtab.zeroth.optimizer import ZerothOrder
 from trimtab.zeroth.sweep import on_real_gpu
+
+if TYPE_CHECKING:
+    from trimtab.bench.nursery import Nursery
 
 INFERENCE = "inference"
 
@@ -182,7 +185,7 @@ class _Runner:
 
     def step(self) -> None:
         if self.optimizer is not None:
-            result = self.optimizer.step(self.stream())
+            result = self.optimizer.step(self.stream(), more=True)  # as in a run
             # A slope of exactly 0 writes nothing: its time would not be a step's.
             self.idle += not any(result.coefficients)
         elif self.first is not None:
@@ -279,28 +282,32 @@ def touch_libraries(*, adapters: bool = False) -> None:
     optimizer.step()
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
+def run_cell(cell: Cell, born_in: Nursery | None = None) -> dict[str, Any]:
     """`measure` in a process of its own; what went wrong there is a TrimtabError here."""
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
-        asked, answer = Path(folder) / "cell.json", Path(folder) / "result.json"
+        asked, answer, said = (Path(folder) / name for name in ("cell.json", "result.json", "said.txt"))
         asked.write_text(json.dumps(asdict(cell)), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "trimtab.bench.cells", str(asked), str(answer)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        if done.returncode == 0:
+        code = _started(asked, answer, said) if born_in is None else born_in.bear(asked, answer, said)
+        if code == 0:
             found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
             return found
         if answer.is_file():
             raise TrimtabError(json.loads(answer.read_text(encoding="utf-8"))["failed"])
-    if done.returncode == -signal.SIGKILL:
+        words = said.read_text(encoding="utf-8", errors="replace").split() if said.is_file() else []
+    if code == -signal.SIGKILL:
         raise TrimtabError("the process was killed, most likely by the system for want of memory")
-    last = " ".join(done.stderr.split()[-60:]) or "it said nothing"
-    raise TrimtabError(f"the process ended with {done.returncode}: {last}")
+    last = " ".join(words[-60:]) or "it said nothing"
+    raise TrimtabError(f"the process ended{'' if code is None else f' with {code}'}: {last}")
+
+
+def _started(asked: Path, answer: Path, said: Path) -> int:
+    with said.open("wb") as words:
+        return subprocess.run(
+            [sys.executable, "-m", "trimtab.bench.cells", str(asked), str(answer)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+        ).returncode
 
 
 def main(asked: str, answer: str) -> int:

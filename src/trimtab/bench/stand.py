@@ -20,6 +20,7 @@ from trimtab import __version__
 from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE, Cell, Ways, measure, run_cell
 from trimtab.bench.methods import METHODS, method
+from trimtab.bench.nursery import nursery
 from trimtab.bench.results import check_folder, make_folder, notes, reason_of, show, table, write_results
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
 from trimtab.config.schema import ModelSettings
@@ -188,21 +189,22 @@ def run_stand(stand: Stand, request: StandRequest, progress: Quiet) -> bool:
         for name in stand.header["methods"]
     ]
     try:
-        for number, (shown, cell) in enumerate(asked, 1):
-            kept: dict[str, Any] = {"subject": shown, **asdict(cell)}
-            progress.note(f"{where(kept)} (cell {number} of {len(asked)})")
-            started = time.perf_counter()
-            try:
-                found = run_cell(cell) if request.isolated else measure(cell)
-            except Exception as error:
-                # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
-                kept |= {"status": "failed", "reason": reason_of(error)}
-                progress.say(f"{where(kept)}: FAILED: {kept['reason']}")
-            else:
-                kept |= {"status": "finished", **found}
-            kept["seconds"] = round(time.perf_counter() - started, 3)
-            stand.cells.append(kept)
-            stand.save()
+        with nursery() as born_in:
+            for number, (shown, cell) in enumerate(asked, 1):
+                kept: dict[str, Any] = {"subject": shown, **asdict(cell)}
+                progress.note(f"{where(kept)} (cell {number} of {len(asked)})")
+                started = time.perf_counter()
+                try:
+                    found = run_cell(cell, born_in) if request.isolated else measure(cell)
+                except Exception as error:
+                    # The one place where any error is caught: it becomes this cell's result, and the exit code 1.
+                    kept |= {"status": "failed", "reason": reason_of(error)}
+                    progress.say(f"{where(kept)}: FAILED: {kept['reason']}")
+                else:
+                    kept |= {"status": "finished", **found}
+                kept["seconds"] = round(time.perf_counter() - started, 3)
+                stand.cells.append(kept)
+                stand.save()
     except KeyboardInterrupt:
         stand.save()
         return False

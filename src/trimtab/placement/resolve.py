@@ -50,7 +50,8 @@ def resolve(
     weights: Precision = "fp32" if full_tuning and work.training else precision
     launched = hardware.launcher.name != "none"
     local = hardware.launcher.local_world_size if launched else request.processes or 1
-    fast, whys = Speed(), dict[str, str]()
+    fast: Speed = Speed()
+    whys: Mapping[str, str] = {}
     if speed is not None:
         # As on one device: where the model is to be split, it is looked at again.
         fast, whys = choose_speed(speed, hardware, device, precision, "single", training=work.training)
