@@ -423,7 +423,12 @@ def _four_bit_reason(profile: ModelProfile | None) -> str:
         return ""
     whole = profile.parameters - profile.trainable
     share = f"{profile.four_bit / 1e6:,.0f} of {whole / 1e6:,.0f} million frozen weights"
-    return f"; {share} are held in four bits (model.quantize), and unpacked for each product"
+    rest = (
+        ""
+        if 2 * profile.four_bit > whole
+        else "; the others are no linear layers (embeddings, joined experts)"
+    )
+    return f"; {share} are held in four bits (model.quantize), and unpacked for each product{rest}"
 
 
 def _rest(device_map: Mapping[str, str], profile: ModelProfile | None, primary: str) -> str:
