@@ -18,6 +18,7 @@ import json
 import platform
 import random
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from trimtab.models.load import load_processor
 from trimtab.models.shirg import attach_shirg, shirg_processor
 from trimtab.placement import PlacementPlan, move
 from trimtab.placement.plan import Speed
+from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.picture_trainer import ROWS, PictureTrainer, answers_alone
 
 SHAPES = {
@@ -127,7 +129,9 @@ def measured(
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    trainer.train()
+    # As a recipe's driver has its own trainers train.
+    with nullcontext() if kind is Trainer else lean_steps(trainer):
+        trainer.train()
     steps = [after - before for before, after in zip(timer.times, timer.times[1:], strict=False)][WARM_UP:]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return {

@@ -20,6 +20,7 @@ import gc
 import json
 import platform
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from trimtab.models.voice_loss import teach_voice
 from trimtab.models.voice_places import PlacedVoices
 from trimtab.placement import PlacementPlan
 from trimtab.placement.plan import Speed
+from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.voice_trainer import VoiceTrainer
 
 WARM_UP = 3
@@ -114,7 +116,9 @@ def measured(
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    trainer.train()
+    # As a recipe's driver has its own trainers train.
+    with nullcontext() if kind is Trainer else lean_steps(trainer):
+        trainer.train()
     steps = [after - before for before, after in zip(timer.times, timer.times[1:], strict=False)][WARM_UP:]
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {

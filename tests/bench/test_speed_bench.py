@@ -236,6 +236,7 @@ def test_script_for_one_gpu_runs_on_the_cpu(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both loops see the same rows and the same loss, so their first losses agree."""
+    monkeypatch.syspath_prepend(repository / "benchmarks")  # as a script has it
     spec = importlib.util.spec_from_file_location(
         "zeroth_speed", repository / "benchmarks" / "zeroth_speed.py"
     )
@@ -258,3 +259,6 @@ def test_script_for_one_gpu_runs_on_the_cpu(
     }
     assert found["our_first_loss"] == pytest.approx(found["reference_loss"], abs=0.02)
     assert kept["command"].startswith("python benchmarks/zeroth_speed.py --size tiny")
+    page = (tmp_path / "speed.md").read_text(encoding="utf-8")
+    assert f"**{found['of_two_forwards_stacked']:.2f}**" in page
+    assert f"| **our step** | {found['parts']['our step']['ms']:.2f} |" in page

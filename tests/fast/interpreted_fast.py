@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from trimtab.fast.kernels.cross_entropy import cross_entropy
+from trimtab.fast.kernels.nf4 import unpack
 from trimtab.fast.lora import Adapter
 from trimtab.fast.mlp import _Weights, fused_mlp
+from trimtab.models import nf4
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, off: float) -> None:
@@ -88,6 +90,15 @@ def check_cross_entropy(device: str, dtype: torch.dtype, rows: int, columns: int
         assert torch.equal(again, losses)
 
 
+def check_nf4(device: str, rows: int, columns: int) -> None:
+    packed = nf4.pack(torch.randn(rows, columns, device=device) * 0.02)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        exact = nf4.unpack(packed, torch.float32)
+        # Triton's interpreter cuts to bf16 where a GPU rounds.
+        torch.testing.assert_close(unpack(packed, dtype).float(), exact, rtol=1e-2, atol=1e-6)
+    close(unpack(packed, torch.float32), exact.double(), 1e-6)
+
+
 def main(device: str) -> None:
     torch.manual_seed(0)
     on_gpu = device != "cpu"
@@ -100,6 +111,8 @@ def main(device: str) -> None:
         check_mlp(device, torch.bfloat16, 2051, 512, 1408, 16)
     check_cross_entropy(device, torch.bfloat16, 5, 5000)
     check_cross_entropy(device, torch.float16, 3, 100)
+    for rows, columns in ((3, 64), (37, 192)):
+        check_nf4(device, rows, columns)
     print("all agree")
 
 

@@ -107,6 +107,11 @@ class Odd(nn.Module):
         return x if x.sum().item() > 0 else x + self.mlp(x)
 
 
+class Even(Odd):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.attention(x))
+
+
 class OddModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -135,6 +140,25 @@ def test_a_layer_that_cannot_be_compiled_goes_on_plainly() -> None:
     compile_blocks(demanded, demanded=True, _backend="eager")
     with pytest.raises(NotCompiled, match=r"speed\.compile=true, and Odd cannot"):
         demanded(x)
+
+
+def test_a_backward_that_does_not_compile_is_met_before_it_runs() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    def refuse(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    refusing = aot_autograd(fw_compiler=lambda graph, inputs: graph.forward, bw_compiler=refuse)
+    torch._dynamo.register_backend(refusing, name="refuses_backward")
+    model, said = OddModel(), []
+    for layer in model.layers:
+        layer.__class__ = Even
+    blocks = compile_blocks(model, say=said.append, _backend="refuses_backward")
+    model(torch.randn(2, 8)).sum().backward()
+    assert "2 layers (Even) are computed plainly" in said[0]
+    assert "no such kernel" in said[0]
+    assert blocks.compiled == 0
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_a_model_without_layers_is_left_alone() -> None:

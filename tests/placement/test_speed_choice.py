@@ -132,6 +132,17 @@ def test_what_is_demanded_and_cannot_be_had_is_an_error(
     assert way_out in str(caught.value)
 
 
+def test_a_rehearsal_compiles_nothing_whatever_is_asked() -> None:
+    plan = planned(
+        machine("9.0", triton=None, virtual=True),
+        compile=True,
+        kernels="triton",
+        activation_memory_budget=0.5,
+    )
+    assert (plan.speed.compile, plan.speed.kernels, plan.speed.demanded) == (False, "plain", ())
+    assert plan.reasons["speed.compile"] == "nothing is compiled in a rehearsal"
+
+
 def test_what_is_forbidden_is_off() -> None:
     plan = planned(
         machine("9.0"), compile=False, adapters="plain", head="plain", padding="padded", kernels="plain"

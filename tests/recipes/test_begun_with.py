@@ -72,6 +72,16 @@ def words(stopped: tuple[Path, list[str]], run: Path) -> list[str]:
     return ["train", *stopped[1], f"output_dir={run}", "training.resume=true"]
 
 
+def test_another_way_to_compute_a_step_is_said(trimtab: Trimtab, run: Path, words: list[str]) -> None:
+    """As where the run began on a GPU whose layers were compiled."""
+    kept = record(run)
+    kept["now"]["facts"]["plan"]["speed"]["compile"] = True
+    (run / "starts.json").write_text(json.dumps(kept), encoding="utf-8")
+    done = trimtab(*words)
+    assert done.returncode == 0, done.stderr
+    assert "computed otherwise than before, equal up to rounding: compile true → false" in done.stdout
+
+
 def test_all_that_is_not_sound_is_refused_at_once_and_nothing_is_touched(
     trimtab: Trimtab, run: Path, words: list[str]
 ) -> None:

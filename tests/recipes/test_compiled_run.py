@@ -26,7 +26,7 @@ def test_a_compiled_run_says_so_and_resumes_exactly(
         words += ["training.keep_best=false", "monitor.progress=plain", "speed.compile=true"]
         done = trimtab("train", *words, *more)
         assert done.returncode == 0, done.stderr
-        return tmp_path / name, done.stdout
+        return tmp_path / name, done.stdout + done.stderr
 
     whole, said = train("whole")
     assert "layers to be compiled in the first step" in said

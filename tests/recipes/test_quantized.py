@@ -81,6 +81,7 @@ def test_the_adapter_loads_in_plain_peft_on_the_unquantised_model(
     assert not torch.equal(before, after)
     config = json.loads((run / "adapter" / "adapter_config.json").read_text())
     assert config["peft_type"] == "LORA"
+    assert "base weights in four bits (NF4)" in (run / "adapter" / "README.md").read_text()
 
 
 def test_export_merges_into_the_unquantised_weights(
@@ -113,3 +114,9 @@ def test_export_merges_into_the_unquantised_weights(
 def test_what_cannot_go_with_it_is_refused(more: list[str], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         load_config(None, ["model.quantize=nf4", *more])
+
+
+@pytest.mark.parametrize("word", ["load_in_4bit=true", "adapter=qlora"])
+def test_other_tools_names_for_it_are_known(word: str) -> None:
+    config = load_config(None, [word])
+    assert (config.model.quantize, config.method) == ("nf4", "lora")

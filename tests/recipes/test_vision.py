@@ -20,7 +20,7 @@ from trimtab.config import load_config
 from trimtab.data.picture_collate import PictureCollator
 from trimtab.export.run import export_run
 from trimtab.models.outputs import loss_of
-from trimtab.recipes.picture_trainer import answers_alone
+from trimtab.recipes.picture_trainer import answers_alone, without_cache
 from trimtab.recipes.planning import plan_run
 from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
@@ -125,6 +125,14 @@ def test_the_head_on_the_answers_alone_gives_the_models_own_loss_and_gradients(f
     assert fewer < columns
 
 
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "paligemma"])
+def test_a_pass_of_training_keeps_no_cache(family: str) -> None:
+    """It would hold every key and value of the batch, and no layer that keeps one is compiled."""
+    model, processor = tiny_pair(family)
+    batch = PictureCollator(processor, max_length=512)([question("which colour?", "red", drawn())])
+    assert model.train()(**batch, **without_cache(model)).past_key_values is None
+
+
 def test_a_model_of_ones_own_computes_its_own_loss() -> None:
     class Own(torch.nn.Module):
         def forward(self, input_ids: Any, logits_to_keep: int = 0) -> Any: ...
@@ -133,6 +141,7 @@ def test_a_model_of_ones_own_computes_its_own_loss() -> None:
 
     assert "logits_to_keep" in inspect.signature(Own().forward).parameters
     assert answers_alone(Own(), collate) is collate
+    assert without_cache(Own()) == {}
 
 
 def test_the_kept_model_is_asked_about_another_picture(

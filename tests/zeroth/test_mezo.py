@@ -233,3 +233,14 @@ def test_requests_that_cannot_be_met() -> None:
         optimizer.step([torch.ones(4, 2)])
     with pytest.raises(ValueError, match="at least one micro-batch"):
         optimizer.step([])
+
+
+def test_nothing_is_owed_where_no_pass_could_carry_it() -> None:
+    """Whoever looks at the weights of a CPU between two steps sees them moved, whatever was said of more steps."""
+    model, other = tiny("qwen3", torch.bfloat16), tiny("qwen3", torch.bfloat16)
+    ZerothOrder(model, ZerothSettings(**EXACT)).step([batch(0)], more=True)
+    optimizer = ZerothOrder(other, ZerothSettings(**EXACT))
+    optimizer.step([batch(0)])
+    assert same_weights(model, other)
+    optimizer.settle()
+    assert same_weights(model, other)

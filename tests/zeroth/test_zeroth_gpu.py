@@ -55,12 +55,13 @@ def test_perturbed_weights_have_the_cpus_bits(dtype: torch.dtype, shape: tuple[i
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "updates wait"])
 @pytest.mark.parametrize("method", ["mezo", "dizo", "fzoo"])
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
 def test_a_run_on_the_gpu_is_replayed_on_the_cpu(
-    kind: str, method: str, dtype: torch.dtype, tmp_path: Path
+    kind: str, method: str, waits: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    model = tiny(kind, dtype)
+    model = tiny(kind, dtype, tie=kind != "llama")
     base = copy.deepcopy(model)
     model.cuda()
     options = {
@@ -74,12 +75,14 @@ def test_a_run_on_the_gpu_is_replayed_on_the_cpu(
     optimizer = ZerothOrder(model, ZerothSettings(method=method, **options))  # type: ignore[arg-type]
     assert any("CUDA graph" in line for line in optimizer.describe())
     optimizer.record(tmp_path / "trajectory.bin")
-    for step in range(4):
-        optimizer.step([batch(step)])
+    for step in range(6):
+        optimizer.step([batch(step % 3)], more=waits)
         if optimizer.due():
             optimizer.project(lambda step=step: [batch(step)])
+    assert (optimizer._owed is not None) == (waits and method == "mezo")
+    optimizer.settle()
     replay(base, read_trajectory(tmp_path / "trajectory.bin"))
-    assert not same(tiny(kind, dtype), base)
+    assert not same(tiny(kind, dtype, tie=kind != "llama"), base)
     assert same(model, base)
 
 
@@ -144,3 +147,48 @@ def test_shapes_beyond_the_most_graphs_take_the_plain_way_and_say_so(monkeypatch
         found = optimizer.step([batch(1, 5)]).losses
     torch.testing.assert_close(found, plain.step([batch(1, 5)]).losses, rtol=1e-4, atol=1e-4)
     assert optimizer._captured is not None  # the first shape still takes its graph
+
+
+@pytest.mark.parametrize("rows", [0, 4, 1 << 20], ids=["no product", "the head", "every product"])
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_an_owed_update_is_written_whoever_reads_the_weight(
+    rows: int, tie: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By products that perturb what they read, on the side stream, and by those who only look up."""
+    from trimtab.zeroth import thin
+
+    monkeypatch.setattr(thin, "MOST_ROWS", rows)
+    monkeypatch.setattr(thin, "LEAST_HEIGHT", 0)
+    settings = ZerothSettings(method="mezo", learning_rate=1e-2, eps=1e-2, seed=SEED, weight_decay=0.1)
+    found = []
+    for waits in (True, False):
+        model = tiny("qwen3", torch.bfloat16, tie=tie, layers=3).cuda()
+        optimizer = ZerothOrder(model, settings)
+        losses = [optimizer.step([batch(step % 2)], more=waits).losses for step in range(6)]
+        assert (optimizer._owed is not None) == waits
+        optimizer.state_dict()
+        assert optimizer._owed is None
+        found.append((losses, weights(model)))
+    (one, two), (other, too) = found
+    assert one == other
+    assert all(map(torch.equal, two, too))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "width", "height"), [(16, 1024, 1000), (3, 40, 130), (50, 256, 64)])
+def test_a_thin_product_is_that_of_the_perturbed_weight(
+    dtype: torch.dtype, rows: int, width: int, height: int
+) -> None:
+    from trimtab.zeroth.kernels import Launch, perturbed
+    from trimtab.zeroth.thin import thin_product
+
+    weight, x = torch.randn(height, width, device="cuda"), torch.randn(2, rows, width, device="cuda")
+    weight, x = weight.to(dtype), x.to(dtype)
+    launch = Launch(2, torch.device("cuda"))
+    launch.fill(SEED, 7, [0, 0], [0.25, -0.25])
+    key = torch.tensor([5], dtype=torch.int32, device="cuda")
+    noise_of = (key, launch.state, launch.coefficients, True, False)
+    expected = torch.bmm(x.double(), perturbed(weight, *noise_of).double().transpose(1, 2))
+    found = thin_product(x, weight, *noise_of)
+    share = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=share, atol=share * width**0.5)

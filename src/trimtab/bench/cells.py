@@ -185,7 +185,7 @@ class _Runner:
 
     def step(self) -> None:
         if self.optimizer is not None:
-            result = self.optimizer.step(self.stream())
+            result = self.optimizer.step(self.stream(), more=True)  # as in a run
             # A slope of exactly 0 writes nothing: its time would not be a step's.
             self.idle += not any(result.coefficients)
         elif self.first is not None:

@@ -1,6 +1,6 @@
 """The ladder of a faster training step: its rows, one change each on top of the row before. It runs nothing.
 
-The first row computes as PEFT and the model's own code do; every other adds one part of `speed` (or the fused
+The first row computes as PEFT's and the model's own code do; every other adds one part of `speed` (or the fused
 optimizer). Which parts a machine, a recipe and a model can have is the plan's to say, whose reason is told where a row
 is left out.
 """
@@ -44,7 +44,7 @@ RUNGS = (
     Rung("optimizer", "+ fused optimizer", OPTIMIZER, FUSED),
 )
 FIRST, LAST = "plain", "default"
-TITLES = {FIRST: "plain PEFT", **{rung.name: rung.title for rung in RUNGS}, LAST: "as planned by default"}
+TITLES = {FIRST: "plain", **{rung.name: rung.title for rung in RUNGS}, LAST: "as planned by default"}
 
 
 def start(optimizer: str) -> dict[str, Any]:

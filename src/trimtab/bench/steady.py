@@ -62,8 +62,8 @@ def figures_of(steps: Steps, warm_up: int) -> dict[str, Any]:
     if len(times) < 2:
         raise TrimtabError("the run has one step: nothing is left to be timed after the first")
     warm_up = max(1, min(warm_up, len(times) - 1))
-    # Where logs come a step late, the last comes with the one before it: it tells no time.
-    end = len(times) - 1 if len(times) - warm_up > 2 else len(times)
+    # Where logs come a step late, the last two come together, when the run ends: they tell no time.
+    end = len(times) - 2 if len(times) - warm_up > 3 else len(times)
     spans = [after - before for before, after in pairwise(times[warm_up - 1 : end])]
     usual, whole = statistics.median(spans), times[end - 1] - times[warm_up - 1]
     ends = [loss for loss in steps.losses[-LAST:] if loss is not None]

@@ -113,7 +113,7 @@ class _Rows:
     def measure(self, name: str, settings: Mapping[str, Any]) -> bool:
         """One row; whether it could be measured."""
         number, request = len(self.stand.cells), self.request
-        each, total = request.warm_up + request.steps, len(request.rows or TITLES)
+        each, total = request.warm_up + request.steps, len({FIRST, *(request.rows or TITLES)})
         cell: dict[str, Any] = {"row": name, "title": TITLES[name], "settings": dict(settings)}
         self.progress.note(f"{cell['title']} (row {number + 1} of at most {total})")
         at = Figures(number * each, total * each, time.monotonic() - self.began)
@@ -126,6 +126,7 @@ class _Rows:
                 time.monotonic() - self.began,
                 loss=line.get("loss"),
                 tokens_per_second=line.get("tokens_per_second"),
+                utilisation=line.get("mfu"),
                 memory=line.get("peak_memory_bytes"),
             )
             self.progress.update(shown)

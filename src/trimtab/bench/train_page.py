@@ -9,7 +9,7 @@ from trimtab.bench import svg
 from trimtab.bench.ladder import FIRST
 from trimtab.bench.results import notes, table
 from trimtab.bench.stand import Plots, Stand, finished
-from trimtab.monitor.wording import size
+from trimtab.monitor.wording import count_of, size
 
 
 def render(stand: Stand) -> tuple[str, Plots]:
@@ -57,10 +57,11 @@ def _about(header: Mapping[str, Any]) -> str:
         if header["device"].startswith("cuda")
         else "of the whole process, loading included"
     )
+    first = count_of(header["warm_up"], "first step")
     return (
-        f"Tokens are counted without padding. Peak: {where}. Warm-up: what the first {header['warm_up']} steps took "
-        "beyond so many usual ones (compiling, first launches). Loss off by: the largest difference from plain "
-        "PEFT's loss at the same step."
+        f"Tokens are counted without padding. Peak: {where}. Warm-up: what the {first} took "
+        "beyond so many usual ones (compiling, first launches). Loss off by: the largest difference from the "
+        "plain row's loss at the same step, which PEFT's and the model's own code compute."
     )
 
 

@@ -18,7 +18,7 @@ Rows = Annotated[
     str | None,
     typer.Option(
         help="Of padding, head, adapters, compile, kernels, optimizer and default, commas between; the first row, "
-        "plain PEFT, is always there."
+        "plain, is always there."
     ),
 ]
 Out = Annotated[

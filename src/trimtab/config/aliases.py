@@ -153,6 +153,14 @@ def _targets(value: Any) -> Settings:
     return {"lora.targets": value}
 
 
+def _adapter(value: Any) -> Settings:
+    if value == "qlora":
+        return {"method": "lora", "model.quantize": "nf4"}
+    if value not in (None, "lora"):
+        raise Refused("has no counterpart here", "write method: lora or full")
+    return {"method": value or "full"}
+
+
 def _rhythm(key: str, reason: str, change: str) -> Alias:
     """How often: each epoch, or `key` steps. `reason` and `change` answer who wants it never."""
 
@@ -239,7 +247,8 @@ ALIASES: dict[str, Alias] = {
     "use_lora": _either("method", "lora", "full"),
     "use_peft": _either("method", "lora", "full"),
     "finetuning_type": _words("method", {"lora": "lora", "full": "full"}),
-    "adapter": _words("method", {"lora": "lora", None: "full"}),
+    "adapter": Alias("method", _adapter),
+    "load_in_4bit": _flag("model.quantize", "nf4"),
     "max_steps": _written("training.max_steps", lambda steps: None if steps == -1 else steps),
     "warmup_steps": Alias("training.warmup_steps", _warmup_steps),
     "resume_from_checkpoint": _written("training.resume", lambda path: False if path is None else path),

@@ -26,8 +26,9 @@ set HF_TOKEN in the environment; a secret does not belong in a config
 remove it: a run stays in output_dir and nothing is uploaded
   [None, False]  push_to_hub hub_model_id hub_private_repo hub_always_push hub_revision
   [None, "every_save"]  hub_strategy
-remove it: weights are trained unquantised; to save memory write method: lora and precision: bf16
-  [None, False]  load_in_4bit load_in_8bit use_bnb_nested_quant quantization_bit bnb_4bit_quant_storage
+write model.quantize: nf4 to hold the frozen weights in four bits; it has no other settings
+  [None, False]  load_in_8bit quantization_bit bnb_4bit_quant_storage
+  [None, False, True]  use_bnb_nested_quant bnb_4bit_use_double_quant
   [None, "nf4"]  bnb_4bit_quant_type bnb_4bit_compute_dtype quantization_config
 name the file alone, before the settings: trimtab train FILE
   [None]  config config_file

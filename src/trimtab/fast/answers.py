@@ -45,11 +45,12 @@ def use_answers(model: Any, means: Means, *, plain: bool = False) -> Way:
         kwargs = marked(self, kwargs) | {"use_cache": False}
         if way == "own":
             return _from_logits(self, own, args, kwargs, head_rows, head_labels, count)
-        hidden = self.base_model(*args, **kwargs).last_hidden_state
-        picked = _picked(hidden, head_rows)
-        return _by_head(self, way, picked, head_labels.to(picked.device), count)
+        picked = _picked(self.base_model(*args, **kwargs).last_hidden_state, head_rows)
+        return self.get_output_embeddings()(picked, head_labels=head_labels.to(picked.device), count=count)
 
     bare.forward = types.MethodType(forward, bare)
+    if way != "own":
+        _at_the_head(bare.get_output_embeddings(), way)
     return way
 
 
@@ -57,19 +58,27 @@ def _picked(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return values.flatten(0, 1).index_select(0, rows.to(values.device))
 
 
-def _by_head(
-    bare: Any, way: Way, picked: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | int | None
-) -> Told:
-    head = bare.get_output_embeddings()
-    if way == "frozen":
-        rows = torch.arange(len(picked), device=picked.device)
-        made = head_loss(picked, head.weight, labels, bias=head.bias, count=count, rows=rows)
-        return made._asdict()
-    tiles = [
-        checkpoint(_tile, h, y, head, use_reentrant=False) if len(picked) > TILE else _tile(h, y, head)
-        for h, y in zip(picked.split(TILE), labels.split(TILE), strict=True)
-    ]
-    return _sums(tiles, labels, count)
+def _at_the_head(head: Any, way: Way) -> None:
+    """Have the loss made inside of the head's own call, once a pass: FSDP gathers its weight for that call alone."""
+    own = head.forward
+
+    @functools.wraps(getattr(own, "__func__", own))
+    def forward(
+        self: Any, hidden: Any, *args: Any, head_labels: Any = None, count: Any = None, **kwargs: Any
+    ) -> Any:
+        if head_labels is None:
+            return own(hidden, *args, **kwargs)
+        if way == "frozen":
+            rows = torch.arange(len(hidden), device=hidden.device)
+            made = head_loss(hidden, self.weight, head_labels, bias=self.bias, count=count, rows=rows)
+            return made._asdict()
+        tiles = [
+            checkpoint(_tile, h, y, own, use_reentrant=False) if len(hidden) > TILE else _tile(h, y, own)
+            for h, y in zip(hidden.split(TILE), head_labels.split(TILE), strict=True)
+        ]
+        return _sums(tiles, head_labels, count)
+
+    head.forward = types.MethodType(forward, head)
 
 
 def _tile(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> tuple[torch.Tensor, ...]:

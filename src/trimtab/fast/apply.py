@@ -46,7 +46,6 @@ def make_fast(
     say: Say | None = None,
     *,
     rows: Any = None,
-    packed: bool = False,
     _backend: str = "inductor",
 ) -> Fast:
     """Change the model in place as the plan says, and say what was done. `rows` are those that are trained on."""
@@ -85,7 +84,7 @@ def make_fast(
     if speed.compile:
         made.blocks = compile_blocks(
             model,
-            dynamic=True if not packed and lengths_differ(rows) else None,
+            dynamic=True if lengths_differ(rows) else None,
             budget=speed.activation_memory_budget,
             say=say,
             demanded="compile" in speed.demanded,

@@ -26,6 +26,9 @@ _GRAPHS_OF_A_KIND = 16
 """A kind of layers that needs more graphs than this is compiled anew for ever: it goes on plainly."""
 
 
+_BACKWARD_TOO = "force_non_lazy_backward_lowering"
+
+
 class NotCompiled(TrimtabError):
     """Layers that were to be compiled, by request, cannot be."""
 
@@ -56,8 +59,11 @@ class Blocks:
         from torch._functorch import config
 
         self.graphs += 1
-        budget = 1.0 if self._budget is None else self._budget
-        with config.patch(activation_memory_budget=budget):
+        settings: dict[str, Any] = {"activation_memory_budget": 1.0 if self._budget is None else self._budget}
+        if hasattr(config, _BACKWARD_TOO):
+            # At once, where a failure is still met by the plain layer; later it would end the run.
+            settings[_BACKWARD_TOO] = True
+        with config.patch(settings):
             return lookup_backend(self._backend)(graph, inputs, **options)
 
     @property

@@ -91,7 +91,8 @@ def probe(launcher: Launcher | None = None, cpu: Cpu | None = None) -> Hardware:
         version, cuda, other = _torch_build()
         if version and cuda is None and not other and platform.system() == "Linux":
             # A Linux build of torch without CUDA or ROCm has no accelerator to ask about.
-            return Hardware(cpu=cpu, launcher=launcher, torch_version=version, cuda_build=None)
+            triton = installed_version("triton")
+            return Hardware(cpu=cpu, launcher=launcher, torch_version=version, cuda_build=None, triton=triton)
     import torch
 
     return Hardware(

@@ -1,12 +1,12 @@
 """What `model.quantize` means for loading: what the loader is given, what is refused, what a skeleton looks like.
 
-Models that come quantised are left to transformers and the package that they name; with `model.quantize` they are
-refused. The way to NF4 itself is in `nf4_loading.py`, which imports transformers and so is imported when it is needed.
+Models that come quantised by bitsandbytes are refused, with the way out; those of other methods are left to
+transformers and the package that they need. The way to NF4 itself is in `nf4_loading.py`, which imports transformers
+and so is imported when it is needed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 from trimtab.config.schema import ModelSettings
@@ -35,12 +35,13 @@ def check_stored(settings: ModelSettings, config: Any) -> None:
             "what four bits left of them would be rounded once more",
             "name the unquantised model, which is quantised while it loads; or remove model.quantize",
         )
-    if method == _BITSANDBYTES and importlib.util.find_spec(_BITSANDBYTES) is None:
+    if method == _BITSANDBYTES:
         raise RequestError.of(
-            f"model.name={settings.name}: its weights were quantised by bitsandbytes, which is not installed",
-            "only that package reads them",
-            "name the unquantised model and set model.quantize=nf4, which needs no package and gives the same four "
-            "bits; or `pip install bitsandbytes`",
+            f"model.name={settings.name}: its weights were quantised by bitsandbytes",
+            "Trimtab does not read that package's files: an adapter could not be merged into weights of four bits, and "
+            "`export` would have no others",
+            "name the model that they were made from and set model.quantize=nf4: it is quantised to the same four bits "
+            "while it loads",
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trimtab.placement.activations import Computed, head_bytes, layer_bytes
@@ -181,6 +181,8 @@ class ModelProfile(Widths):
                 continue
             tokens = rows * (patches if name else work.max_length)
             how = Computed() if name else work.computed
+            if self.four_bit:
+                how = replace(how, kernels=False)  # the kernels of an MLP take its weights in 16 bits
             kept = layer_bytes(widths.hidden, widths.intermediate, widths.attention, size, how)
             layer = int(tokens * kept)
             # Gradients go through the language model to whatever is trained; into a tower only for its own sake.

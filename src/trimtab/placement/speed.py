@@ -109,6 +109,10 @@ def choose_speed(
     chosen: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for part in PARTS:
+        if hardware.virtual and part in ("compile", "kernels"):
+            # Also where it was asked for: whether the real machine has it cannot be told here.
+            chosen[part], reasons[f"speed.{part}"] = _PLAIN[part], "nothing is compiled in a rehearsal"
+            continue
         against, wanted = list(_obstacles(part, here)), request.wanted(part)
         hard = next((obstacle for obstacle in against if obstacle.way_out), None)
         if wanted and hard is not None:
@@ -119,13 +123,13 @@ def choose_speed(
         else:
             chosen[part], reasons[f"speed.{part}"] = (_FAST if wanted else _PLAIN)[part], "asked for"
     budget = request.activation_memory_budget
-    if budget is not None and not chosen["compile"]:
+    if budget is not None and not chosen["compile"] and not hardware.virtual:
         raise PlacementError.of(
             f"speed.activation_memory_budget={budget:g} without compiled layers",
             f"it is the compiler that chooses what is computed again, and none is used: {reasons['speed.compile']}",
             "set speed.compile: true, or training.gradient_checkpointing: true in its place",
         )
-    demanded = tuple(part for part in PARTS if request.wanted(part))
+    demanded = tuple(part for part in PARTS if request.wanted(part) and chosen[part] == _FAST[part])
     return Speed(**chosen, activation_memory_budget=budget, demanded=demanded), reasons
 
 
@@ -185,8 +189,6 @@ def _split(part: Part) -> str:
 def _machine(part: Part, here: _Situation) -> Iterator[_Obstacle]:
     """What compiling and Triton need of the machine."""
     hardware, off = here.hardware, f"set speed.{part}: auto"
-    if hardware.virtual:
-        yield _Obstacle("virtual GPUs: nothing is compiled in a rehearsal", "" if part == "compile" else off)
     if here.kind == "mps":
         yield _Obstacle(
             "not on Apple GPUs: neither Triton nor a proven compiler is there",

@@ -153,6 +153,7 @@ class GoingOn:
             found.refused.append(
                 ("weights in a checkpoint", kinds[plan["sharded"]], kinds[facts["plan"]["sharded"]])
             )
+        self._compare_speed(plan.get("speed"), facts["plan"].get("speed", {}))
         model, is_now = was.get("model"), facts["model"]
         if model and is_now and model["read"] == is_now["read"] and model["files"] != is_now["files"]:
             names = _differing(model["files"], is_now["files"])
@@ -176,6 +177,19 @@ class GoingOn:
                 f"{self.home} was begun by an earlier version: compared with what its config.yaml, plan.json and "
                 "data.json tell; whether rows, model files and rewards have the same content is not known"
             )
+
+    def _compare_speed(self, was: Any, is_now: Mapping[str, Any]) -> None:
+        """Another machine may compute a step in another way, with no setting changed."""
+        if not isinstance(was, Mapping) or any(key.startswith("speed.") for key in self.found.changed):
+            return
+        others = [
+            f"{part} {_shown(was.get(part))} → {_shown(way)}"
+            for part, way in is_now.items()
+            if was.get(part) != way
+        ]
+        if others:
+            told = ", ".join(others)
+            self.found.said.append(f"a step is computed otherwise than before, equal up to rounding: {told}")
 
     def check_data(self, now: Start) -> None:
         """Compare the rows; names of sources that have changed do not matter where the content is the same."""

@@ -56,7 +56,7 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
         f"| steps | {summary['steps']:,} of batch {training.batch_size} × {training.gradient_accumulation_steps} "
         f"× {plan.processes} process{'es' * (plan.processes > 1)} |",
         f"| learning rate | {training.learning_rate:g}, {training.lr_scheduler} |",
-        f"| placement | {plan.strategy} on {', '.join(plan.devices)}, {plan.precision} |",
+        f"| placement | {plan.strategy} on {', '.join(plan.devices)}, {plan.precision}{_held(config)} |",
     ]
     loss = summary.get("eval_loss") or {}
     if loss.get("before") is not None and loss.get("after") is not None:
@@ -73,3 +73,7 @@ def model_card(config: Config, plan: PlacementPlan, summary: dict[str, Any]) -> 
             f"- after: {sample['after']}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _held(config: Config) -> str:
+    return ", base weights in four bits (NF4) while it was trained" if config.model.quantize else ""

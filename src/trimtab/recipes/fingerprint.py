@@ -46,6 +46,9 @@ def before_data(config: Config, plan: PlacementPlan) -> dict[str, Any]:
             "precision": plan.precision,
             "weight_precision": plan.weight_precision,
             "sharded": plan.strategy == "sharded",
+            "speed": {
+                name: way for name, way in dataclasses.asdict(plan.speed).items() if name != "demanded"
+            },
         },
         "model": model_print(config),
         "rewards": reward_prints(config) if config.recipe == "grpo" else {},

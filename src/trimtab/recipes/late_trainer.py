@@ -22,11 +22,22 @@ class LateTrainer(Trainer):
         """`late`: log a step in the next one also where nothing travels; None: on a GPU."""
         super().__init__(**given)
         self._late = late
+        self._operations: int | None = None
+        """Of a token, as the library reckons them."""
 
     @property
     def logs_late(self) -> bool:
         """Whether figures of a step may be logged in the next one."""
         return self._late if self._late is not None else self.args.device.type == "cuda" and machine() is None
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        ids = inputs.get("input_ids")
+        if ids is None:
+            return int(super().floating_point_ops(inputs))
+        if self._operations is None:
+            # The library walks over all modules and weights for it, in every pass.
+            self._operations = int(super().floating_point_ops(inputs)) // max(ids.numel(), 1)
+        return self._operations * int(ids.numel())
 
     def _figures(self) -> torch.Tensor | None:
         """Numbers of the steps since the last log, of all processes, on their device; they are given once."""

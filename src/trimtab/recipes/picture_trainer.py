@@ -32,6 +32,7 @@ class PictureTrainer(LateTrainer):
         """`objective` in place of the model's own loss; `answers`: the way to it that was proved for this model."""
         super().__init__(**given)
         self._objective, self._answers = objective, answers
+        self._more = without_cache(self.model)
         # Have the trainer count each step's tokens: some models (Qwen's) say that they do not count, and none is asked.
         self.model_accepts_loss_kwargs = True
 
@@ -42,7 +43,7 @@ class PictureTrainer(LateTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        given = {name: value for name, value in inputs.items() if name != ROWS}
+        given = {name: value for name, value in inputs.items() if name != ROWS} | self._more
         if self._objective is not None:
             loss, outputs = self._masked_loss(model, given, num_items_in_batch)
         else:
@@ -82,6 +83,15 @@ class PictureTrainer(LateTrainer):
         assert asked.found is not None
         mean = outputs.logits.reshape(())
         return mean if of is None else mean * (asked.found.tokens / of), outputs
+
+
+def without_cache(model: Any) -> Batch:
+    """What tells the model to keep no cache of a pass: some read it off their text's config, where it is on."""
+    bare = bare_model(model)
+    ours = type(bare).__module__.startswith("transformers.")
+    takes = inspect.signature(bare.forward).parameters.values()
+    told = any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in takes)
+    return {"use_cache": False} if ours and told else {}
 
 
 def trained_tokens(batch: Mapping[str, Any]) -> torch.Tensor:

@@ -87,9 +87,7 @@ def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, sa
         recipe.prove(job)
     if recipe.fast:
         main = detect_launcher().rank == 0
-        job.fast = make_fast(
-            job.model, plan, say if main else None, rows=job.prepared.train, packed=config.data.packing
-        )
+        job.fast = make_fast(job.model, plan, say if main else None, rows=job.prepared.train)
 
     meet_the_others(config, plan, say)
     with recipe.build(job) as driver:

@@ -82,8 +82,6 @@ def trainer_arguments(
         "seed": config.seed,
         "data_seed": config.seed,
         "push_to_hub": False,
-        # A batch is copied from pinned memory beside the step that is computed, which a waiting copy would first end.
-        "accelerator_config": {"non_blocking": plan.kind == "cuda"},
         **trainer_options(plan, model),
     }
 

@@ -133,7 +133,7 @@ class ZerothEngine:
     def step(self) -> tuple[int, int, dict[str, float], tuple[str, ...]]:
         """One step: its number, the data drawn so far, its figures, and those that are shown beside the loss."""
         optimizer = self.optimizer
-        result = optimizer.step(self._draw())
+        result = optimizer.step(self._draw(), more=optimizer.step_number + 1 < self.total)
         optimizer.project(self._draw)  # where one is due
         return optimizer.step_number, self._batches.taken, *figures_of(result, optimizer)
 
@@ -155,6 +155,7 @@ class ZerothEngine:
         """Figures of the weights as they are on what is held out; every process calls it."""
         from trimtab.recipes.scored_eval import evaluate, measures
 
+        self.optimizer.settle()
         prepared, training = self._job.prepared, self._job.config.training
         size = training.eval_batch_size or training.batch_size
         judged = evaluate(self._job.model, prepared.eval, self._collate, size, heard)

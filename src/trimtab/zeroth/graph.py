@@ -8,8 +8,8 @@ lane by Triton kernels and multiply by them lane by lane. A replay runs no Pytho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab.zeroth import kernels
-from trimtab.zeroth.kernels import Launch
+from trimtab.zeroth.ahead import Ahead, OtherOrder
+from trimtab.zeroth.kernels import Launch, Owed
 from trimtab.zeroth.lane_modules import (
     LaneEmbedding,
     LaneLinear,
@@ -37,10 +38,14 @@ from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios, on_real
 
 PAD_TO = 32
 """Rows are padded to a multiple of this many tokens: fewer shapes, fewer graphs."""
-# Elements of changed weights that exist at a time: this share of the tuned ones, but never less than the floor. What
-# is larger (a vocabulary) is done in runs of rows.
+# Elements of changed weights that a product reads at a time: this share of the tuned ones, but never less than the
+# floor. What is larger is done in runs of rows. The ring has room for three times as much.
 _SCRATCH_SHARE = 64
 _SCRATCH_FLOOR = 1 << 21
+_RING = 3
+MAIN_PRIORITY = -2
+"""Of the stream that passes are captured on."""
+_SIDE = True
 MOST_GRAPHS = 24
 """Each keeps its inputs and losses, and takes a moment to capture."""
 
@@ -52,6 +57,8 @@ class _StandIn:
     modules: list[nn.Module]
     small: list[Callable[[], None]]
     """Makes the small tensors' copies, at the beginning of the pass."""
+    ahead: Ahead | None = None
+    """Makes the others', ahead of the products that read them."""
 
 
 @dataclass
@@ -103,6 +110,8 @@ class CapturedPasses:
         self._parameters = list(model.parameters())
         self._addresses: list[int] = []
         self._stream: Any = None
+        self._sides: tuple[Any, Any] | None = None
+        self._ring: Tensor | None = None
         self._pool: Any = None
         _check_model(model, self.device)
         for module in model.modules():
@@ -111,20 +120,27 @@ class CapturedPasses:
                     raise NotCapturable("the model itself owns tuned tensors")
                 kind_of(module)
 
-    def losses(self, change: Change | None, lanes: Sequence[int], batch: ScoreBatch) -> Tensor | None:
+    def carries(self, change: Change, lanes: Sequence[int], batch: ScoreBatch) -> bool:
+        """Whether a pass with these lanes writes an update that is owed, before it reads the weights."""
+        self._check_addresses()
+        key = (_mode(change), len(lanes), _shape_of(batch))
+        return key in self._graphs and isinstance(change, Directions) and _one_line(change)
+
+    def losses(
+        self, change: Change | None, lanes: Sequence[int], batch: ScoreBatch, owed: Owed | None = None
+    ) -> Tensor | None:
         """[lanes, examples], on the GPU; overwritten by the next replay. Without a change: the model as it is.
 
-        None where the batch has a new shape and there are MOST_GRAPHS others: it takes the plain way.
+        None where the batch has a new shape and there are MOST_GRAPHS others: it takes the plain way. `owed`: the
+        update of the step before, only where the pass `carries` it.
         """
         shape = _shape_of(batch)
         key = (_mode(change), len(lanes), shape)
         # Buffers that outlive a pass are no inference tensors, whatever the caller is in.
         with torch.inference_mode(False), torch.no_grad():
-            self._fill(change, lanes)
-            if self._addresses != (addresses := [p.data_ptr() for p in self._parameters]):
-                # A graph reads weights by their address; elsewhere, it would read what lies there now.
-                self.forget()
-                self._addresses = addresses
+            self._fill(change, lanes, owed)
+            if owed is None:  # else `carries` has looked just now
+                self._check_addresses()
             if key not in self._graphs:
                 if len(self._graphs) >= MOST_GRAPHS:
                     return None
@@ -135,11 +151,17 @@ class CapturedPasses:
             captured.graph.replay()
         return captured.losses
 
+    def _check_addresses(self) -> None:
+        """A graph reads weights by their address; elsewhere, it would read what lies there now."""
+        if self._addresses != (addresses := [p.data_ptr() for p in self._parameters]):
+            self.forget()
+            self._addresses = addresses
+
     def forget(self) -> None:
         """Drop what was captured; the next pass of each shape is captured anew."""
         self._graphs.clear()
 
-    def _fill(self, change: Change | None, lanes: Sequence[int]) -> None:
+    def _fill(self, change: Change | None, lanes: Sequence[int], owed: Owed | None = None) -> None:
         count = len(lanes)
         if isinstance(change, Directions):
             if count not in self._launches:
@@ -149,6 +171,7 @@ class CapturedPasses:
                 change.step,
                 [change.queries[i] for i in lanes],
                 [change.coefficients[i] for i in lanes],
+                owed,
             )
         elif isinstance(change, Ratios):
             order = sorted(change.anchors)
@@ -169,12 +192,14 @@ class CapturedPasses:
             stream = torch.cuda.current_stream()
             if stream == torch.cuda.default_stream():
                 # On the default one nothing can be captured; each stream has a workspace of cuBLAS of its own.
-                self._stream = self._stream or torch.cuda.Stream()
+                self._stream = self._stream or torch.cuda.Stream(self.device, MAIN_PRIORITY)
                 self._stream.wait_stream(stream)
                 stream = self._stream
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             with torch.cuda.stream(stream):
-                for _ in range(2):  # kernels are compiled and workspaces made before the capture
+                for _ in range(
+                    2
+                ):  # kernels are compiled, workspaces made and weights planned before the capture
                     self._pass(inputs, shape, lanes, stand_in)
             torch.cuda.synchronize()
             # What the trial left over would lie beside the graph's own memory.
@@ -186,8 +211,15 @@ class CapturedPasses:
         return _Graph(graph, inputs, staged, losses, stand_in)
 
     def _pass(self, inputs: Tensor, shape: _Shape, lanes: int, stand_in: _StandIn) -> Tensor:
-        for make in stand_in.small:
-            make()
+        try:
+            with stand_in.ahead.running() if stand_in.ahead is not None else nullcontext():
+                for make in stand_in.small:
+                    make()
+                return self._losses_of(inputs, shape, lanes)
+        except OtherOrder as error:
+            raise NotCapturable(str(error)) from None
+
+    def _losses_of(self, inputs: Tensor, shape: _Shape, lanes: int) -> Tensor:
         ids, mask, row, position, token, candidate, place, length, label = inputs.split(shape.sizes)
         ids, mask = ids.view(shape.rows, shape.length), mask.view(shape.rows, shape.length)
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
@@ -212,7 +244,10 @@ class CapturedPasses:
         """The lane modules in place of those that own tuned tensors, and the repeated layers compiled."""
         stand_in = _StandIn([], [])
         with ExitStack() as undo:
-            ready = self._small_copies(change, lanes, stand_in) if isinstance(change, Directions) else {}
+            ready: dict[int, Ready] = {}
+            if isinstance(change, Directions):
+                ready = self._small_copies(change, lanes, stand_in)
+                stand_in.ahead = self._ahead(change, lanes, ready)
             # The root is never swapped: it is a model.
             children = [
                 (parent, *child) for parent in self.model.modules() for child in parent.named_children()
@@ -233,6 +268,24 @@ class CapturedPasses:
                     layer.compile(dynamic=False)
             yield stand_in
 
+    def _ahead(self, change: Directions, lanes: int, ready: Collection[int]) -> Ahead:
+        """For all tensors but those that are made at the beginning of the pass."""
+        if self._ring is None:
+            size = max(t.parameter.element_size() for t in self.tuned)
+            self._ring = torch.empty(_RING * self._scratch * size, dtype=torch.uint8, device=self.device)
+        if self._sides is None and self.device.type == "cuda" and _SIDE:
+            # Products go first: what is made ahead takes what they leave, and updates what is left then.
+            self._sides = (torch.cuda.Stream(self.device, -1), torch.cuda.Stream(self.device, 0))
+        return Ahead(
+            self._launches[lanes],
+            [t for t in self.tuned if t.index not in ready],
+            self._ring,
+            self._sides,
+            one_line=_one_line(change),
+            signs=change.kind == "signs",
+            stochastic=self.stochastic,
+        )
+
     def _small_copies(self, change: Directions, lanes: int, stand_in: _StandIn) -> dict[int, Ready]:
         """Norms and biases, by index: too small for a launch each."""
         by_dtype: dict[torch.dtype, list[Tuned]] = {}
@@ -241,7 +294,12 @@ class CapturedPasses:
                 by_dtype.setdefault(each.parameter.dtype, []).append(each)
         ready: dict[int, Ready] = {}
         for some in by_dtype.values():
-            small = kernels.PerturbedSmall([(t.parameter.detach(), t.index) for t in some], lanes)
+            small = kernels.PerturbedSmall(
+                [(t.parameter.detach(), t.index, t.decays) for t in some],
+                lanes,
+                carry=_one_line(change),
+                stochastic=self.stochastic,
+            )
             stand_in.small.append(
                 partial(small, self._launches[lanes], _one_line(change), change.kind == "signs")
             )
@@ -259,8 +317,7 @@ class CapturedPasses:
             if tuned.index in ready:
                 made[name] = ready[tuned.index]
             elif isinstance(change, Directions):
-                signs = change.kind == "signs"
-                made[name] = Noisy(self._launches[lanes], tuned.index, _one_line(change), signs)
+                made[name] = Noisy(self._launches[lanes], tuned.index)
             else:
                 ratios = self._ratios[lanes][sorted(change.anchors).index(tuned.index)]
                 anchor = change.anchors[tuned.index]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,30 +21,61 @@ from torch import Tensor
 from trimtab.zeroth.sweep import DROPPED_BITS
 
 GROUP = 8
-# Groups of eight elements for each program: 4,096 elements keep 128 threads busy with 16-byte accesses.
+# Groups of eight elements for each program: 4,096 elements keep 128 threads busy with 16-byte accesses. Beside
+# products, smaller programs make room for them sooner.
 _GROUPS = 512
+_AHEAD_GROUPS = 256
 _SMALL_GROUPS = 64
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # No fused multiply-add: a product is rounded on its own, as on the CPU.
 _EXACT: dict[str, Any] = {} if _INTERPRETED else {"enable_fp_fusion": False}
+
+
+@dataclass(frozen=True)
+class Owed:
+    """The update of a step along one line, not yet written to the weights."""
+
+    seed: int
+    step: int
+    query: int
+    coefficient: float
+    shrink: float
+
+    def packed(self) -> bytes:
+        seed = (self.seed & 0xFFFFFFFF, self.seed >> 32)
+        return struct.pack("<4I2fI", *seed, self.step, self.query, self.coefficient, self.shrink, 1)
+
+
 STATE = 3
 """Words before the queries in `Launch.state`: the seed's low and high half, the step."""
+OWED = 7
+"""Words of an owed update: the seed's halves, step, query, coefficient, factor of decay, whether there is one."""
 
 
 class Launch:
     """What the kernels read from device memory. Filled before a pass; its address never changes."""
 
     def __init__(self, lanes: int, device: torch.device) -> None:
-        self.words = torch.zeros(STATE + 2 * lanes, dtype=torch.int32, device=device)
+        self.words = torch.zeros(STATE + 2 * lanes + OWED, dtype=torch.int32, device=device)
         self.state = self.words[: STATE + lanes]
         """int32: seed low, seed high, step, then the query of each lane"""
-        self.coefficients = self.words[STATE + lanes :].view(torch.float32)
-        self._staged = torch.zeros(STATE + 2 * lanes, dtype=torch.int32)
+        self.coefficients = self.words[STATE + lanes : STATE + 2 * lanes].view(torch.float32)
+        self.owed = self.words[STATE + 2 * lanes :]
+        """int32: the update of the step before, where it was left to this pass"""
+        self._staged = torch.zeros(0, dtype=torch.int32)
 
-    def fill(self, seed: int, step: int, queries: Sequence[int], coefficients: Sequence[float]) -> None:
+    def fill(
+        self,
+        seed: int,
+        step: int,
+        queries: Sequence[int],
+        coefficients: Sequence[float],
+        owed: Owed | None = None,
+    ) -> None:
         packed = struct.pack(f"<{STATE + len(queries)}I", seed & 0xFFFFFFFF, seed >> 32, step, *queries)
         packed += struct.pack(f"<{len(coefficients)}f", *coefficients)
+        packed += bytes(4 * OWED) if owed is None else owed.packed()
         # A copy from memory that is not pinned has read it when it returns.
         self._staged = torch.frombuffer(bytearray(packed), dtype=torch.int32)
         self.words.copy_(self._staged, non_blocking=True)
@@ -110,8 +142,9 @@ def _noise(group, tensor, step, query, key0, key1, SIGNS: tl.constexpr, INTERPRE
     if SIGNS:
         return 1.0 - 2.0 * (half & 1).to(tl.float32)
     else:
-        # Twice z: its half goes into the coefficient, which loses nothing by it.
-        return (_ones(half, INTERPRETED) - 8).to(tl.float32)
+        # Twice z: its half goes into the coefficient, which loses nothing by it. Eight is taken off the float: a GPU
+        # adds floats twice as fast as integers.
+        return _ones(half, INTERPRETED).to(tl.float32) - 8.0
 
 
 @triton.jit
@@ -128,6 +161,27 @@ def _coefficient(coefficients, lane, SIGNS: tl.constexpr):
         return tl.load(coefficients + lane)
     else:
         return tl.load(coefficients + lane) * 0.5
+
+
+@triton.jit
+def _updated(
+    value, group, tensor, owed, decays,
+    SIGNS: tl.constexpr, DROPPED: tl.constexpr, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The value once the owed update is written, in fp32: what `_update` would write, bit for bit."""
+    key0, key1 = tl.load(owed).to(tl.uint32), tl.load(owed + 1).to(tl.uint32)
+    step = tl.load(owed + 2).to(tl.uint32)
+    numbers = (owed + 4).to(tl.pointer_type(tl.float32))
+    if decays != 0:
+        value = value * tl.load(numbers + 1)
+    z = _noise(group, tensor, step, tl.load(owed + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
+    value = value - _coefficient(numbers, 0, SIGNS) * z
+    if DROPPED:
+        value = _rounded(value, _halves(group, tensor, step, 0xFFFFFFFF, key0, key1), DROPPED)
+    if DROPPED == 16:
+        return value  # bf16 holds every such number, fp16 not the small ones
+    else:
+        return value.to(DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -170,49 +224,78 @@ def _store_lanes(
 
 @triton.jit
 def _perturb(
-    weight, out, key, state, coefficients, count, first_group, out_stride,
-    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    weight, out, key, state, coefficients, owed, count, first_group, out_stride,
+    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, OWED: tl.constexpr, DECAYS: tl.constexpr,
+    DROPPED: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """out[lane] = weight + coefficient[lane] * z, for a run of elements of one tensor."""
     local = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     at = local[:, None] * 8 + tl.arange(0, 8)[None, :]
     inside = at < count
     value = tl.load(weight + at, mask=inside).to(tl.float32)
+    tensor = tl.load(key).to(tl.uint32)
+    group = first_group + local
+    if OWED:  # noqa: SIM102 (known when it is compiled)
+        if tl.load(owed + 6) != 0:
+            value = _updated(
+                value, group, tensor, owed, DECAYS, SIGNS, DROPPED, weight.dtype.element_ty, INTERPRETED
+            )
+            tl.store(weight + at, value.to(weight.dtype.element_ty), mask=inside)
     _store_lanes(
-        value, at, inside, first_group + local, tl.load(key).to(tl.uint32), out, state, coefficients, out_stride,
+        value, at, inside, group, tensor, out, state, coefficients, out_stride,
         LANES, ONE_LINE, SIGNS, INTERPRETED,
     )  # fmt: skip
 
 
 @triton.jit
-def _perturb_small(
-    table, blocks, out, state, coefficients, out_stride,
-    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr,
-    GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+def _perturb_many(
+    table, blocks, out, state, coefficients, owed,
+    LANES: tl.constexpr, ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr, OWED: tl.constexpr,
+    DROPPED: tl.constexpr, RAGGED: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """The same for many tensors in one launch; in `table`, by each: address, elements, index, where in `out`."""
-    which = tl.load(blocks + tl.program_id(0) * 2).to(tl.int64)
-    weight = tl.load(table + which * 4).to(tl.pointer_type(DTYPE))
-    count = tl.load(table + which * 4 + 1)
-    index = tl.load(table + which * 4 + 2).to(tl.uint32)
-    out += tl.load(table + which * 4 + 3)
-    group = tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64) + tl.arange(0, GROUPS)
-    at = group[:, None] * 8 + tl.arange(0, 8)[None, :]
-    inside = at < count
-    value = tl.load(weight + at, mask=inside).to(tl.float32)
+    """The same for many tensors in one launch.
+
+    `table` has seven words for a tensor: address, elements, index, where in `out`, how far from lane to lane, the
+    group that it begins with, whether it decays. `blocks` and what is masked are as for `_update`.
+    """
+    line = table + tl.load(blocks + tl.program_id(0) * 2).to(tl.int64) * 7
+    local = tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64) + tl.arange(0, GROUPS)
+    weight = tl.load(line).to(tl.pointer_type(DTYPE))
+    count = tl.load(line + 1)
+    tensor = tl.load(line + 2).to(tl.uint32)
+    place = tl.load(line + 3)
+    stride = tl.load(line + 4)
+    if not RAGGED:
+        weight = tl.multiple_of(weight, 16)
+        place = tl.multiple_of(place, 16)
+        stride = tl.multiple_of(stride, 8)
+    at = local[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside = at < count if RAGGED else (local < count // 8)[:, None]
+    # The weight is not read again in this pass; its copies are, at once.
+    value = tl.load(weight + at, mask=inside, eviction_policy="evict_first").to(tl.float32)
+    group = tl.load(line + 5) + local
+    if OWED:  # noqa: SIM102 (known when it is compiled)
+        if tl.load(owed + 6) != 0:
+            value = _updated(
+                value, group, tensor, owed, tl.load(line + 6), SIGNS, DROPPED, DTYPE, INTERPRETED
+            )
+            tl.store(weight + at, value.to(DTYPE), mask=inside, eviction_policy="evict_first")
     _store_lanes(
-        value, at, inside, group, index, out, state, coefficients, out_stride,
+        value, at, inside, group, tensor, out + place, state, coefficients, stride,
         LANES, ONE_LINE, SIGNS, INTERPRETED,
     )  # fmt: skip
 
 
 @triton.jit
 def _perturb_rows(
-    table, ids, out, key, state, coefficients, tokens, width, out_stride,
-    ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+    table, ids, out, key, state, coefficients, owed, tokens, width, out_stride,
+    ONE_LINE: tl.constexpr, SIGNS: tl.constexpr, OWED: tl.constexpr, DECAYS: tl.constexpr,
+    DROPPED: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """out[token] = table[id] + coefficient * z for the rows looked up; the second grid axis is the lane."""
+    """out[token] = table[id] + coefficient * z for the rows looked up; the second grid axis is the lane.
+
+    `OWED`: the rows as they will be once the owed update is written; who sweeps the whole table writes it.
+    """
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1)
     row = tl.load(ids + lane * tokens + token).to(tl.int64)
@@ -223,8 +306,14 @@ def _perturb_rows(
     tensor = tl.load(key).to(tl.uint32)
     key0, key1 = tl.load(state).to(tl.uint32), tl.load(state + 1).to(tl.uint32)
     step = tl.load(state + 2).to(tl.uint32)
+    group = row * (width // 8) + local
+    if OWED:  # noqa: SIM102 (known when it is compiled)
+        if tl.load(owed + 6) != 0:
+            value = _updated(
+                value, group, tensor, owed, DECAYS, SIGNS, DROPPED, table.dtype.element_ty, INTERPRETED
+            )
     query = tl.load(state + 3).to(tl.uint32) if ONE_LINE else tl.load(state + 3 + lane).to(tl.uint32)
-    z = _noise(row * (width // 8) + local, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
+    z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
     moved = value + _coefficient(coefficients, lane, SIGNS) * z
     tl.store(out + lane * out_stride + token * width + at, moved.to(out.dtype.element_ty), mask=inside)
 
@@ -253,15 +342,19 @@ def _rescale(
 
 @triton.jit
 def _update(
-    table, blocks, state, coefficients, shrink,
+    table, blocks, state, coefficients, shrink, gate,
     QUERIES: tl.constexpr, SIGNS: tl.constexpr, DTYPE: tl.constexpr, DROPPED: tl.constexpr,
-    RAGGED: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+    RAGGED: tl.constexpr, GATED: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """weight = shrink * weight - c0 * z0 - c1 * z1 …, for many tuned tensors in one launch.
 
     `table` has four words for a tensor: address, elements, index, whether it decays. `blocks` has two for a program:
     which tensor, and from which group on. Tensors of whole groups are masked by the group, which keeps accesses wide.
+    With a gate that is shut nothing is done.
     """
+    if GATED:  # noqa: SIM102 (known when it is compiled)
+        if tl.load(gate) == 0:
+            return
     tensor = tl.load(blocks + tl.program_id(0) * 2).to(tl.int64)
     start = tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64)
     weight = tl.load(table + tensor * 4).to(tl.pointer_type(DTYPE))
@@ -285,6 +378,23 @@ def _update(
     tl.store(weight + at, value.to(DTYPE), mask=inside)
 
 
+@dataclass(frozen=True)
+class Sweeping:
+    """The owed update of one tensor, for a kernel that reads the tensor anyway."""
+
+    words: Tensor
+    """`Launch.owed`"""
+    decays: bool
+    dropped: int
+    """Bits that are rounded by chance; 0: to the nearest."""
+
+
+def _owed_flags(owed: Sweeping | None) -> dict[str, Any]:
+    if owed is None:
+        return {"OWED": False, "DECAYS": False, "DROPPED": 0}
+    return {"OWED": True, "DECAYS": owed.decays, "DROPPED": owed.dropped}
+
+
 def perturbed(
     weight: Tensor,
     key: Tensor,
@@ -293,29 +403,42 @@ def perturbed(
     one_line: bool,
     signs: bool,
     first: int = 0,
+    out: Tensor | None = None,
+    owed: Sweeping | None = None,
 ) -> Tensor:
-    """[lanes, *weight.shape]; `weight` may be a run of rows that starts at element `first` of its tensor."""
+    """[lanes, *weight.shape]; `weight` may be a run of rows that starts at element `first` of its tensor.
+
+    `owed`: the weight is first brought up to date, in place.
+    """
     lanes, count = coefficients.numel(), weight.numel()
-    out = torch.empty((lanes, *weight.shape), dtype=weight.dtype, device=weight.device)
+    if out is None:
+        out = torch.empty((lanes, *weight.shape), dtype=weight.dtype, device=weight.device)
     grid = (triton.cdiv(count, _GROUPS * GROUP),)
     _perturb[grid](
-        weight, out, key, state, coefficients, count, first // GROUP, count,
-        LANES=lanes, ONE_LINE=one_line, SIGNS=signs, GROUPS=_GROUPS, INTERPRETED=_INTERPRETED,
+        weight, out, key, state, coefficients, state if owed is None else owed.words, count, first // GROUP, count,
+        LANES=lanes, ONE_LINE=one_line, SIGNS=signs, **_owed_flags(owed), GROUPS=_GROUPS, INTERPRETED=_INTERPRETED,
         num_warps=4, **_EXACT,
     )  # fmt: skip
     return out
 
 
 def perturbed_rows(
-    table: Tensor, ids: Tensor, key: Tensor, state: Tensor, coefficients: Tensor, one_line: bool, signs: bool
+    table: Tensor,
+    ids: Tensor,
+    key: Tensor,
+    state: Tensor,
+    coefficients: Tensor,
+    one_line: bool,
+    signs: bool,
+    owed: Sweeping | None = None,
 ) -> Tensor:
     """[*ids.shape, width]: rows of each lane's table, the ids being lane after lane."""
     lanes, width = coefficients.numel(), table.shape[1]
     out = torch.empty((*ids.shape, width), dtype=table.dtype, device=table.device)
     tokens = ids.numel() // lanes
     _perturb_rows[(tokens, lanes)](
-        table, ids, out, key, state, coefficients, tokens, width, tokens * width,
-        ONE_LINE=one_line, SIGNS=signs, GROUPS=triton.next_power_of_2(triton.cdiv(width, GROUP)),
+        table, ids, out, key, state, coefficients, state if owed is None else owed.words, tokens, width, tokens * width,
+        ONE_LINE=one_line, SIGNS=signs, **_owed_flags(owed), GROUPS=triton.next_power_of_2(triton.cdiv(width, GROUP)),
         INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
     )  # fmt: skip
     return out
@@ -372,35 +495,94 @@ class UpdateAll:
         return Launch(queries, self._device), torch.ones(1, device=self._device)
 
     def __call__(self, launch: Launch, shrink: Tensor, *, signs: bool) -> None:
+        self._run(launch.state, launch.coefficients, shrink, shrink, signs, gated=False)
+
+    def owed(self, launch: Launch, *, signs: bool) -> None:
+        """The update that `launch` says is owed, if one is."""
+        words = launch.owed
+        numbers = words[4:6].view(torch.float32)
+        self._run(words, numbers[:1], numbers[1:], words[6:], signs, gated=True)
+
+    def _run(
+        self, state: Tensor, coefficients: Tensor, shrink: Tensor, gate: Tensor, signs: bool, *, gated: bool
+    ) -> None:
         for kind, dropped, ragged, table, blocks in self._parts:
             _update[(blocks.shape[0],)](
-                table, blocks, launch.state, launch.coefficients, shrink,
-                QUERIES=launch.coefficients.numel(), SIGNS=signs, DTYPE=kind, DROPPED=dropped, RAGGED=ragged,
-                GROUPS=_GROUPS, INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
+                table, blocks, state, coefficients, shrink, gate,
+                QUERIES=coefficients.numel(), SIGNS=signs, DTYPE=kind, DROPPED=dropped, RAGGED=ragged,
+                GATED=gated, GROUPS=_GROUPS, INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
             )  # fmt: skip
 
 
-class PerturbedSmall:
-    """The perturbed copies of many small tensors of one type, made in one launch and read where `views` say."""
+@dataclass(frozen=True)
+class Part:
+    """A tensor, or a run of its rows, of which `Perturbed` makes copies."""
 
-    def __init__(self, tensors: Sequence[tuple[Tensor, int]], lanes: int) -> None:
-        """Each with its index among the tuned. They must stay where they are."""
-        first = tensors[0][0]
-        sizes = [triton.cdiv(t.numel(), 16) * 16 for t, _ in tensors]
-        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-        self._out = torch.empty(lanes, sum(sizes), dtype=first.dtype, device=first.device)
-        self.views = [self._out[:, at : at + t.numel()] for at, (t, _) in zip(offsets, tensors, strict=True)]
-        """[lanes, elements] of each tensor."""
-        table = [[t.data_ptr(), t.numel(), i, at] for (t, i), at in zip(tensors, offsets, strict=True)]
-        self._table = torch.tensor(table, dtype=torch.int64, device=first.device)
-        self._blocks = _blocks([t for t, _ in tensors], first.device, _SMALL_GROUPS)
+    rows: Tensor
+    index: int
+    decays: bool
+    place: int
+    """Where in the output, in elements."""
+    stride: int
+    """From one lane to the next, in elements."""
+    first: int = 0
+    """The element of the tensor at which the rows begin."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether it is whole groups, each of which can be read and written at once."""
+        aligned = self.rows.data_ptr() % 16 == 0 and self.place % 16 == 0
+        return aligned and self.rows.numel() % GROUP == 0 and self.stride % GROUP == 0
+
+
+class Perturbed:
+    """The perturbed copies of many tensors of one type, made in one launch."""
+
+    def __init__(self, parts: Sequence[Part], out: Tensor, *, carry: bool, stochastic: bool) -> None:
+        """They must stay where they are. `carry`: they are brought up to date before, where an update is owed."""
+        device = out.device
+        self._out, self._carry = out, carry
+        self._wide = all(part.wide for part in parts)
+        self._dropped = DROPPED_BITS[out.dtype] if stochastic else 0
+        large = self._wide and any(part.rows.numel() > _GROUPS * GROUP for part in parts)
+        self._groups = _AHEAD_GROUPS if large else _SMALL_GROUPS
+        table = [
+            [p.rows.data_ptr(), p.rows.numel(), p.index, p.place, p.stride, p.first // GROUP, int(p.decays)]
+            for p in parts
+        ]
+        self._table = torch.tensor(table, dtype=torch.int64, device=device)
+        self._blocks = _blocks([part.rows for part in parts], device, self._groups)
 
     def __call__(self, launch: Launch, one_line: bool, signs: bool) -> None:
-        _perturb_small[(self._blocks.shape[0],)](
-            self._table, self._blocks, self._out, launch.state, launch.coefficients, self._out.stride(0),
+        _perturb_many[(self._blocks.shape[0],)](
+            self._table, self._blocks, self._out, launch.state, launch.coefficients, launch.owed,
             LANES=launch.coefficients.numel(), ONE_LINE=one_line, SIGNS=signs, DTYPE=_KINDS[self._out.dtype],
-            GROUPS=_SMALL_GROUPS, INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
+            OWED=self._carry, DROPPED=self._dropped, RAGGED=not self._wide, GROUPS=self._groups,
+            INTERPRETED=_INTERPRETED, num_warps=4, **_EXACT,
         )  # fmt: skip
+
+
+class PerturbedSmall:
+    """The copies of many small tensors of one type, in memory of their own, to be read where `views` say."""
+
+    def __init__(
+        self, tensors: Sequence[tuple[Tensor, int, bool]], lanes: int, *, carry: bool, stochastic: bool
+    ) -> None:
+        """Each with its index among the tuned and whether it decays."""
+        first = tensors[0][0]
+        sizes = [triton.cdiv(t.numel(), 16) * 16 for t, _, _ in tensors]
+        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        out = torch.empty(lanes, sum(sizes), dtype=first.dtype, device=first.device)
+        self.views = [out[:, at : at + t.numel()] for at, (t, _, _) in zip(offsets, tensors, strict=True)]
+        """[lanes, elements] of each tensor."""
+        parts = [
+            Part(t, index, decays, at, out.stride(0))
+            for (t, index, decays), at in zip(tensors, offsets, strict=True)
+        ]
+        self._made = Perturbed(parts, out, carry=carry, stochastic=stochastic)
+
+    def __call__(self, launch: Launch, one_line: bool, signs: bool) -> None:
+        self._made(launch, one_line, signs)
 
 
 def _blocks(tensors: Sequence[Tensor], device: torch.device, groups: int = _GROUPS) -> Tensor:

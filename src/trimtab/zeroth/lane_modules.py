@@ -13,29 +13,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trimtab.zeroth import kernels
+from trimtab.zeroth import ahead, kernels
 from trimtab.zeroth.kernels import GROUP, Launch
+
+_FEW_LANES = 4
 
 
 class NotCapturable(Exception):
     """The model has a part that cannot be captured; the message names it."""
 
 
+# The weights of these two come from the pass that runs (`ahead.py`), which may also write an owed update to them: no
+# other operator of a layer reads a tuned weight, so a compiler need not know.
 @torch.library.custom_op(
     "trimtab::perturbed_linear",
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor key, Tensor state, Tensor coefficients, bool one_line, bool signs,"
-    " bool transposed, int run) -> Tensor",
+    schema="(Tensor x, Tensor weight, Tensor key, bool transposed, int run) -> Tensor",
 )
-def _perturbed_linear(x, weight, key, state, coefficients, one_line, signs, transposed, run):  # type: ignore[no-untyped-def]
-    def make(rows: Tensor, first: int) -> Tensor:
-        return kernels.perturbed(rows, key, state, coefficients, one_line, signs, first)
-
-    return _multiplied(x, weight, coefficients.shape[0], transposed, run, make)
+def _perturbed_linear(x, weight, key, transposed, run):  # type: ignore[no-untyped-def]
+    return ahead.running().product(x, weight, key, transposed, run)
 
 
 @_perturbed_linear.register_fake
-def _(x, weight, key, state, coefficients, one_line, signs, transposed, run):  # type: ignore[no-untyped-def]
+def _(x, weight, key, transposed, run):  # type: ignore[no-untyped-def]
     return x.new_empty(*x.shape[:-1], weight.shape[1 if transposed else 0])
 
 
@@ -78,39 +78,32 @@ def _multiplied(
 @torch.library.custom_op(
     "trimtab::perturbed_rows",
     mutates_args=(),
-    schema="(Tensor table, Tensor ids, Tensor key, Tensor state, Tensor coefficients, bool one_line, bool signs)"
-    " -> Tensor",
+    schema="(Tensor table, Tensor ids, Tensor key) -> Tensor",
 )
-def _perturbed_rows(table, ids, key, state, coefficients, one_line, signs):  # type: ignore[no-untyped-def]
-    return kernels.perturbed_rows(table, ids, key, state, coefficients, one_line, signs)
+def _perturbed_rows(table, ids, key):  # type: ignore[no-untyped-def]
+    return ahead.running().rows(table, ids, key)
 
 
 @_perturbed_rows.register_fake
-def _(table, ids, key, state, coefficients, one_line, signs):  # type: ignore[no-untyped-def]
+def _(table, ids, key):  # type: ignore[no-untyped-def]
     return table.new_empty((*ids.shape, table.shape[1]))
 
 
 class Noisy(nn.Module):
     """A matrix of each lane, made from a parameter: here by noise."""
 
-    def __init__(self, launch: Launch, index: int, one_line: bool, signs: bool) -> None:
+    def __init__(self, launch: Launch, index: int) -> None:
         super().__init__()
         self.lanes = launch.coefficients.numel()
-        self.one_line, self.signs = one_line, signs
-        self.register_buffer("state", launch.state, persistent=False)
-        self.register_buffer("coefficients", launch.coefficients, persistent=False)
         key = torch.tensor([index], dtype=torch.int32, device=launch.state.device)
         self.register_buffer("key", key, persistent=False)
 
     def multiply(self, x: Tensor, weight: Tensor, transposed: bool, run: int) -> Tensor:
-        noise = (self.key, self.state, self.coefficients, self.one_line, self.signs)
-        made: Tensor = _perturbed_linear(x, weight, *noise, transposed, run)
+        made: Tensor = _perturbed_linear(x, weight, self.key, transposed, run)
         return made
 
     def rows(self, table: Tensor, ids: Tensor) -> Tensor:
-        made: Tensor = _perturbed_rows(
-            table, ids, self.key, self.state, self.coefficients, self.one_line, self.signs
-        )
+        made: Tensor = _perturbed_rows(table, ids, self.key)
         return made
 
 
@@ -221,6 +214,14 @@ class LaneNorm(nn.Module):
         if make is None:
             return own  # type: ignore[no-any-return]
         rows, width = x.shape[0] // self.lanes, x.shape[-1]
+        if torch.compiler.is_compiling() and self.lanes <= _FEW_LANES:
+            # A choice between whole copies: looked up row by row, a kernel would read a scale for every element.
+            every: Tensor = make(own)
+            number = torch.arange(x.shape[0], device=x.device).view(-1, *[1] * (x.dim() - 1))
+            scale = every[-1]
+            for lane in range(self.lanes - 2, -1, -1):
+                scale = torch.where(number < (lane + 1) * rows, every[lane], scale)
+            return scale
         copies: Tensor = make(own)[:, None].expand(self.lanes, rows, width)
         return copies.reshape(x.shape[0], *[1] * (x.dim() - 2), width)
 

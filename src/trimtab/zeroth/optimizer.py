@@ -1,7 +1,7 @@
 """Zeroth-order fine-tuning: MeZO, DiZO and FZOO behind one class, for anybody's training loop.
 
-It reads losses, never gradients; weights change only in `step` and `project`. It neither loads nor places a model, and
-prints nothing.
+It reads losses, never gradients; weights change only in `step`, `settle` and `project`. It neither loads nor places a
+model, and prints nothing.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class ZerothOrder:
             lanes, self._lanes_reason = lanes_by_default(model, self.tuned, settings.passes)
         self.lanes = min(lanes, settings.passes)
         self._passes_reason = ""
+        self._owed: tuple[Directions, float] | None = None
         self._captured: Any = self._capture()
 
     def describe(self) -> list[str]:
@@ -140,8 +141,14 @@ class ZerothOrder:
             )
         return lines
 
-    def step(self, batches: Sequence[Any], learning_rate: float | None = None) -> StepResult:
-        """Measure the loss of every lane over the micro-batches, and move the weights."""
+    def step(
+        self, batches: Sequence[Any], learning_rate: float | None = None, *, more: bool = False
+    ) -> StepResult:
+        """Measure the loss of every lane over the micro-batches, and move the weights.
+
+        `more`: another step follows before anybody looks at the weights. On a GPU the move may then wait until that
+        step reads each weight anyway, which saves a sweep over all of them. Call `settle` before you look after all.
+        """
         if self.due():
             raise RuntimeError("a projection round is due: call project() before the next step()")
         s, step = self.settings, self.step_number
@@ -152,12 +159,25 @@ class ZerothOrder:
         if directions is None:
             self.skipped += 1
         else:
-            self._sweep.update_(self.tuned, directions, step_shrink(s, rate))
+            self._owed = (directions, step_shrink(s, rate))
+            if not (more and self._may_wait(directions)):
+                self.settle()
         self.step_number += 1
         if self._trajectory is not None:
             self._trajectory.step(losses, rate)
         loss, slopes = math.fsum(losses) / len(losses), step_slopes(s, losses)
         return StepResult(step, loss, losses, slopes, rate, s.passes)
+
+    def settle(self) -> None:
+        """Write what the last step left to the next one, if anything."""
+        if self._owed is not None:
+            directions, shrink = self._owed
+            self._sweep.update_(self.tuned, directions, shrink)
+            self._owed = None
+
+    def _may_wait(self, directions: Directions) -> bool:
+        """Whether the next pass can carry this update: a captured one can, of one line that moves the weights."""
+        return self._captured is not None and len(directions.queries) == 1 and directions.coefficients[0] != 0
 
     def due(self) -> bool:
         """Whether a projection round has to come before the next step."""
@@ -167,6 +187,7 @@ class ZerothOrder:
         """DiZO's round, each iteration on a fresh batch; None where none is due."""
         if not self.due():
             return None
+        self.settle()
         s, step = self.settings, self.step_number - 1
         search = Round(s, step, [t.index for t in self.projected])
         pairs: list[tuple[float, float]] = []
@@ -200,7 +221,8 @@ class ZerothOrder:
         return self._trajectory.written() if self._trajectory is not None else None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs beside the weights."""
+        """All that a resumed run needs beside the weights, which are settled by it."""
+        self.settle()
         return {
             "step_number": self.step_number,
             "forwards": self.forwards,
@@ -217,6 +239,7 @@ class ZerothOrder:
                 "a run goes on only with the tensors that it began with",
                 "use the method, projection_roles and adapter of the saved run",
             )
+        self._owed = None  # owed to weights that are those of the saved run by now
         for each in self.projected:
             self.anchors[each.index].copy_(state["anchors"][each.name])
         self.step_number, self.forwards = int(state["step_number"]), int(state["forwards"])
@@ -266,8 +289,10 @@ class ZerothOrder:
         parts = []
         for group in [range(i, min(i + self.lanes, count)) for i in range(0, count, self.lanes)]:
             if captured and (found := self._captured_losses(change, group, batch)) is not None:
-                parts.append(found)
+                # The next replay of its graph writes over it.
+                parts.append(found if count <= self.lanes else found.clone())
                 continue
+            self.settle()
             with evaluating(self.model), self._modules.running(change, group):
                 losses = self._loss_fn(self.model, batch, len(group))
             if losses.dim() != 2 or losses.shape[0] != len(group):
@@ -276,7 +301,7 @@ class ZerothOrder:
                     "[lanes, examples]"
                 )
             parts.append(losses)
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def losses_again(self, batch: Any) -> Tensor:
         """[lanes, examples] of a micro-batch of the step that failed, module by module, on this rank alone."""
@@ -285,15 +310,21 @@ class ZerothOrder:
             return self._lane_losses(batch, change, len(change.coefficients), captured=False)
 
     def _captured_losses(self, change: Change, lanes: Sequence[int], batch: Any) -> Tensor | None:
-        """On a real GPU the pass is a CUDA graph, where the model lets itself be captured; else None."""
+        """On a real GPU the pass is a CUDA graph, where the model lets itself be captured; else None.
+
+        They hold until the next pass.
+        """
         if self._captured is None:
             return None
         from trimtab.zeroth.graph import MOST_GRAPHS, NotCapturable
 
         try:
-            losses: Tensor | None = self._captured.losses(change, lanes, batch)
+            if self._owed is not None and not self._captured.carries(change, lanes, batch):
+                self.settle()
+            losses: Tensor | None = self._captured.losses(change, lanes, batch, self._carried())
+            self._owed = None
             if losses is not None:
-                return losses.clone()
+                return losses
             text = f"more than {MOST_GRAPHS} shapes of batches: the others are not captured, and take longer"
             warnings.warn(text, stacklevel=2)  # Python shows it once
             return None
@@ -301,6 +332,15 @@ class ZerothOrder:
             self._captured, self._passes_reason = None, f"uncaptured: {error}"
             warnings.warn(f"passes are no longer captured, and steps take longer: {error}", stacklevel=2)
             return None
+
+    def _carried(self) -> Any:
+        """The owed update as a captured pass takes it."""
+        from trimtab.zeroth.kernels import Owed
+
+        if self._owed is None:
+            return None
+        line, shrink = self._owed
+        return Owed(line.seed, line.step, line.queries[0], line.coefficients[0], shrink)
 
     def _capture(self) -> Any:
         """Passes by CUDA graphs, or None with the reason in `describe`."""

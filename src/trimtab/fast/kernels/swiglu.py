@@ -18,6 +18,8 @@ FORWARD = (32, 64, 4)
 """Rows and columns of a tile, and warps. Small tiles: what hides the waiting for memory is how many run at once."""
 BACKWARD = (16, 128, 4, 16)
 """The same, and how many programs share the rows of one block of columns."""
+_STAGES = 3
+"""Tiles of rows that are under way to a program at once in the backward pass."""
 _LIMITS: dict[str, Any] = (
     {} if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip else {"maxnreg": 128}
 )
@@ -46,7 +48,7 @@ def _forward(
 def _backward(
     grad, td, td_stride, ad, g, u, stride, tg, tu, t_stride,
     grad_g, grad_u, grad_stride, grad_ad, grad_bg, grad_bu, rows, columns, rank, per_part,
-    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     column_ok = column < columns
@@ -60,7 +62,7 @@ def _backward(
     sum_bu = tl.zeros((RANK, COLUMNS), tl.float32)
     first = tl.program_id(1) * per_part
     row = tl.arange(0, ROWS)
-    for index in range(0, per_part // ROWS):
+    for index in tl.range(0, per_part // ROWS, num_stages=STAGES):
         # Offsets within a tile stay in 32 bits; only where the tile begins needs more.
         start = first + index * ROWS
         far = start.to(tl.int64)
@@ -141,7 +143,7 @@ def _swiglu_backward(
     _backward[(triton.cdiv(columns, width), parts)](
         grad, td, td.stride(0), ad, g, u, g.stride(0), tg, tu, tg.stride(0),
         wide, wide[:, columns:], 2 * columns, sums[0], sums[1], sums[2], rows, columns, rank, per_part,
-        RANK=_rank(rank), ROWS=height, COLUMNS=width, num_warps=warps, **_LIMITS,
+        RANK=_rank(rank), ROWS=height, COLUMNS=width, STAGES=_STAGES, num_warps=warps, **_LIMITS,
     )  # fmt: skip
     return wide, sums.sum(1)
 
