@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trimtab.data.collate import Collate
 from trimtab.data.shared_start import LEAST, branched
 from trimtab.fast.proof import ROUNDING, ROUNDING_HALF, short_rows, undisturbed
 
@@ -20,25 +21,31 @@ Hidden = Callable[[Mapping[str, Any]], torch.Tensor]
 
 
 def may_share(bare: Any, hidden: Hidden, device: torch.device, *, half: bool) -> bool:
-    """Whether each row of a batch comes out as it does without the others."""
+    """Whether rows that share their beginning come out as they do end to end."""
     if device.type != "cpu" or _told_apart(bare):
         return False
     rows = short_rows(bare.config.get_text_config())
     rows = [(rows[0] * LEAST)[:LEAST] + row for row in rows]
-    nothing = [-100] * max(map(len, rows))
-    batch = branched([(row, nothing[: len(row)]) for row in rows], LEAST)
-    given = {name: value for name, value in batch.items() if name not in ("row_lengths", "labels")}
-    with undisturbed(bare):
-        alone = [hidden({"input_ids": torch.tensor([row])})[0] for row in rows]
-        try:
-            together = hidden(given)[0]
-        except Exception:  # an architecture of any kind may fail by any error; rows then share nothing
-            return False
-    due = torch.cat([alone[0], *(row[LEAST:] for row in alone[1:])]).float()
+    examples: list[dict[str, Any]] = [{"input_ids": row, "labels": [-100] * len(row)} for row in rows]
+    apart = Collate("rows", 0)(examples)
+    shared = branched([(e["input_ids"], e["labels"]) for e in examples], LEAST)
+    try:
+        # End to end they come out as they do alone: that is proven before.
+        with undisturbed(bare):
+            due, together = (hidden(_given(batch))[0] for batch in (apart, shared))
+    except Exception:  # an architecture of any kind may fail by any error; rows then share nothing
+        return False
+    first = len(rows[0])
+    due = torch.cat([due[:first], due[first + LEAST :]]).float()
     if together.shape != due.shape or not due.isfinite().all():
         return False
     off = (together.float() - due).abs().mean() / due.abs().mean().clamp(min=1e-20)
     return bool(off < (ROUNDING_HALF if half else ROUNDING))
+
+
+def _given(batch: Mapping[str, Any]) -> dict[str, Any]:
+    own = ("row_lengths", "labels", "head_rows", "head_labels", "items", "tokens")
+    return {name: value for name, value in batch.items() if name not in own}
 
 
 def _told_apart(bare: Any) -> bool:
