@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import DistributedType
 
 _OWN = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.XLA)
-"""Strategies that clip by ways of their own."""
+"""Strategies that clip by ways of their own, and have parameters of their own in a model's modules."""
 
 
 @contextmanager
@@ -28,13 +28,15 @@ def lean_steps(trainer: Any) -> Iterator[None]:
     def training_step(model: Any, *args: Any, **kwargs: Any) -> Any:
         if not prepared:
             prepared.append(model)
-            trained.extend(p for p in model.parameters() if p.requires_grad)
+            if trainer.accelerator.distributed_type not in _OWN:
+                # FSDP has other parameters in its modules after an evaluation than those that are trained.
+                trained.extend(p for p in model.parameters() if p.requires_grad)
             _shadow(model, trained)
         return step(model, *args, **kwargs)
 
     def clip_by_norm(model: Any) -> Any:
         accelerator = trainer.accelerator
-        if not trained or accelerator.distributed_type in _OWN or _sharded(trained):
+        if not trained:
             assert clip is not None
             return clip(model)
         accelerator.unscale_gradients()
@@ -62,8 +64,8 @@ def _shadow(model: Any, trained: list[torch.nn.Parameter]) -> None:
         return model if all(part.training == mode for part in chain) else type(model).train(model, mode)
 
     def zero_grad(set_to_none: bool = True) -> None:
-        if not set_to_none:
-            type(model).zero_grad(model, set_to_none=False)
+        if not set_to_none or not trained:
+            type(model).zero_grad(model, set_to_none)
             return
         for parameter in trained:
             parameter.grad = None
@@ -79,7 +81,3 @@ def _wrapped_in(model: Any) -> list[Any]:
         if isinstance(inner, torch.nn.Module) and inner is not chain[-1]:
             chain.append(inner)
     return chain
-
-
-def _sharded(parameters: list[torch.nn.Parameter]) -> bool:
-    return any(hasattr(parameter, "to_local") for parameter in parameters[:1])
