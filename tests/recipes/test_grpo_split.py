@@ -98,7 +98,8 @@ def test_stock_trl_mixes_devices_and_the_edge_mends_it(tiny_model: Path, tmp_pat
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, device_map=HEAD_ON_LAST)
     trainer = stock_trainer(recipe, model, tokenizer, tmp_path)
-    with pytest.raises(RuntimeError, match=MIXED):
+    # With Triton its head's kernel runs on the current GPU, which is not the one that the head is on.
+    with pytest.raises((RuntimeError, ValueError), match=f"{MIXED}|Pointer argument"):
         trainer.train()
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, device_map=HEAD_ON_LAST)

@@ -43,10 +43,15 @@ def machine(count: int, launcher: Launcher, free: float = 80.0) -> Hardware:
     return dataclasses.replace(here, accelerators=gpus, launcher=launcher, cuda_build="12.8")
 
 
-def planned(model: Path, value: bool | None, hardware: Hardware) -> Planned:
+PLAIN = ("speed.compile=false", "speed.kernels=plain", "speed.head=plain")
+"""As a split model is computed in any case."""
+
+
+def planned(model: Path, value: bool | None, hardware: Hardware, *words: str) -> Planned:
     word = {True: "True", False: "False", None: "None"}[value]
     config = load_config(
-        None, ["recipe=grpo", f"model={model}", "data=sums", "reward=answer", f"use_model_parallel={word}"]
+        None,
+        ["recipe=grpo", f"model={model}", "data=sums", "reward=answer", f"use_model_parallel={word}", *words],
     )
     return plan_run(config, hardware)
 
@@ -97,14 +102,14 @@ def test_printed_strategy_and_plan_agree(
 @pytest.mark.parametrize("count", [2, 4])
 def test_null_splits_when_one_gpu_is_too_small_and_says_why(four_layers: Path, count: int) -> None:
     """The small model needs little beside CUDA's own context: a GPU with less free than both has no room for it."""
-    needs = planned(four_layers, None, machine(1, LAUNCHERS["none"])).plan.memory["cuda:0"].needed / GIB
+    needs = planned(four_layers, None, machine(1, LAUNCHERS["none"]), *PLAIN).plan.memory["cuda:0"].needed / GIB
     hardware = machine(count, LAUNCHERS["none"], free=needs * 0.95)
-    made = planned(four_layers, None, hardware)
+    made = planned(four_layers, None, hardware, *PLAIN)
     assert made.plan.strategy == "split"
     assert "too small" in printed(made)
     assert "GiB" in printed(made)
     with pytest.raises(PlacementError, match="does not fit"):
-        planned(four_layers, None, machine(1, LAUNCHERS["none"], free=needs * 0.95))
+        planned(four_layers, None, machine(1, LAUNCHERS["none"], free=needs * 0.95), *PLAIN)
 
 
 def test_generation_counts_in_the_plan(four_layers: Path) -> None:

@@ -2,12 +2,14 @@
 
 Accelerate's root hook does this for a model's own forward. TRL replaces that forward by one that calls the backbone
 and the head itself, past the hook, and leaves log-probabilities, entropies and loss on the head's device, where they
-meet masks and advantages of another. It moves inputs and outputs; it catches no error and makes up no result.
+meet masks and advantages of another. It moves inputs and outputs, and makes the head's GPU the current one meanwhile;
+it catches no error and makes up no result.
 """
 
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trimtab.placement.apply import move
@@ -40,13 +42,23 @@ def return_outputs(model: nn.Module) -> None:
     # `generate` reads the arguments that a model takes off its forward's signature.
     @functools.wraps(forward)
     def at_the_edge(*args: Any, **kwargs: Any) -> Any:
-        outputs = forward(*args, **kwargs)
+        with _current(inner):
+            outputs = forward(*args, **kwargs)
         # The first tensor among the inputs, those of the text before all others.
         given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args, *kwargs.values())
         device = next((value.device for value in given if isinstance(value, torch.Tensor)), None)
         return outputs if device is None else move(outputs, device)
 
     inner.forward = at_the_edge
+
+
+def _current(model: Any) -> AbstractContextManager[Any]:
+    """The head's GPU as the current one: a Triton kernel runs on that, wherever its tensors lie."""
+    import torch
+
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    device = getattr(getattr(head, "weight", None), "device", None)
+    return torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
 
 
 def on_several_devices(model: nn.Module) -> bool:

@@ -177,6 +177,9 @@ def _check_devices(machine: Machine, kernel: Any, given: dict[str, Any]) -> None
     """A kernel runs on the current device; memory of another one, or of the host, cannot be reached from there."""
     here = torch.device("cuda", machine.current_device)
     named = [(name, tensor) for name, value in given.items() for tensor in _tensors(value)]
+    if torch._C._current_autograd_node() is not None:
+        # A backward pass has a thread for each GPU, whose current device it is.
+        here = next((tensor.device for _, tensor in named if tensor.device.type == "cuda"), here)
     for place, value in enumerate(given.values()):
         for tensor in _tensors(value):
             if (
