@@ -102,7 +102,9 @@ def test_printed_strategy_and_plan_agree(
 @pytest.mark.parametrize("count", [2, 4])
 def test_null_splits_when_one_gpu_is_too_small_and_says_why(four_layers: Path, count: int) -> None:
     """The small model needs little beside CUDA's own context: a GPU with less free than both has no room for it."""
-    needs = planned(four_layers, None, machine(1, LAUNCHERS["none"]), *PLAIN).plan.memory["cuda:0"].needed / GIB
+    needs = (
+        planned(four_layers, None, machine(1, LAUNCHERS["none"]), *PLAIN).plan.memory["cuda:0"].needed / GIB
+    )
     hardware = machine(count, LAUNCHERS["none"], free=needs * 0.95)
     made = planned(four_layers, None, hardware, *PLAIN)
     assert made.plan.strategy == "split"
