@@ -66,7 +66,7 @@ def make_fast(
             fell_back(
                 "adapters", f"no adapter of {architecture} is of the plain kind", "set speed.adapters: auto"
             )
-    if speed.adapters == "fused" and speed.compile and plan.strategy != "sharded":
+    if speed.adapters == "fused" and plan.kind != "cpu" and plan.strategy in ("single", "data_parallel"):
         from trimtab.fast.siblings import use_joint_products
 
         use_joint_products(model)
