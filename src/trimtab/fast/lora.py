@@ -105,8 +105,9 @@ class Product(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
     ) -> torch.Tensor:
         weight = weight.to(x.dtype)
-        down, up = a.to(x.dtype), (b * scale).to(x.dtype)
-        narrow = x @ down.T
+        down, up = a.to(x.dtype), b.to(x.dtype)
+        # The scale goes to the smallest of the three.
+        narrow = (x @ down.T) * scale
         ctx.save_for_backward(x, weight, down, up, narrow)
         ctx.scale, ctx.format = scale, a.dtype
         out: torch.Tensor = onto(x, weight.T, narrow, up.T)
@@ -116,11 +117,9 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, down, up, narrow = ctx.saved_tensors
         grad = grads[0]
-        small = grad @ up
+        small = (grad @ up) * ctx.scale
         grad_x = onto(grad, weight, small, down)
-        grad_a = (small.T @ x).to(ctx.format)
-        grad_b = (grad.T @ narrow).to(ctx.format) * ctx.scale
-        return grad_x, None, grad_a, grad_b, None
+        return grad_x, None, (small.T @ x).to(ctx.format), (grad.T @ narrow).to(ctx.format), None
 
 
 def use_fast_adapters(model: nn.Module) -> int:

@@ -18,6 +18,9 @@ _LIBRARY.define("onto(Tensor x, Tensor w, Tensor t, Tensor b) -> Tensor")
 
 @torch.library.impl(_LIBRARY, "onto", "CompositeExplicitAutograd")
 def _onto(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if x.device.type == "cpu":
+        # Here the sum finds what the large product wrote in the cache.
+        return torch.mm(x, w).addmm_(t, b)
     return torch.mm(t, b).addmm_(x, w)
 
 
