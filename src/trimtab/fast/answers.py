@@ -176,6 +176,8 @@ def _same_logits(bare: Any, means: Means, head: Any) -> bool:
             logits = bare(**inputs, use_cache=False).logits.float()
             hidden = bare.base_model(**inputs, use_cache=False).last_hidden_state
             ours = Bent.of(config)(head(hidden)).to(logits.device)
+    except torch.OutOfMemoryError:
+        raise
     except Exception:  # an architecture of any kind may fail by any error: then its own forward
         return False
     if ours.shape != logits.shape:

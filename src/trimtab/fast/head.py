@@ -76,13 +76,16 @@ def _wide(hidden: torch.Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(
+        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    )
+
+
 def _scores(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    logits = torch.nn.functional.linear(
-        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    )
-    logits = logits.to(_wide(hidden))
+    logits = _logits(hidden, weight, bias).to(_wide(hidden))
     if scale != 1.0:
         logits = logits * scale
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -136,9 +139,7 @@ def _by_kernel(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     from trimtab.fast.kernels.cross_entropy import cross_entropy
 
-    logits = torch.nn.functional.linear(
-        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    )
+    logits = _logits(hidden, weight, bias)
     found = cross_entropy(logits, labels, scale=scale, softcap=softcap, gradient=gradient)
     return torch.stack(found).sum(1), logits if gradient else None
 

@@ -176,6 +176,8 @@ def _seen(bare: Any, config: Any, means: Means, longest: int, layout: Layout) ->
         with undisturbed(bare), means.autocast():
             seen = rows_apart(_own_mask(bare), laid, rows, means.device, half=half)
         return seen or (_windows(config, attention.noted, longest) if layout == "rows" else None)
+    except torch.OutOfMemoryError:
+        raise
     except (
         Exception
     ) as error:  # an architecture of any kind may fail by any error; it is said, and rows are padded

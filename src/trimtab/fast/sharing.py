@@ -33,6 +33,8 @@ def may_share(bare: Any, hidden: Hidden, device: torch.device, *, half: bool) ->
         # End to end they come out as they do alone: that is proven before.
         with undisturbed(bare):
             due, together = (hidden(_given(batch))[0] for batch in (apart, shared))
+    except torch.OutOfMemoryError:
+        raise
     except Exception:  # an architecture of any kind may fail by any error; rows then share nothing
         return False
     first = len(rows[0])

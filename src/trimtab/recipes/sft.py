@@ -65,6 +65,8 @@ def _build(job: Job) -> TrainerDriver:
     if laid.layout != "rows" and against is None:
         job.say(f"speed: {laid.reason}")
     way = use_answers(job.model, means, plain=config.speed.head == "plain")
+    if way == "own" and plan.speed.head == "chunked":
+        job.say("speed: the loss is made of the model's own logits, for they are more than its head makes")
     for part, found in (("padding", laid.layout == "rows"), ("head", way != "own")):
         if part in plan.speed.demanded and not found:
             why = (
