@@ -7,23 +7,16 @@ same bits.
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 FORWARD = (32, 64, 4)
 """Rows and columns of a tile, and warps. Small tiles: what hides the waiting for memory is how many run at once."""
-BACKWARD = (16, 128, 4, 16)
+BACKWARD = (32, 128, 4, 16)
 """The same, and how many programs share the rows of one block of columns."""
-_STAGES = 3
+_STAGES = 2
 """Tiles of rows that are under way to a program at once in the backward pass."""
-_LIMITS: dict[str, Any] = (
-    {} if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip else {"maxnreg": 128}
-)
-"""Registers of a thread, in the backward pass: with more of them too few programs run at once."""
 
 
 @triton.jit
@@ -143,7 +136,7 @@ def _swiglu_backward(
     _backward[(triton.cdiv(columns, width), parts)](
         grad, td, td.stride(0), ad, g, u, g.stride(0), tg, tu, tg.stride(0),
         wide, wide[:, columns:], 2 * columns, sums[0], sums[1], sums[2], rows, columns, rank, per_part,
-        RANK=_rank(rank), ROWS=height, COLUMNS=width, STAGES=_STAGES, num_warps=warps, **_LIMITS,
+        RANK=_rank(rank), ROWS=height, COLUMNS=width, STAGES=_STAGES, num_warps=warps,
     )  # fmt: skip
     return wide, sums.sum(1)
 
