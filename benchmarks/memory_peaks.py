@@ -1,0 +1,120 @@
+"""Peak memory of a training step: rehearsed on a virtual GPU, then measured on a real one.
+
+    python benchmarks/memory_peaks.py predict --out predicted.json         # no GPU: `trimtab rehearse --shapes-only`
+    python benchmarks/memory_peaks.py measure --out measured.json          # on the GPU: the same script, plainly
+    python benchmarks/memory_peaks.py table predicted.json measured.json   # both, and the error of each
+
+Every case is a process of its own that runs `memory_step.py`. A case that fails is told with its reason. `measure`
+takes several cases at once (`--parallel`): what torch counts is of a process's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from memory_cases import CASES
+
+HERE = Path(__file__).resolve().parent
+GIB = 2**30
+
+
+def main() -> int:
+    options = _options()
+    if options.verb == "table":
+        print(table(*(json.loads(path.read_text(encoding="utf-8")) for path in options.files)))
+        return 0
+    names = options.only.split(",") if options.only else list(CASES)
+    if unknown := sorted(set(names) - set(CASES)):
+        sys.exit(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    found: dict[str, Any] = {}
+    with ThreadPoolExecutor(options.parallel) as pool:
+        for name, result in zip(names, pool.map(lambda name: run(name, options), names), strict=True):
+            found[name] = result
+            print(name, json.dumps(result), flush=True)
+            if options.out is not None:
+                options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 1 if any("failed" in result for result in found.values()) else 0
+
+
+def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The peaks of one case by phase, or why there are none."""
+    folder = Path(tempfile.mkdtemp(prefix=f"memory-{name}-"))
+    result = folder / "result.json"
+    script = [str(HERE / "memory_step.py"), name, str(result)]
+    if options.verb == "predict":
+        line = ["-m", "trimtab", "rehearse", "--shapes-only", "--gpus", options.gpu, "--in-place"]
+        script = [*line, "--timeout", str(options.limit), "--json", str(folder / "rehearsal.json"), *script]
+    started = time.time()
+    try:
+        done = subprocess.run(
+            [sys.executable, *script],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=options.limit + 60,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {options.limit + 60} s"}
+    seconds = round(time.time() - started, 1)
+    if not result.exists():
+        return {"failed": (done.stdout + done.stderr)[-1500:], "seconds": seconds}
+    return {"phases": json.loads(result.read_text(encoding="utf-8")), "seconds": seconds}
+
+
+def table(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
+    """Markdown: the highest peak of the steps, predicted and measured, of each case that has both."""
+    lines = [
+        "| case | | predicted GiB | measured GiB | error | reserved, predicted | measured | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    errors: dict[str, list[float]] = {"allocated": [], "reserved": []}
+    for name, case in CASES.items():
+        both = [found.get(name, {}).get("phases") for found in (predicted, measured)]
+        if None in both:
+            reasons = [found.get(name, {}).get("failed", "not run") for found in (predicted, measured)]
+            lines.append(
+                f"| {name} | | {' | '.join(reason[-80:] for reason in reasons)} | | | | |".replace("\n", " ")
+            )
+            continue
+        cells = []
+        for figure, kept in errors.items():
+            told, seen = (max(phase[figure] for phase in phases.values()) for phases in both if phases)
+            kept.append(told / seen - 1)
+            cells.append(f"{told / GIB:.2f} | {seen / GIB:.2f} | {kept[-1]:+.1%}")
+        lines.append(f"| {name} | {'calibration' if case.calibration else ''} | {' | '.join(cells)} |")
+    for figure, kept in errors.items():
+        if kept:
+            mean = sum(map(abs, kept)) / len(kept)
+            lines.append(
+                f"\n{figure}: worst {max(kept, key=abs):+.1%}, mean {mean:.1%} over {len(kept)} cases"
+            )
+    return "\n".join(lines)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=("predict", "measure", "table"))
+    parser.add_argument("files", nargs="*", type=Path, help="for table: predicted.json measured.json")
+    parser.add_argument("--only", help="cases, by commas")
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--gpu", default="H200")
+    parser.add_argument("--limit", type=int, default=300, help="seconds that a case may take")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
