@@ -27,6 +27,8 @@ class Case:
     accumulate: int = 1
     patches: tuple[int, int] | None = None
     """Rows and columns of an image's patches, for models that see."""
+    frames: int = 0
+    """Frames of sound in each row, for models that speak."""
     checkpointing: bool = False
     attention: str = "sdpa"
     compile: bool = False
@@ -241,5 +243,73 @@ CASES: dict[str, Case] = {
         weights="float32",
         batch=8,
         length=512,
+    ),
+    "higgs-audio-3b-lora": Case(
+        family="higgs_audio_v2",
+        auto="HiggsAudioV2ForConditionalGeneration",
+        autocast=False,
+        targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        batch=2,
+        length=1024,
+        frames=600,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A case that goes through `trimtab train`: rows of random words, settings over those that all have."""
+
+    family: str
+    config: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    batch: int = 2
+    length: int = 4096
+    mixed: bool = False
+    """Whether rows differ in length; else each fills `length`."""
+    calibration: bool = False
+
+
+RUNS: dict[str, Run] = {
+    "train-llama-1b": Run(family="llama", config=LLAMA_1, calibration=True),
+    "train-llama-8b": Run(family="llama", config=LLAMA_8, calibration=True),
+    "train-llama-8b-nf4": Run(
+        family="llama",
+        config=LLAMA_8,
+        settings={"model": {"quantize": "nf4"}, "training": {"gradient_checkpointing": True}},
+        calibration=True,
+    ),
+    "train-qwen3-0.6b-mixed": Run(family="qwen3", config=QWEN_06, batch=16, length=1024, mixed=True),
+    "train-qwen3-0.6b-full": Run(
+        family="qwen3", config=QWEN_06, settings={"method": "full"}, batch=4, length=1024
+    ),
+    "train-llama-3b-plain": Run(
+        family="llama",
+        config=LLAMA_3,
+        settings={
+            "speed": {
+                "adapters": "plain",
+                "head": "plain",
+                "compile": False,
+                "padding": "padded",
+                "kernels": "plain",
+            }
+        },
+        length=2048,
+    ),
+    "train-qwen3-4b-budget": Run(
+        family="qwen3", config=QWEN_4, settings={"speed": {"activation_memory_budget": 0.5}}, length=2048
+    ),
+    "train-qwen3-1.7b-mezo": Run(
+        family="qwen3",
+        config=QWEN_17,
+        settings={
+            "recipe": "zeroth_order",
+            "method": "full",
+            "zeroth": {"method": "mezo", "task": "sst2"},
+            "data": {"source": "sample"},
+        },
+        batch=16,
+        length=64,
     ),
 }

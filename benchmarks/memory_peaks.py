@@ -4,8 +4,9 @@
     python benchmarks/memory_peaks.py measure --out measured.json          # on the GPU: the same script, plainly
     python benchmarks/memory_peaks.py table predicted.json measured.json   # both, and the error of each
 
-Every case is a process of its own that runs `memory_step.py`. A case that fails is told with its reason. `measure`
-takes several cases at once (`--parallel`): what torch counts is of a process's own.
+Every case is a process of its own: `memory_step.py`, a plain script, or `trimtab train` on a model folder with random
+weights; of the latter the rehearsal reads the config alone. A case that fails is told with its reason. `measure` takes
+several cases at once (`--parallel`): what torch counts is of a process's own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from memory_cases import CASES
+from memory_cases import CASES, RUNS
+from memory_stage import stage
 
 HERE = Path(__file__).resolve().parent
 GIB = 2**30
@@ -32,9 +34,10 @@ def main() -> int:
     if options.verb == "table":
         print(table(*(json.loads(path.read_text(encoding="utf-8")) for path in options.files)))
         return 0
-    names = options.only.split(",") if options.only else list(CASES)
-    if unknown := sorted(set(names) - set(CASES)):
-        sys.exit(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    every = [*CASES, *RUNS]
+    names = options.only.split(",") if options.only else every
+    if unknown := sorted(set(names) - set(every)):
+        sys.exit(f"no such case: {', '.join(unknown)}; there are {', '.join(every)}")
     found: dict[str, Any] = {}
     with ThreadPoolExecutor(options.parallel) as pool:
         for name, result in zip(names, pool.map(lambda name: run(name, options), names), strict=True):
@@ -48,15 +51,20 @@ def main() -> int:
 def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The peaks of one case by phase, or why there are none."""
     folder = Path(tempfile.mkdtemp(prefix=f"memory-{name}-"))
-    result = folder / "result.json"
-    script = [str(HERE / "memory_step.py"), name, str(result)]
-    if options.verb == "predict":
-        line = ["-m", "trimtab", "rehearse", "--shapes-only", "--gpus", options.gpu, "--in-place"]
-        script = [*line, "--timeout", str(options.limit), "--json", str(folder / "rehearsal.json"), *script]
+    result, rehearsal = folder / "result.json", folder / "rehearsal.json"
+    rehearse = ["-m", "trimtab", "rehearse", "--shapes-only", "--gpus", options.gpu, "--json", str(rehearsal)]
+    rehearse += ["--timeout", str(options.limit)]
+    predict = options.verb == "predict"
+    if name in CASES:
+        script = [str(HERE / "memory_step.py"), name, str(result)]
+        command = [*rehearse, "--in-place", *script] if predict else script
+    else:
+        config = str(stage(folder, RUNS[name], weights=not predict))
+        command = [*rehearse, "--max-steps", "3", config] if predict else ["-m", "trimtab", "train", config]
     started = time.time()
     try:
         done = subprocess.run(
-            [sys.executable, *script],
+            [sys.executable, *command],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -66,10 +74,36 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"not done after {options.limit + 60} s"}
-    seconds = round(time.time() - started, 1)
-    if not result.exists():
-        return {"failed": (done.stdout + done.stderr)[-1500:], "seconds": seconds}
-    return {"phases": json.loads(result.read_text(encoding="utf-8")), "seconds": seconds}
+    seconds = {"seconds": round(time.time() - started, 1)}
+    if name in CASES and result.exists():
+        return {"phases": json.loads(result.read_text(encoding="utf-8"))} | seconds
+    if name in RUNS and (phases := run_figures(folder, predict)):
+        return {"phases": phases} | seconds
+    return {"failed": (done.stdout + done.stderr)[-1500:]} | seconds
+
+
+def run_figures(folder: Path, predict: bool) -> dict[str, Any]:
+    """What the rehearsal told of a run's GPU, or what the run's own logs did."""
+    if predict:
+        file = folder / "rehearsal.json"
+        gpu = json.loads(file.read_text(encoding="utf-8"))["memory"]["cuda:0"] if file.exists() else {}
+        lines = (
+            [{"peak_memory_bytes": gpu["peak_bytes"], "peak_reserved_bytes": gpu["reserved_bytes"]}]
+            if gpu
+            else []
+        )
+    else:
+        file = folder / "run" / "metrics.jsonl"
+        lines = (
+            [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            if file.exists()
+            else []
+        )
+    told = [line for line in lines if line.get("peak_memory_bytes")]
+    if not told:
+        return {}
+    names = {"allocated": "peak_memory_bytes", "reserved": "peak_reserved_bytes"}
+    return {"run": {ours: max(line[name] for line in told) for ours, name in names.items()}}
 
 
 def table(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
@@ -79,7 +113,7 @@ def table(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     errors: dict[str, list[float]] = {"allocated": [], "reserved": []}
-    for name, case in CASES.items():
+    for name, case in (CASES | RUNS).items():
         both = [found.get(name, {}).get("phases") for found in (predicted, measured)]
         if None in both:
             reasons = [found.get(name, {}).get("failed", "not run") for found in (predicted, measured)]

@@ -64,7 +64,8 @@ def make_model(case: Case) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, case.weights))
     with torch.device("cuda"):
-        model = getattr(transformers, case.auto).from_config(config)
+        maker = getattr(transformers, case.auto)
+        model = maker.from_config(config) if case.auto.startswith("Auto") else maker(config)
     torch.set_default_dtype(before)
     if case.method == "lora":
         from peft import LoraConfig, get_peft_model
@@ -125,6 +126,12 @@ def make_batch(case: Case, model: Any) -> dict[str, Tensor]:
         return batch | {"labels": torch.zeros(case.batch, dtype=torch.long, device="cuda")}
     if case.auto == "AutoModelForSeq2SeqLM":
         return batch | {"labels": ids[:, : case.length // 4]}
+    if case.frames:
+        ids[:, 1 : 1 + case.frames] = config.audio_token_id
+        shape = (case.batch, case.frames, config.num_codebooks)
+        batch["audio_input_ids"] = torch.randint(0, config.codebook_size, shape, device="cuda")
+        batch["audio_input_ids_mask"] = torch.ones(shape[:2], dtype=torch.bool, device="cuda")
+        batch["audio_labels"] = batch["audio_input_ids"].clone()
     if case.patches:
         rows, columns = case.patches
         merge = config.vision_config.spatial_merge_size**2
