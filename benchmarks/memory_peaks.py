@@ -2,7 +2,7 @@
 
     python benchmarks/memory_peaks.py predict --out predicted.json         # no GPU: `trimtab rehearse --shapes-only`
     python benchmarks/memory_peaks.py measure --out measured.json          # on the GPU: the same script, plainly
-    python benchmarks/memory_peaks.py table predicted.json measured.json   # both, and the error of each
+    python benchmarks/memory_peaks.py table predicted.json measured.json [fitcheck.json]
 
 Every case is a process of its own: `memory_step.py`, a plain script, or `trimtab train` on a model folder with random
 weights; of the latter the rehearsal reads the config alone. A case that fails is told with its reason. `measure` takes
@@ -106,27 +106,27 @@ def run_figures(folder: Path, predict: bool) -> dict[str, Any]:
     return {"run": {ours: max(line[name] for line in told) for ours, name in names.items()}}
 
 
-def table(predicted: dict[str, Any], measured: dict[str, Any]) -> str:
-    """Markdown: the highest peak of the steps, predicted and measured, of each case that has both."""
+def table(predicted: dict[str, Any], measured: dict[str, Any], formula: dict[str, int] | None = None) -> str:
+    """Markdown: the highest peak of each case, predicted and measured, and what a formula says (`memory_peer.py`)."""
     lines = [
-        "| case | | predicted GiB | measured GiB | error | reserved, predicted | measured | error |",
-        "|---|---|---|---|---|---|---|---|",
+        "| case | | predicted GiB | measured | error | reserved, predicted | measured | error | fitcheck |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     errors: dict[str, list[float]] = {"allocated": [], "reserved": []}
     for name, case in (CASES | RUNS).items():
         both = [found.get(name, {}).get("phases") for found in (predicted, measured)]
-        if None in both:
-            reasons = [found.get(name, {}).get("failed", "not run") for found in (predicted, measured)]
-            lines.append(
-                f"| {name} | | {' | '.join(reason[-80:] for reason in reasons)} | | | | |".replace("\n", " ")
-            )
-            continue
+        other = f"{formula[name] / GIB:.1f}" if formula and name in formula else ""
+        known = "calibration" if case.calibration else ""
         cells = []
         for figure, kept in errors.items():
-            told, seen = (max(phase[figure] for phase in phases.values()) for phases in both if phases)
-            kept.append(told / seen - 1)
-            cells.append(f"{told / GIB:.2f} | {seen / GIB:.2f} | {kept[-1]:+.1%}")
-        lines.append(f"| {name} | {'calibration' if case.calibration else ''} | {' | '.join(cells)} |")
+            told, seen = (
+                max(phase[figure] for phase in phases.values()) if phases else None for phases in both
+            )
+            if told is not None and seen is not None:
+                kept.append(told / seen - 1)
+            error = f"{kept[-1]:+.1%}" if told is not None and seen is not None else ""
+            cells += [*(f"{size / GIB:.2f}" if size is not None else "–" for size in (told, seen)), error]
+        lines.append(f"| {name} | {known} | {' | '.join(cells)} | {other} |")
     for figure, kept in errors.items():
         if kept:
             mean = sum(map(abs, kept)) / len(kept)
