@@ -39,6 +39,7 @@ class VirtualDevice:
         self.allocated = 0
         self.peak = 0
         self.used = False  # whether it held anything before the program set its peak back
+        self.workspaces: dict[Any, Any] = {}  # what libraries have taken and keep (workspaces.py)
         self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")
         # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.
         self.meta = torch.device("meta", index)

@@ -1,0 +1,214 @@
+"""What CUDA's kernels allocate for themselves while an operation runs: bytes that no tensor of the program holds.
+
+Each rule follows from how the kernel works (ATen's sources, torch 2.11 to 2.13). What stays when an operation has ended
+is in workspaces.py; attention's kernels are in sdp_memory.py. Never a figure that was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.virtual import sdp_memory, sort_memory, workspaces
+from trimtab.virtual.plans import Args, Kwargs, Plan
+from trimtab.virtual.sort_memory import INDEX
+from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.wording import words
+
+Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], int]
+
+
+def of(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The bytes that live inside this operation only."""
+    rule: Rule | None = plan.temporary
+    return rule(plan, args, kwargs, device) if rule is not None else 0
+
+
+def rule_for(name: str) -> Rule | None:
+    """The rule of an operation; None for most, which need no more than their result."""
+    return RULES.get(name.removeprefix("aten::"))
+
+
+def size(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
+    """The bytes of a dense copy."""
+    return tensor.numel() * (dtype or tensor.dtype).itemsize
+
+
+def copied(*tensors: Any) -> int:
+    """The copies that a kernel makes of operands which do not lie in one piece."""
+    return sum(size(t) for t in tensors if isinstance(t, Tensor) and not t.is_contiguous())
+
+
+def _wide(dtype: torch.dtype) -> int:
+    """The bytes of a number in which sums of this type are kept."""
+    return 8 if dtype is torch.float64 else 4
+
+
+def _matrix(tensor: Tensor) -> int:
+    """The copy of a matrix that cuBLAS cannot take as it lies: rows or columns of one piece, apart by a row or more."""
+    rows, columns = tensor.size(-2), tensor.size(-1)
+    far, near = tensor.stride(-2), tensor.stride(-1)
+    by_rows = near == 1 and far >= max(1, columns)
+    by_columns = far == 1 and near >= max(1, rows)
+    return 0 if by_rows or by_columns else size(tensor)
+
+
+def _product(first: int) -> Rule:
+    """Copies of operands; cuBLAS takes its workspace."""
+    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+        workspaces.multiplied(device)
+        out = kwargs.get("out")
+        return sum(_matrix(tensor) for tensor in args[first : first + 2]) + (_matrix(out) if out is not None else 0)
+
+    return rule
+
+
+def _times_vector(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    workspaces.multiplied(device)
+    matrix, vector = args[-2:] if plan.name == "aten::mv" else args[1:3]
+    return _matrix(matrix) + (size(vector) if vector.stride(0) == 0 else 0)
+
+
+def _contiguous(*places: int) -> Rule:
+    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+        return copied(*(args[place] for place in places if place < len(args)))
+
+    return rule
+
+
+def _embedding_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """Few indices are added as they come. Many are sorted; then each has a row of sums in 32 bits."""
+    grad, indices, words_, _, by_frequency = args[:5]
+    number = indices.numel()
+    copies = copied(grad, indices)
+    if number <= 3072 and not by_frequency:
+        return copies
+    index = indices.element_size()
+    rows = number * grad.size(-1) * _wide(grad.dtype)
+    kept = 2 * number * index  # sorted, and where they came from
+    sorting = number * index + sort_memory.pairs(number, index, index, sort_memory.bits(words_))
+    adding = 4 * number * index + rows
+    grown = words_ * grad.size(-1) * grad.element_size()  # the result is made after the sorting
+    return copies + kept + max(sorting - grown, adding)
+
+
+def _index_put(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """With `accumulate` the indices are sorted, so that equal ones meet."""
+    target, indices, values = args[:3]
+    adds = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    extra = _masks(indices)
+    if not adds:
+        return extra
+    shapes = [index.shape for index in indices if index is not None and index.dtype not in _MASKS]
+    if not shapes:
+        return extra
+    number = math.prod(torch.broadcast_shapes(*shapes))
+    count = sum(index is not None for index in indices)
+    at = next(place for place, index in enumerate(indices) if index is not None)
+    together = all(index is not None for index in indices[at : at + count])
+    outer = [d for place, d in enumerate(target.shape) if place >= len(indices) or indices[place] is None]
+    spread = number * math.prod(outer) * target.element_size()
+    moved = 0 if together and at == 0 and target.is_contiguous() else size(target)
+    whole = values.numel() * values.element_size() == spread and values.is_contiguous()
+    sorting = sort_memory.pairs(number, INDEX, INDEX, sort_memory.bits(math.prod(target.shape)))
+    return extra + (0 if whole else spread) + moved + 4 * number * INDEX + sorting
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _masks(indices: Any) -> int:
+    """A mask as an index becomes the places at which it is true."""
+    return sum(
+        index.numel() * max(index.dim(), 1) * INDEX
+        for index in indices
+        if isinstance(index, Tensor) and index.dtype in _MASKS
+    )
+
+
+def _index(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    return _masks(args[1])
+
+
+def _masked_select(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    return _masks([args[1]])
+
+
+def _masked_scatter(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The place of each true element among the true ones, a dense mask and the values in one piece."""
+    return args[0].numel() * (INDEX + 1) + copied(args[2])
+
+
+def _multinomial(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """One draw, or draws that are not put back: the weights over an exponential number each, the largest win."""
+    weights, draws = args[:2]
+    again = args[2] if len(args) > 2 else kwargs.get("replacement", False)
+    return size(weights) if draws == 1 or not again else 2 * size(weights)
+
+
+def _layer_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """Weights of few columns under very many rows are summed by parts."""
+    grad, source, shape = args[:3]
+    columns = math.prod(shape)
+    rows = source.numel() // max(columns, 1)
+    copies = copied(grad, source)
+    wanted = args[7] if len(args) > 7 else kwargs.get("output_mask", (True, True, True))
+    return copies + sort_memory.parts(rows, columns, grad, device) * sum(map(bool, wanted[1:]))
+
+
+def _group_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """A factor and a shift for each row and channel."""
+    source, batch, channels = args[0], args[3], args[4]
+    return copied(source) + 2 * batch * channels * _wide(source.dtype)
+
+
+def _group_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    grad, source, batch, channels = args[0], args[1], args[5], args[6]
+    return copied(grad, source) + 4 * batch * channels * _wide(source.dtype)
+
+
+def _foreach_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """A sum for each piece of 65,536 elements, as many pieces for every tensor as the largest has."""
+    tensors = args[0]
+    pieces = max((-(-tensor.numel() // 65536) for tensor in tensors), default=0)
+    return pieces * len(tensors) * 4
+
+
+def _across(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """A copy from the host goes in one piece: to what lies otherwise it goes by way of another copy."""
+    target, source = args[:2]
+    alike = target.dtype is source.dtype and target.stride() == source.stride()
+    return 0 if source.is_cuda or target.is_contiguous() or alike else size(target)
+
+
+def _softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    return copied(args[0])
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(words("mm bmm"), _product(0)),
+    **dict.fromkeys(words("addmm addmm_ baddbmm baddbmm_"), _product(1)),
+    **dict.fromkeys(words("mv addmv addmv_"), _times_vector),
+    **dict.fromkeys(words("_softmax _log_softmax _safe_softmax"), _softmax),
+    **dict.fromkeys(words("_softmax_backward_data _log_softmax_backward_data"), _contiguous(0, 1)),
+    **dict.fromkeys(words("nll_loss_forward nll_loss2d_forward"), _contiguous(0, 1, 2)),
+    **dict.fromkeys(words("nll_loss_backward nll_loss2d_backward"), _contiguous(0, 1, 2, 3)),
+    "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(words("index_put index_put_ _index_put_impl_"), _index_put),
+    **dict.fromkeys(words("index _unsafe_index"), _index),
+    "masked_select": _masked_select,
+    **dict.fromkeys(words("masked_scatter masked_scatter_"), _masked_scatter),
+    "multinomial": _multinomial,
+    "native_layer_norm": _contiguous(0, 2, 3),
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "_foreach_norm": _foreach_norm,
+    "copy_": _across,
+    **sort_memory.RULES,
+    **sdp_memory.RULES,
+}

@@ -1,0 +1,37 @@
+"""Memory that CUDA's libraries take once and keep: cuBLAS has a workspace for each thread and stream that multiplies.
+
+Autograd runs a backward pass in a thread of its own, with a workspace of its own. What lives inside one operation only is
+in temporaries.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+
+from trimtab.virtual.memory import Block
+from trimtab.virtual.state import VirtualDevice
+
+_SETTING = re.compile(r":([0-9]+):([0-9]+)")
+
+
+def cublas_bytes(capability: tuple[int, int]) -> int:
+    """What torch gives a handle of cuBLAS: CUBLAS_WORKSPACE_CONFIG, else 32 MiB on Hopper and 8.1 MiB elsewhere."""
+    asked = _SETTING.findall(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if asked:
+        return sum(int(kib) * 1024 * int(number) for kib, number in asked)
+    return 4096 * 8 * 1024 if capability == (9, 0) else (4096 * 2 + 16 * 8) * 1024
+
+
+def in_backward() -> bool:
+    """Whether autograd runs this, in the thread that it has for a GPU."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def multiplied(device: VirtualDevice) -> None:
+    """cuBLAS is used on a device: its workspace is there from now on."""
+    key = in_backward(), torch._C._cuda_getCurrentRawStream(device.index)  # type: ignore[attr-defined]
+    if key not in device.workspaces:
+        device.workspaces[key] = Block(device, cublas_bytes(device.capability))
