@@ -1,6 +1,7 @@
-"""Where autograd works in place on hardware and not on a tensor class such as the virtual one: the result takes over the
-memory of an operand that nobody else holds.
+"""The memory of a result where it is not simply its own.
 
+Where autograd works in place on hardware, and not on a tensor class such as the virtual one, the result takes over the
+memory of an operand that nobody else holds.
 Gradients that meet are added into one of them; the gradient of an indexed tensor is written into fresh zeros.
 """
 
@@ -41,7 +42,12 @@ def _alone(tensor: Any, holders: int) -> Block | None:
 
 def _sum(args: Args) -> Block | None:
     one, two = args[:2]
-    if not in_backward() or two.__class__ not in VIRTUAL or one.shape != two.shape or one.dtype is not two.dtype:
+    if (
+        not in_backward()
+        or two.__class__ not in VIRTUAL
+        or one.shape != two.shape
+        or one.dtype is not two.dtype
+    ):
         return None
     return (_alone(one, 4) or _alone(two, 4)) if _by_engine() else None
 

@@ -1,7 +1,8 @@
-"""The operations that CUDA has for its kernels of attention, computed on payloads from their definition.
+"""The operations that CUDA has for its kernels of attention, computed on payloads.
 
-In 32 bits, gradients too; what is dropped is drawn again from the seed. Never the fast way: it is for sharded tensors
-and programs that name these operations.
+By the CPU's own kernel where it has one for them, so that values are those of the CPU bit for bit. Else from their
+definition, in 32 bits, gradients too; what is dropped is drawn again from the seed: that is for sharded tensors and
+programs that name these operations.
 """
 
 from __future__ import annotations
@@ -58,6 +59,12 @@ class _Scores:
         return grad.to(like.dtype)
 
 
+def _has_kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: int) -> bool:
+    """Whether the CPU has a kernel: nothing is dropped, heads are of one size, its causal mask begins at the first."""
+    alike = q.size(-1) == k.size(-1) == v.size(-1)
+    return not dropout and alike and (causal != 2 or q.size(2) == k.size(2)) and min(q.numel(), k.numel()) > 0
+
+
 def _seed(dropout: float) -> Tensor:
     return torch.randint(1 << 62, ()) if dropout > 0 else torch.zeros((), dtype=torch.int64)
 
@@ -66,6 +73,9 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Any, dropout: float, causal: int, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed = _seed(dropout)
+    if _has_kernel(q, k, v, dropout, causal):
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return *kernel(q, k, v, 0.0, bool(causal), attn_mask=bias, scale=scale), seed
     scores = _Scores(q, k, bias, causal, scale, dropout, seed)
     out = ((scores.weights * scores.kept) @ scores.wide(v)).to(q.dtype)
     return out, scores.sums, seed
@@ -88,11 +98,17 @@ def _backward(
     v: Tensor,
     bias: Any,
     out: Tensor,
+    sums: Tensor,
     dropout: float,
     causal: int,
     scale: float | None,
     seed: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_bias: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Any]:
+    if _has_kernel(q, k, v, dropout, causal) and not of_bias:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        rows = sums[..., : q.size(2)]
+        return *kernel(grad, q, k, v, out, rows, 0.0, bool(causal), attn_mask=bias, scale=scale), None
     scores = _Scores(q, k, bias, causal, scale, dropout, seed)
     wide = grad.float()
     of_weights = (wide @ scores.wide(v).mT) * scores.kept
@@ -123,8 +139,8 @@ def _flash(
 
 
 def _flash_backward(*args: Any, scale: Any = None) -> Any:
-    grad, q, k, v, out, _, _, _, _, _, dropout, causal, seed, _ = args
-    made = _backward(grad, q, k, v, None, out, dropout, 2 if causal else 0, scale, seed)
+    grad, q, k, v, out, sums, _, _, _, _, dropout, causal, seed, _ = args
+    made = _backward(grad, q, k, v, None, out, sums, dropout, 2 if causal else 0, scale, seed)
     return tuple(map(_laid_as, made[:3], (q, k, v)))
 
 
@@ -165,8 +181,9 @@ def _efficient_backward(
     *,
     scale: Any = None,
 ) -> Any:
-    made = _backward(grad, q, k, v, bias, out, dropout, int(is_causal), scale, seed)
-    of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if bias is not None and wanted[3] else None
+    asked = bias is not None and wanted[3]
+    made = _backward(grad, q, k, v, bias, out, sums, dropout, int(is_causal), scale, seed, asked)
+    of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if asked else None
     return (*map(_rows_first, made[:3]), of_bias)
 
 
@@ -188,8 +205,8 @@ def _cudnn(
 
 
 def _cudnn_backward(*args: Any, scale: Any = None) -> Any:
-    grad, q, k, v, out, _, seed, _, bias, _, _, _, _, dropout, causal = args
-    made = _backward(grad, q, k, v, bias, out, dropout, int(causal), scale, seed)
+    grad, q, k, v, out, sums, seed, _, bias, _, _, _, _, dropout, causal = args
+    made = _backward(grad, q, k, v, bias, out, sums.squeeze(-1), dropout, int(causal), scale, seed)
     return tuple(map(_laid_as, made[:3], (q, k, v)))
 
 
@@ -211,9 +228,9 @@ def _of_rows(q: Any, k: Any, v: Any, bias: Any, *rest: Any, scale: Any = None, *
 
 
 def _of_rows_backward(*args: Any, scale: Any = None, **options: Any) -> Any:
-    grad, q, k, v, bias, out, _, _, _, _, _, dropout, seed, _, mask, _ = args
+    grad, q, k, v, bias, out, _, _, _, _, sums, dropout, seed, _, mask, _ = args
     grad, q, k, v, out = (tensor.transpose(1, 2) for tensor in (grad, q, k, v, out))
-    made = _backward(grad, q, k, v, bias, out, dropout, mask, scale, seed)
+    made = _backward(grad, q, k, v, bias, out, sums, dropout, mask, scale, seed, bias is not None)
     of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if bias is not None else None
     return (*(_rows_first(tensor).transpose(1, 2) for tensor in made[:3]), of_bias)
 

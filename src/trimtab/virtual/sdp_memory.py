@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from trimtab.virtual.plans import Args, Kwargs, Plan
-from trimtab.virtual.sort_memory import multiprocessors
+from trimtab.virtual.reduce_memory import multiprocessors
 from trimtab.virtual.state import VirtualDevice
 
 _FLOAT = 4
@@ -105,7 +105,7 @@ def _efficient(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) ->
 
 
 def _efficient_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """A sum for each row; gradients of 16 bits are added up in 32."""
+    """A sum for each row; gradients of queries are added up in 32 bits, tile by tile, each with a lock of 16 bytes."""
     grad, query, key, value = args[:4]
     batch, heads, rows, head = query.shape
     return _efficient_sums(grad, batch, heads, rows, head, key.size(2), value.size(3)) + _lying(grad)
@@ -113,12 +113,15 @@ def _efficient_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualD
 
 def _efficient_sums(grad: Any, batch: int, heads: int, rows: int, head: int, keys: int, value: int) -> int:
     sums = batch * heads * rows * _FLOAT
-    if grad.element_size() != 2:
-        return sums
-    wide = _up(rows, 64) * _up(head, 32)
-    if max(head, value) > 128:
-        wide += _up(keys, 64) * (_up(head, 32) + _up(value, 32))
-    return sums + batch * heads * wide * _FLOAT
+    longest = max(head, value)
+    high, wide = (64, 64) if longest <= 64 else (128, 128) if longest <= 128 else (128, 64)
+    tiles = -(-rows // high) * -(-head // wide)
+    each = tiles * (high * wide * _FLOAT + 16)
+    if grad.element_size() == 2 and longest > 128:  # keys and values too: they do not fit into registers
+        each += _up(keys, wide) * (_up(head, wide) + _up(value, wide)) * _FLOAT
+    adding = sums + batch * heads * each
+    # In 32 bits the rows' sums are made from a product in whole.
+    return max(adding, grad.numel() * _FLOAT + 2 * sums) if grad.element_size() != 2 else adding
 
 
 def _rows_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -126,6 +129,13 @@ def _rows_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice
     batch, rows, heads, head = query.shape
     copies = 0 if grad.is_contiguous() else grad.numel() * grad.element_size()
     return copies + _efficient_sums(grad, batch, heads, rows, head, key.size(1), value.size(3))
+
+
+def _cudnn_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """As FlashAttention's, without rounding; it takes gradients as they lie."""
+    query, key, value = args[1:4]
+    batch, heads, rows, head = query.shape
+    return batch * heads * rows * (head + 1) * _FLOAT + _spread(heads, key.size(1), key, value)
 
 
 RULES = {
@@ -136,4 +146,5 @@ RULES = {
     "_efficient_attention_forward": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_efficient_attention_backward": _rows_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
 }

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 
-from trimtab.gpu_models import nearest
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.state import VirtualDevice
 
@@ -30,19 +28,6 @@ def pairs(number: int, key: int, value: int, width: int | None = None) -> int:
     counts = passes * (1 << _DIGIT) * 4
     looked_back = -(-number * max(key, value) // (_TILE * 4)) * (1 << _DIGIT) * 4
     return (number * (key + value) if passes > 1 else 0) + counts + looked_back
-
-
-def multiprocessors(device: VirtualDevice) -> int:
-    major, minor = device.capability
-    return nearest(device.name, f"{major}.{minor}").multiprocessors
-
-
-def parts(rows: int, columns: int, grad: Tensor, device: VirtualDevice) -> int:
-    """Sums of a norm's weights by parts: where rows are many and columns few, blocks of rows fill the GPU."""
-    if rows <= 64 * 1024 or columns // 32 >= multiprocessors(device) // 2:
-        return 0
-    blocks = max(1, min(-(-rows // 256), 4 * multiprocessors(device)))
-    return blocks * columns * grad.element_size()
 
 
 def _sort(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -72,17 +57,31 @@ def ordered(source: Tensor, dim: int) -> int:
 
 
 def _unique(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    source: Tensor = args[0]
-    number, item = source.numel(), source.element_size()
-    if plan.name == "aten::unique_consecutive":
-        return number * item
-    return number * item + pairs(number, item, 0)
+    """Sorted; room for as many as there are."""
+    number, item = args[0].numel(), args[0].element_size()
+    return number * item + (0 if plan.name == "aten::unique_consecutive" else pairs(number, item, 0))
 
 
 def _permutation(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """randperm: random keys are sorted with the numbers as values."""
-    number: Any = args[0]
-    return 2 * number * 4 + number * INDEX + pairs(number, 4, INDEX)
+    """randperm: random keys, so long that two are seldom equal, are sorted with the numbers as values."""
+    number: int = args[0]
+    if number < 2:
+        return 0
+    wide = math.ceil(math.log2(number - (6 * number**2 + 1) / (12 * math.log(0.9))))
+    key = 2 if wide <= 16 else 4 if wide <= 32 else 8
+    return number * (2 * key + INDEX) + pairs(number, key, INDEX, min(wide, 64))
+
+
+def _running(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """Running sums of small whole numbers are of a copy in 64 bits."""
+    source: Tensor = args[0]
+    narrow = not source.is_floating_point() and not source.is_complex() and source.element_size() < INDEX
+    return source.numel() * INDEX if narrow and kwargs.get("dtype") is None else 0
+
+
+def _repeat(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """repeat_interleave: running sums say where each begins."""
+    return args[0].numel() * INDEX if isinstance(args[0], Tensor) else 0
 
 
 RULES = {
@@ -90,4 +89,6 @@ RULES = {
     "argsort": _sort,
     **dict.fromkeys(("_unique", "_unique2", "unique_dim", "unique_consecutive"), _unique),
     "randperm": _permutation,
+    **dict.fromkeys(("cumsum", "cumprod"), _running),
+    "repeat_interleave": _repeat,
 }

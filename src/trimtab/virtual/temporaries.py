@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import sdp_memory, sort_memory, workspaces
+from trimtab.virtual import conv_memory, reduce_memory, sdp_memory, sort_memory, workspaces
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.sort_memory import INDEX
 from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.tensor import payload_of
+from trimtab.virtual.unknown import is_unknown
 from trimtab.virtual.wording import words
 
 Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], int]
@@ -59,10 +61,14 @@ def _matrix(tensor: Tensor) -> int:
 
 def _product(first: int) -> Rule:
     """Copies of operands; cuBLAS takes its workspace."""
+
     def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-        workspaces.multiplied(device)
+        biased = plan.name == "aten::addmm" and args[0].dim() == 1 and kwargs.get("beta", 1) == 1
+        workspaces.multiplied(device, biased)
         out = kwargs.get("out")
-        return sum(_matrix(tensor) for tensor in args[first : first + 2]) + (_matrix(out) if out is not None else 0)
+        return sum(_matrix(tensor) for tensor in args[first : first + 2]) + (
+            _matrix(out) if out is not None else 0
+        )
 
     return rule
 
@@ -81,17 +87,18 @@ def _contiguous(*places: int) -> Rule:
 
 
 def _embedding_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """Few indices are added as they come. Many are sorted; then each has a row of sums in 32 bits."""
+    """Few indices are added as they come. Many are sorted; then equal ones are summed, by rows in 32 bits."""
     grad, indices, words_, _, by_frequency = args[:5]
     number = indices.numel()
     copies = copied(grad, indices)
     if number <= 3072 and not by_frequency:
         return copies
     index = indices.element_size()
-    rows = number * grad.size(-1) * _wide(grad.dtype)
+    parts = number // 10 + min(number, words_)  # ten equal ones at a time
+    rows = parts * grad.size(-1) * _wide(grad.dtype)
     kept = 2 * number * index  # sorted, and where they came from
     sorting = number * index + sort_memory.pairs(number, index, index, sort_memory.bits(words_))
-    adding = 4 * number * index + rows
+    adding = (3 * number + parts) * index + rows
     grown = words_ * grad.size(-1) * grad.element_size()  # the result is made after the sorting
     return copies + kept + max(sorting - grown, adding)
 
@@ -121,10 +128,15 @@ def _index_put(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) ->
 _MASKS = (torch.bool, torch.uint8)
 
 
+def _true(mask: Any) -> int:
+    """How many elements of a mask are true; all of them where nobody knows."""
+    return mask.numel() if is_unknown(mask) else int(payload_of(mask).count_nonzero())
+
+
 def _masks(indices: Any) -> int:
     """A mask as an index becomes the places at which it is true."""
     return sum(
-        index.numel() * max(index.dim(), 1) * INDEX
+        _true(index) * max(index.dim(), 1) * INDEX
         for index in indices
         if isinstance(index, Tensor) and index.dtype in _MASKS
     )
@@ -139,8 +151,8 @@ def _masked_select(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice
 
 
 def _masked_scatter(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """The place of each true element among the true ones, a dense mask and the values in one piece."""
-    return args[0].numel() * (INDEX + 1) + copied(args[2])
+    """The place of each true element among the true ones, and the values in one piece."""
+    return args[0].numel() * INDEX + copied(args[2])
 
 
 def _multinomial(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -157,7 +169,16 @@ def _layer_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: Virtual
     rows = source.numel() // max(columns, 1)
     copies = copied(grad, source)
     wanted = args[7] if len(args) > 7 else kwargs.get("output_mask", (True, True, True))
-    return copies + sort_memory.parts(rows, columns, grad, device) * sum(map(bool, wanted[1:]))
+    return copies + norm_parts(rows, columns, grad, device) * sum(map(bool, wanted[1:]))
+
+
+def norm_parts(rows: int, columns: int, grad: Tensor, device: VirtualDevice) -> int:
+    """The gradient of a norm's weight by blocks of 32 rows, where rows are very many and columns few."""
+    if rows <= 64 * 1024 or columns // 32 >= reduce_memory.multiprocessors(device) // 2:
+        return 0
+    blocks = -(-rows // 32)
+    adding = reduce_memory.staged(torch.empty(blocks, columns, device="meta"), [0], 4, device)
+    return blocks * columns * grad.element_size() + adding // 2
 
 
 def _group_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -185,6 +206,31 @@ def _across(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> in
     return 0 if source.is_cuda or target.is_contiguous() or alike else size(target)
 
 
+def _softmax_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The gradient times the result, in whole."""
+    return size(args[1]) + copied(args[1])
+
+
+def _safe_softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """Where a score is minus infinity, and for each row whether all are."""
+    source = args[0]
+    return copied(source) + source.numel() + source.numel() // max(source.size(-1), 1)
+
+
+def _loss(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The losses of all elements, before they are summed."""
+    return 0 if _reduction(plan, args, kwargs) == 0 else size(args[0])
+
+
+def _bce(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    return (1 if _reduction(plan, args, kwargs) == 0 else 2) * size(args[0])
+
+
+def _reduction(plan: Plan, args: Args, kwargs: Kwargs) -> int:
+    at = plan.names.index("reduction")
+    return int(args[at] if at < len(args) else kwargs.get("reduction", 1))
+
+
 def _softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     return copied(args[0])
 
@@ -193,8 +239,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(words("mm bmm"), _product(0)),
     **dict.fromkeys(words("addmm addmm_ baddbmm baddbmm_"), _product(1)),
     **dict.fromkeys(words("mv addmv addmv_"), _times_vector),
-    **dict.fromkeys(words("_softmax _log_softmax _safe_softmax"), _softmax),
-    **dict.fromkeys(words("_softmax_backward_data _log_softmax_backward_data"), _contiguous(0, 1)),
+    **dict.fromkeys(words("_softmax _log_softmax"), _softmax),
+    "_safe_softmax": _safe_softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _contiguous(0, 1),
+    **dict.fromkeys(words("mse_loss smooth_l1_loss huber_loss"), _loss),
+    "binary_cross_entropy_with_logits": _bce,
     **dict.fromkeys(words("nll_loss_forward nll_loss2d_forward"), _contiguous(0, 1, 2)),
     **dict.fromkeys(words("nll_loss_backward nll_loss2d_backward"), _contiguous(0, 1, 2, 3)),
     "embedding_dense_backward": _embedding_backward,
@@ -209,6 +259,8 @@ RULES: dict[str, Rule] = {
     "native_group_norm_backward": _group_norm_backward,
     "_foreach_norm": _foreach_norm,
     "copy_": _across,
+    **conv_memory.RULES,
+    **reduce_memory.RULES,
     **sort_memory.RULES,
     **sdp_memory.RULES,
 }

@@ -1,7 +1,7 @@
 """Memory that CUDA's libraries take once and keep: cuBLAS has a workspace for each thread and stream that multiplies.
 
-Autograd runs a backward pass in a thread of its own, with a workspace of its own. What lives inside one operation only is
-in temporaries.py.
+Autograd runs a backward pass in a thread of its own, with a workspace of its own. What lives inside one operation only
+is in temporaries.py.
 """
 
 from __future__ import annotations
@@ -25,13 +25,22 @@ def cublas_bytes(capability: tuple[int, int]) -> int:
     return 4096 * 8 * 1024 if capability == (9, 0) else (4096 * 2 + 16 * 8) * 1024
 
 
+def lt_bytes(capability: tuple[int, int]) -> int:
+    """What torch gives cuBLASLt, which adds a bias to a product: CUBLASLT_WORKSPACE_SIZE in KiB, else 1 MiB."""
+    asked = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return min(int(asked) * 1024 if asked.isdigit() else 1024 * 1024, cublas_bytes(capability))
+
+
 def in_backward() -> bool:
     """Whether autograd runs this, in the thread that it has for a GPU."""
     return torch._C._current_graph_task_id() != -1
 
 
-def multiplied(device: VirtualDevice) -> None:
-    """cuBLAS is used on a device: its workspace is there from now on."""
+def multiplied(device: VirtualDevice, biased: bool = False) -> None:
+    """cuBLAS is used on a device: its workspace is there from now on, and that of cuBLASLt where a bias is added."""
     key = in_backward(), torch._C._cuda_getCurrentRawStream(device.index)  # type: ignore[attr-defined]
-    if key not in device.workspaces:
-        device.workspaces[key] = Block(device, cublas_bytes(device.capability))
+    taken = device.workspaces
+    if key not in taken:
+        taken[key] = Block(device, cublas_bytes(device.capability))
+    if biased and (*key, "lt") not in taken:
+        taken[(*key, "lt")] = Block(device, lt_bytes(device.capability))
