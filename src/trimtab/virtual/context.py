@@ -28,6 +28,7 @@ from trimtab.virtual import (
     dispatch,
     extents,
     flex,
+    foreach,
     from_data,
     functions,
     generators,
@@ -53,7 +54,7 @@ from trimtab.virtual.tensor import PARAMETERS, VIRTUAL
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (cuda, legacy, generators, processes, ranks, scripted, serialization, threads)
+_PATCHING = (cuda, foreach, legacy, generators, processes, ranks, scripted, serialization, threads)
 
 
 def install(
