@@ -31,6 +31,7 @@ from trimtab.virtual import (
     foreach,
     from_data,
     functions,
+    fused,
     generators,
     legacy,
     processes,
@@ -54,7 +55,7 @@ from trimtab.virtual.tensor import PARAMETERS, VIRTUAL
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (cuda, foreach, legacy, generators, processes, ranks, scripted, serialization, threads)
+_PATCHING = (amp, cuda, foreach, legacy, generators, processes, ranks, scripted, serialization, threads)
 
 
 def install(
@@ -177,6 +178,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
             functions.HANDLERS
             | from_data.HANDLERS
             | flex.HANDLERS
+            | fused.HANDLERS
             | recurrent.HANDLERS
             | (unknown.handlers() if machine.shapes else {}),
         ),

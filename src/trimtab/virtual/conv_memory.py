@@ -1,8 +1,8 @@
-"""What cuDNN takes for a convolution. Which of its kernels it chooses is its own affair; this is what the usual ones take.
+"""What cuDNN takes for a convolution. Which of its kernels it chooses is its own affair: this is what the usual ones take.
 
 They work on channels that lie together: operands that lie otherwise are copied, input, weight and result, with their
-channels rounded up in 16 bits. The gradient of the weight is added up in 32 bits by a few groups of blocks; how many is not
-known, and four are counted.
+channels rounded up in 16 bits. The gradient of the weight is added up in 32 bits by a few groups of blocks; how many is
+not known, and four are counted.
 """
 
 from __future__ import annotations

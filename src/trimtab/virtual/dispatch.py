@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trimtab.virtual import (
     amp,
     functions,
+    fused,
     generators,
     kernels,
     memory,
@@ -53,6 +54,7 @@ def plan_of(func: Any) -> Plan:
     plan = PLANS[func] = Plan(func)
     plan.rule = rules.rule_for(func, plan.name)
     plan.before = kernels.BEFORE.get(plan.name)
+    plan.instead = fused.INSTEAD.get(plan.name)
     plan.temporary = temporaries.rule_for(plan.name)
     plan.reuses = reused.RULES.get(plan.name)
     return plan
@@ -124,7 +126,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         if machine is not None and machine.shapes:
             out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
         else:
-            out = func(*payloads, **named)
+            out = (plan.instead or func)(*payloads, **named)
     except (RuntimeError, IndexError, MemoryError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 

@@ -30,6 +30,8 @@ class Plan:
     """What says which operands may mix: see rules.py."""
     before: Any
     """What a kernel on CUDA would refuse: see kernels.py; None for most."""
+    instead: Any
+    """A kernel of ours in the place of the CPU's: see fused.py; None for most."""
     temporary: Any
     """What a kernel on CUDA allocates for itself: see temporaries.py; None for most."""
     reuses: Any

@@ -1,8 +1,8 @@
 """Scaled dot product attention: CUDA's choice of a kernel (sdp_backends.py), the CPU's values.
 
 What CUDA computes by one kernel is here the operation that CUDA has for it (sdp_kernels.py): it leaves behind and keeps
-what that kernel does, and its values are the CPU's bit for bit. Where the CPU has no such kernel (it drops weights, heads
-of values are of another size), and values are wanted, it goes by its definition, with the scores in memory.
+what that kernel does, and its values are the CPU's bit for bit. Where the CPU has no such kernel (weights are dropped,
+values have heads of another size), and values are wanted, it goes by its definition, with the scores in memory.
 """
 
 from __future__ import annotations
