@@ -1,4 +1,4 @@
-"""What cuDNN takes for a convolution. Which of its kernels it chooses is its own affair: this is what the usual ones take.
+"""What cuDNN takes for a convolution. Which of its kernels it chooses is its own affair: so much take the usual ones.
 
 They work on channels that lie together: operands that lie otherwise are copied, input, weight and result, with their
 channels rounded up in 16 bits. The gradient of the weight is added up in 32 bits by a few groups of blocks; how many is
@@ -38,7 +38,7 @@ def _copies(source: Tensor, weight: Tensor, result: Any, groups: int) -> int:
     if alone or _together(source) or _together(weight) or math.prod(weight.shape[2:]) == 1:
         return 0
     made = math.prod(result) * source.element_size()
-    return _rounded(source, source.size(1)) + _rounded(weight, weight.size(1)) + made
+    return int(_rounded(source, source.size(1)) + _rounded(weight, weight.size(1)) + made)
 
 
 def _result(source: Tensor, weight: Tensor, args: Args) -> list[int]:

@@ -152,7 +152,7 @@ def _extreme(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> i
 
 def _count(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """Where it is not nought, as whole numbers."""
-    return args[0].numel() * 9
+    return int(args[0].numel() * 9)
 
 
 def _equal(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -161,7 +161,7 @@ def _equal(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int
 
 def _log_of_sum(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """The exponentials, in whole."""
-    return int(args[0].numel()) * args[0].element_size()
+    return int(int(args[0].numel()) * args[0].element_size())
 
 
 RULES: dict[str, Callable[[Plan, Args, Kwargs, VirtualDevice], int]] = {

@@ -33,7 +33,8 @@ def _by_engine() -> bool:
 
 def _alone(tensor: Any, holders: int) -> Block | None:
     """The memory of a dense tensor that nobody holds but the call itself, by so many references in C++."""
-    if tensor.__class__ not in VIRTUAL or tensor._use_count() > holders:
+    count: Any = getattr(tensor, "_use_count", None)
+    if tensor.__class__ not in VIRTUAL or count is None or count() > holders:
         return None
     block: Block = tensor._block
     dense = tensor.numel() * tensor.element_size() >= block.nbytes - 511

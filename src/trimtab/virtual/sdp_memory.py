@@ -72,7 +72,7 @@ def _flash_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevic
     batch, heads, rows, head = query.shape
     rounded = _up(rows, 128)
     sums = batch * heads * rounded * (_rounded_head(head) + 1) * _FLOAT
-    return _lying(grad) + _lying(out) + sums + _spread(heads, key.size(1), key, value)
+    return int(_lying(grad) + _lying(out) + sums + _spread(heads, key.size(1), key, value))
 
 
 def _spread(heads: int, groups: int, key: Tensor, value: Tensor) -> int:
@@ -93,7 +93,7 @@ def _packed_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevi
     rounded = rows + 128 * (starts.numel() - 1)
     sums = heads * rounded * (_rounded_head(head) + 1) * _FLOAT
     copies = sum(t.numel() * t.element_size() for t in (grad, out) if not t.is_contiguous())
-    return copies + sums + _spread(heads, key.size(1), key, value)
+    return int(copies + sums + _spread(heads, key.size(1), key, value))
 
 
 def _efficient(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -135,7 +135,7 @@ def _cudnn_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevic
     """As FlashAttention's, without rounding; it takes gradients as they lie."""
     query, key, value = args[1:4]
     batch, heads, rows, head = query.shape
-    return batch * heads * rows * (head + 1) * _FLOAT + _spread(heads, key.size(1), key, value)
+    return int(batch * heads * rows * (head + 1) * _FLOAT + _spread(heads, key.size(1), key, value))
 
 
 RULES = {

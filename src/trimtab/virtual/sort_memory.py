@@ -59,7 +59,7 @@ def ordered(source: Tensor, dim: int) -> int:
 def _unique(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """Sorted; room for as many as there are."""
     number, item = args[0].numel(), args[0].element_size()
-    return number * item + (0 if plan.name == "aten::unique_consecutive" else pairs(number, item, 0))
+    return int(number * item + (0 if plan.name == "aten::unique_consecutive" else pairs(number, item, 0)))
 
 
 def _permutation(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:

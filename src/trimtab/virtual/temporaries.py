@@ -100,7 +100,7 @@ def _embedding_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualD
     sorting = number * index + sort_memory.pairs(number, index, index, sort_memory.bits(words_))
     adding = (3 * number + parts) * index + rows
     grown = words_ * grad.size(-1) * grad.element_size()  # the result is made after the sorting
-    return copies + kept + max(sorting - grown, adding)
+    return int(copies + kept + max(sorting - grown, adding))
 
 
 def _index_put(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -122,7 +122,7 @@ def _index_put(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) ->
     moved = 0 if together and at == 0 and target.is_contiguous() else size(target)
     whole = values.numel() * values.element_size() == spread and values.is_contiguous()
     sorting = sort_memory.pairs(number, INDEX, INDEX, sort_memory.bits(math.prod(target.shape)))
-    return extra + (0 if whole else spread) + moved + 4 * number * INDEX + sorting
+    return int(extra + (0 if whole else spread) + moved + 4 * number * INDEX + sorting)
 
 
 _MASKS = (torch.bool, torch.uint8)
@@ -152,7 +152,7 @@ def _masked_select(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice
 
 def _masked_scatter(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """The place of each true element among the true ones, and the values in one piece."""
-    return args[0].numel() * INDEX + copied(args[2])
+    return int(args[0].numel() * INDEX + copied(args[2]))
 
 
 def _multinomial(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -184,12 +184,12 @@ def norm_parts(rows: int, columns: int, grad: Tensor, device: VirtualDevice) -> 
 def _group_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """A factor and a shift for each row and channel."""
     source, batch, channels = args[0], args[3], args[4]
-    return copied(source) + 2 * batch * channels * _wide(source.dtype)
+    return int(copied(source) + 2 * batch * channels * _wide(source.dtype))
 
 
 def _group_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     grad, source, batch, channels = args[0], args[1], args[5], args[6]
-    return copied(grad, source) + 4 * batch * channels * _wide(source.dtype)
+    return int(copied(grad, source) + 4 * batch * channels * _wide(source.dtype))
 
 
 def _foreach_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -214,7 +214,7 @@ def _softmax_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDev
 def _safe_softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """Where a score is minus infinity, and for each row whether all are."""
     source = args[0]
-    return copied(source) + source.numel() + source.numel() // max(source.size(-1), 1)
+    return int(copied(source) + source.numel() + source.numel() // max(source.size(-1), 1))
 
 
 def _loss(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:

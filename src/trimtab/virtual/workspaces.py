@@ -38,7 +38,7 @@ def in_backward() -> bool:
 
 def multiplied(device: VirtualDevice, biased: bool = False) -> None:
     """cuBLAS is used on a device: its workspace is there from now on, and that of cuBLASLt where a bias is added."""
-    key = in_backward(), torch._C._cuda_getCurrentRawStream(device.index)  # type: ignore[attr-defined]
+    key = in_backward(), torch._C._cuda_getCurrentRawStream(device.index)
     taken = device.workspaces
     if key not in taken:
         taken[key] = Block(device, cublas_bytes(device.capability))
