@@ -1,8 +1,8 @@
 """What cuDNN takes for a convolution. Which of its kernels it chooses is its own affair: so much take the usual ones.
 
 They work on channels that lie together: operands that lie otherwise are copied, input, weight and result, with their
-channels rounded up in 16 bits. The gradient of the weight is added up in 32 bits by a few groups of blocks; how many is
-not known, and four are counted.
+channels rounded up in 16 bits. The gradient of the weight is added up in 32 bits, by as many groups of blocks as fill
+the GPU; the exact number is cuDNN's own.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual.plans import Args, Kwargs, Plan
+from trimtab.virtual.reduce_memory import multiprocessors
 from trimtab.virtual.state import VirtualDevice
 
-_GROUPS = 4
+_TILE = 128
+"""Rows and columns of a gradient that one block computes."""
 
 
 def _rounded(tensor: Tensor, channels: int) -> int:
@@ -67,7 +69,10 @@ def _backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> 
     size = weight.numel() * weight.element_size()
     alone = groups > 1 and groups == source.size(1)
     points = math.prod(weight.shape[2:]) == 1
-    parts = 0 if alone else (source.size(0) if points else _GROUPS) * weight.numel() * 4
+    tiles = -(-weight.size(0) // _TILE) * -(-(weight.numel() // weight.size(0)) // _TILE)
+    groups_of_blocks = multiprocessors(device) // tiles
+    shares = source.size(0) if points else groups_of_blocks if groups_of_blocks > 1 else 0
+    parts = 0 if alone else shares * weight.numel() * 4
     return max(copies - size if wanted[0] else 0, copies + parts)
 
 

@@ -131,8 +131,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
     held = None
-    if plan.temporary is not None and (nbytes := plan.temporary(plan, args, kwargs, slot)):
-        held = memory.Block(slot, nbytes)
+    if plan.temporary is not None and slot.index != state.HOST:
+        held = temporaries.held(plan, args, kwargs, slot)
     kind = plan.kind
     if kind == FRESH:
         result = wrap(out, slot, None if plan.reuses is None else plan.reuses(args))

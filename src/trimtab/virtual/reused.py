@@ -2,7 +2,8 @@
 
 Where autograd works in place on hardware, and not on a tensor class such as the virtual one, the result takes over the
 memory of an operand that nobody else holds.
-Gradients that meet are added into one of them; the gradient of an indexed tensor is written into fresh zeros.
+Gradients that meet are added into one of them; the gradient of an indexed tensor is written into fresh zeros. Some
+results keep more memory than they need.
 """
 
 from __future__ import annotations
@@ -57,5 +58,18 @@ def _written(args: Args) -> Block | None:
     return _alone(args[0], 5) if in_backward() and _by_engine() else None
 
 
+def _whole(args: Args) -> Block | None:
+    """A loss over all elements lies in the memory that their losses would have taken."""
+    source = args[0]
+    if (args[2] if len(args) > 2 else 1) == 0 or source.__class__ not in VIRTUAL:
+        return None
+    return Block(source._slot, source.numel() * source.element_size())
+
+
 _WRITTEN = ("aten::index_put", "aten::index_add", "aten::scatter", "aten::scatter_add")
-RULES = {"aten::add": _sum, **dict.fromkeys(_WRITTEN, _written)}
+_LOSSES = ("aten::mse_loss", "aten::smooth_l1_loss")
+RULES = {
+    "aten::add": _sum,
+    **dict.fromkeys(_WRITTEN, _written),
+    **dict.fromkeys(_LOSSES, _whole),
+}

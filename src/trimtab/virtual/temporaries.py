@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual import conv_memory, reduce_memory, sdp_memory, sort_memory, workspaces
+from trimtab.virtual.memory import Block
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.sort_memory import INDEX
 from trimtab.virtual.state import VirtualDevice
@@ -28,6 +29,12 @@ def of(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """The bytes that live inside this operation only."""
     rule: Rule | None = plan.temporary
     return rule(plan, args, kwargs, device) if rule is not None else 0
+
+
+def held(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Block | None:
+    """The same as an allocation, to be dropped when the operation has its result."""
+    nbytes = of(plan, args, kwargs, device)
+    return Block(device, nbytes) if nbytes else None
 
 
 def rule_for(name: str) -> Rule | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import torch
 
@@ -39,8 +40,12 @@ def in_backward() -> bool:
 def multiplied(device: VirtualDevice, biased: bool = False) -> None:
     """cuBLAS is used on a device: its workspace is there from now on, and that of cuBLASLt where a bias is added."""
     key = in_backward(), torch._C._cuda_getCurrentRawStream(device.index)
-    taken = device.workspaces
-    if key not in taken:
-        taken[key] = Block(device, cublas_bytes(device.capability))
-    if biased and (*key, "lt") not in taken:
-        taken[(*key, "lt")] = Block(device, lt_bytes(device.capability))
+    if key not in device.workspaces:
+        _take(device, key, cublas_bytes(device.capability))
+    if biased and (*key, "lt") not in device.workspaces:
+        _take(device, (*key, "lt"), lt_bytes(device.capability))
+
+
+def _take(device: VirtualDevice, key: tuple[Any, ...], nbytes: int) -> None:
+    block = device.workspaces[key] = Block(device, nbytes)
+    device.ledger.tell(block, "workspace")
