@@ -60,7 +60,8 @@ def _forward(
     state_of_random, unused = torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
     rest = state_of_random, unused, q.new_empty(0)
     if starts_q is None:
-        out, sums, _ = sdp_kernels.forward(*(t.transpose(1, 2) for t in (q, k, v)), None, 0.0, causal, scale)
+        turned = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out, sums, _ = sdp_kernels.forward(*turned, None, 0.0, causal, scale)
         return torch.empty_like(q).copy_(out.transpose(1, 2)), sums, *rest
     out, sums = torch.empty_like(q), q.new_empty((q.size(1), q.size(0)), dtype=torch.float32)
     for rows, keys in _parts(starts_q, starts_k):
@@ -93,7 +94,7 @@ def _backward(
 ) -> Any:
     causal = 2 if _plain(dropout, is_causal, window_size_left, window_size_right, {}) else 0
     if starts_q is None:
-        turned = [tensor.transpose(1, 2) for tensor in (grad, q, k, v)]
+        turned = grad.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         made = sdp_kernels.backward(
             *turned, None, out.transpose(1, 2), sums, 0.0, causal, scale, sdp_kernels.seed_for(0.0)
         )
