@@ -233,3 +233,33 @@ def test_dropout_and_rms_norm_have_the_values_of_the_cpu() -> None:
             found = run("cuda", dtype)
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other), dtype
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_backward_pass_frees_what_was_saved_as_it_goes(machine: Machine, free: bool) -> None:
+    size = 512 * 512 * 2
+    weights = [full(512, 512, grad=True) for _ in range(3)]
+    out = full(512, 512)
+    for weight in weights:
+        out = (out @ weight).relu()
+    grad = torch.ones_like(out)
+    kept, most = peak(lambda: out.backward(grad, retain_graph=not free))
+    # A gradient for each weight; what was saved goes, the input and two results. The last is still held here.
+    assert kept == (3 - 3 if free else 3) * size
+    # The gradients of a layer's result, of its product and of its weight.
+    assert most == (3 if free else 4) * size
+
+
+def test_a_second_gradient_is_added_in_place(machine: Machine) -> None:
+    x, w = full(512, 512), full(512, 512, grad=True)
+    w.grad = torch.zeros_like(w)
+    out = x @ w
+    grad = torch.ones_like(out)
+    assert peak(lambda: out.backward(grad)) == (0, 512 * 512 * 2)
+
+
+def test_views_and_operations_in_place_allocate_nothing(machine: Machine) -> None:
+    x, y = full(512, 512), full(512, 512)
+    assert peak(lambda: x.t().unsqueeze(0).expand(4, 512, 512)) == (0, 0)
+    assert peak(lambda: x.add_(y).mul_(2).relu_()) == (0, 0)
+    assert peak(lambda: x.copy_(y)) == (0, 0)

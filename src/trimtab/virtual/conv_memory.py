@@ -39,8 +39,13 @@ def _copies(source: Tensor, weight: Tensor, result: Any, groups: int) -> int:
     alone = groups > 1 and groups == source.size(1)
     if alone or _together(source) or _together(weight) or math.prod(weight.shape[2:]) == 1:
         return 0
-    made = math.prod(result) * source.element_size()
+    made = 0 if _is_point(result) else math.prod(result) * source.element_size()
     return int(_rounded(source, source.size(1)) + _rounded(weight, weight.size(1)) + made)
+
+
+def _is_point(result: Any) -> bool:
+    """Whether a result has one pixel: it lies either way, and the whole is a product of matrices."""
+    return math.prod(result[2:]) == 1
 
 
 def _result(source: Tensor, weight: Tensor, args: Args) -> list[int]:
@@ -56,7 +61,8 @@ def _result(source: Tensor, weight: Tensor, args: Args) -> list[int]:
 
 def _forward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     source, weight = args[:2]
-    return _copies(source, weight, _result(source, weight, args), args[8])
+    result = _result(source, weight, args)
+    return 0 if _is_point(result) else _copies(source, weight, result, args[8])
 
 
 def _backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
