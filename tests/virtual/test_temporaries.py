@@ -199,6 +199,17 @@ def test_attention_counts_what_its_kernel_keeps_and_takes(machine: Machine, kern
     assert abs(most - 3 * OUT - BACK[kernel]) <= 1024
 
 
+def test_attention_that_drops_weights_keeps_no_scores(machine: Machine) -> None:
+    q, k, v = heads(), heads(), heads()
+    attend = functional.scaled_dot_product_attention
+    kept, most = peak(lambda: attend(q, k, v, dropout_p=0.1))
+    assert OUT + LSE <= kept <= most <= OUT + LSE + 2048
+    out = attend(q, k, v, dropout_p=0.1)
+    grad = torch.ones_like(q)
+    _, most = peak(lambda: out.backward(grad))
+    assert abs(most - 3 * OUT - BACK[SDPBackend.CUDNN_ATTENTION]) <= 1024
+
+
 def test_grouped_heads_are_spread_in_the_backward_pass(machine: Machine) -> None:
     q, k, v = heads(), heads(2), heads(2)
     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -2,7 +2,7 @@
 
 What CUDA computes by one kernel is here the operation that CUDA has for it (sdp_kernels.py): it leaves behind and keeps
 what that kernel does, and its values are the CPU's bit for bit. Where the CPU has no such kernel (weights are dropped,
-values have heads of another size), and values are wanted, it goes by its definition, with the scores in memory.
+values have heads of another size), and values are wanted, they come from its definition (sdp_aside.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias
 
-from trimtab.virtual import amp, faults, functions, sdp_backends, sharded, state
+from trimtab.virtual import amp, faults, functions, sdp_aside, sdp_backends, sharded, state
 from trimtab.virtual.plans import Args, Plan
 from trimtab.virtual.sdp_backends import EFFICIENT, FLASH, MATH
 from trimtab.virtual.tensor import VIRTUAL, payload_of
@@ -95,8 +95,14 @@ def _attention(
         if choice == FLASH and (machine is None or not machine.shapes):
             flash = aten._scaled_dot_product_flash_attention_for_cpu.default
             return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
-    plain = torch._scaled_dot_product_attention_math
-    return plain(query, key, value, mask, dropout_p, is_causal, None, **options)[0]
+
+    def plain(*operands: Any) -> Tensor:
+        made = torch._scaled_dot_product_attention_math(*operands, dropout_p, is_causal, None, **options)
+        return made[0]
+
+    if virtual and backend != MATH:
+        return sdp_aside.attend(backend, plain, query, key, value, mask)
+    return plain(query, key, value, mask)
 
 
 def _fused(

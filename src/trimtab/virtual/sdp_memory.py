@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.reduce_memory import multiprocessors
+from trimtab.virtual.sdp_backends import CUDNN, EFFICIENT, FLASH
 from trimtab.virtual.state import VirtualDevice
 
 _FLOAT = 4
@@ -66,7 +67,7 @@ def _lying(tensor: Tensor) -> int:
     return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.numel() * tensor.element_size()
 
 
-def _flash_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _flash_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """Gradients of queries in 32 bits, a sum for each row; keys and values once for each head of a group."""
     grad, query, key, value, out = args[:5]
     batch, heads, rows, head = query.shape
@@ -104,7 +105,7 @@ def _efficient(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) ->
     return rows * value.size(-1) * _FLOAT if wide else 0
 
 
-def _efficient_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _efficient_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """A sum for each row; gradients of queries are added up in 32 bits, tile by tile, each with a lock of 16 bytes."""
     grad, query, key, value = args[:4]
     batch, heads, rows, head = query.shape
@@ -131,11 +132,17 @@ def _rows_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice
     return copies + _efficient_sums(grad, batch, heads, rows, head, key.size(1), value.size(3))
 
 
-def _cudnn_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _cudnn_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     """As FlashAttention's, without rounding; it takes gradients as they lie."""
     query, key, value = args[1:4]
     batch, heads, rows, head = query.shape
     return int(batch * heads * rows * (head + 1) * _FLOAT + _spread(heads, key.size(1), key, value))
+
+
+def backward(backend: int, args: Args, device: VirtualDevice) -> int:
+    """What the backward pass of a kernel takes, of a gradient, queries, keys, values and the result."""
+    rules = {FLASH: _flash_backward, EFFICIENT: _efficient_backward, CUDNN: _cudnn_backward}
+    return rules[backend](None, args, {}, device)
 
 
 RULES = {
