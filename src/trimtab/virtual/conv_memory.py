@@ -45,7 +45,7 @@ def _copies(source: Tensor, weight: Tensor, result: Any, groups: int) -> int:
 
 def _is_point(result: Any) -> bool:
     """Whether a result has one pixel: it lies either way, and the whole is a product of matrices."""
-    return math.prod(result[2:]) == 1
+    return bool(math.prod(result[2:]) == 1)
 
 
 def _result(source: Tensor, weight: Tensor, args: Args) -> list[int]:

@@ -25,7 +25,7 @@ def attend(
     backend: int, work: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Any
 ) -> Tensor:
     """The result of `work`, which takes these operands, as that of a kernel of CUDA's."""
-    return _Aside.apply(backend, work, query, key, value, mask)  # type: ignore[no-untyped-call,no-any-return]
+    return _Aside.apply(backend, work, query, key, value, mask)  # type: ignore[no-any-return]
 
 
 class _Aside(torch.autograd.Function):
@@ -48,7 +48,7 @@ class _Aside(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Any) -> Any:
         query, key, value, _, out, _ = ctx.saved_tensors
         slot = query._slot

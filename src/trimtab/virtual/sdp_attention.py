@@ -96,9 +96,10 @@ def _attention(
             flash = aten._scaled_dot_product_flash_attention_for_cpu.default
             return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
 
-    def plain(*operands: Any) -> Tensor:
-        made = torch._scaled_dot_product_attention_math(*operands, dropout_p, is_causal, None, **options)
-        return made[0]
+    def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        return torch._scaled_dot_product_attention_math(q, k, v, bias, dropout_p, is_causal, None, **options)[
+            0
+        ]
 
     if virtual and backend != MATH:
         return sdp_aside.attend(backend, plain, query, key, value, mask)
