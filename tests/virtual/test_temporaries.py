@@ -162,6 +162,16 @@ def test_adamw_takes_the_kernels_for_lists(machine: Machine) -> None:
     assert peak(fused.step) == (0, 0)
 
 
+def test_weights_that_a_step_changed_are_known_to_be_changed(machine: Machine) -> None:
+    weights = [full(8, 8, dtype=FP32, grad=True) for _ in range(2)]
+    loss = (weights[0] @ weights[1]).relu().sum()
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    torch.optim.SGD(weights, 0.1).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_autocast_casts_a_weight_once_and_keeps_it(machine: Machine) -> None:
     x, w = full(64, 256), full(256, 256, dtype=FP32, grad=True)
     before = requested("current")
