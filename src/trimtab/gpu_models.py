@@ -26,7 +26,8 @@ class Architecture:
     """The most of it that one block can ask for."""
     context_mib: int
     """What a process with torch holds outside of torch's own count from the first kernels on: CUDA's context and the
-    code of kernels. 540 was seen on an H200; the others follow from it by the threads that a GPU holds at once."""
+    code of kernels. 0.5 to 0.6 GiB were seen on an H200; the others are estimates from it, by the threads that a GPU
+    holds at once."""
     warp: int = 32
     gcn: str = ""
     """AMD's name of the architecture."""
