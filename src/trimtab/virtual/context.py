@@ -210,7 +210,11 @@ def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if scripted.is_scripted(self):
             scripted.apply(self, args[0])
             return self
-        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        original(self, *args, **kwargs)
+        machine = state.machine()
+        if machine is not None and machine.teller is not None:
+            machine.teller.moved(self)
+        return self
 
     return _apply
 
