@@ -92,8 +92,9 @@ class Phases(BaseCheck):
         for module in list(self._machine.modules):
             kinds.tell_weights(module)
 
-    def _begin(self, phase: str) -> None:
-        if phase != self._now:
+    def _begin(self, phase: str, *, anew: bool = False) -> None:
+        """From now on it is this phase; `anew` where another one of its kind begins (the next step)."""
+        if phase != self._now or anew:
             self._now = phase
             self._told.clear()
             for device in self._machine.devices:
@@ -153,7 +154,8 @@ class Phases(BaseCheck):
         if depth or torch._C._current_graph_task_id() != -1:
             return
         if not self._deeds:
-            self._begin(self._of_pass(module))
+            next_step = self._between and torch.is_grad_enabled()
+            self._begin(self._of_pass(module), anew=next_step)
             if torch.is_grad_enabled():
                 self._mark("forward")
                 self._trained.add(module)

@@ -29,7 +29,8 @@ class Result:
 
     verdict: Verdict
     findings: list[Finding]
-    memory: dict[str, dict[str, int]]
+    memory: dict[str, dict[str, Any]]
+    """What each GPU held: see `memory_told`."""
     steps: int
     seconds: float
     notes: list[str] = field(default_factory=list)
