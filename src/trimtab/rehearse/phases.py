@@ -142,7 +142,7 @@ class Phases(BaseCheck):
         return result
 
     def _step_phase(self) -> str:
-        """The first step is made when every optimizer has made one; or one of them its second, where others never do."""
+        """The first step is made when every optimizer has made one; or one its second, where others never do."""
         most = max(self._steps.values(), default=0)
         waiting = [one for one in self._made if one not in self._steps and trained_by(one)]
         return "first step" if most == 0 or (most == 1 and waiting) else "steady step"
@@ -224,6 +224,10 @@ def _cache_given(module: nn.Module) -> Any:
     if frame is None or frame.f_locals.get("self") is not module:
         return None
     for name, value in frame.f_locals.get("kwargs", {}).items():
-        if _CACHE.search(name) and not isinstance(value, torch.Tensor) and next(kinds.tensors_in(value), None):
+        if (
+            _CACHE.search(name)
+            and not isinstance(value, torch.Tensor)
+            and next(kinds.tensors_in(value), None)
+        ):
             return value
     return None

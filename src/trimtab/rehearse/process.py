@@ -191,7 +191,7 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
+    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, what_if, workers
     from trimtab.rehearse.phases import Phases
     from trimtab.virtual import bootstrap, deeds
 
@@ -208,6 +208,7 @@ def _attach(process: Process, machine: Machine) -> None:
     shield.watch_over(process)
     workers.install()
     quiet.silence()
+    what_if.put_in(process.settings.what_if)
     process.checks = [Phases(process), *checks.all_checks(process)]
     for check in process.checks:
         shield.install(check)

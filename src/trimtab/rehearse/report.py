@@ -106,6 +106,11 @@ def _block(number: int, finding: Finding, paint: Paint) -> str:
     elif finding.fix:
         lines += _field("fix", finding.fix)
         lines += _field("tried", TRIED[finding.tried]) if finding.tried else []
+    for saving in finding.savings:
+        set_ = f" ({' '.join(saving.settings)})" if saving.settings else ""
+        end = "then it fits" if saving.fits else "and it still does not fit"
+        saves = f"{memory_text.size(saving.saved_bytes)} less, {memory_text.size(saving.need_bytes)} in all"
+        lines += _field("saves", f"{saving.change}{set_}: {saves}, {end}")
     for other in finding.follows:
         place = other.where or other.cause
         words = f"{other.kind}{f' at {_line_of(place)}' if place else f': {_shortened(other.message)}'}"

@@ -34,6 +34,8 @@ class Settings:
     max_steps: int | None = None
     shapes_only: bool = False
     """Whether big tensors have shapes and no values; then one rank stands for all."""
+    what_if: list[str] = field(default_factory=list)
+    """Changes that are made to the program to see what memory they save (`what_if`)."""
     instead: dict[str, str] = field(default_factory=dict)
     """Source files that are read with another text (a fix that is tried), by absolute path."""
     apart: dict[str, str] = field(default_factory=dict)
