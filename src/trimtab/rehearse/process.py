@@ -163,6 +163,12 @@ SETUP = "trimtab.rehearse.process:attach"
 _process: Process | None = None
 
 
+def rehearsal_notes(text: str) -> None:
+    """Let the report of the rehearsal that this process belongs to, if it does, say something."""
+    if _process is not None:
+        _process.recorder.write(t="note", text=text)
+
+
 def prepare() -> Process:
     """The records of this process, before torch is there."""
     global _process
