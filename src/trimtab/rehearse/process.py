@@ -199,7 +199,7 @@ def _attach(process: Process, machine: Machine) -> None:
 
     from trimtab.rehearse import checks, loading, observer, one_rank, quiet, what_if, workers
     from trimtab.rehearse.phases import Phases
-    from trimtab.virtual import bootstrap, deeds
+    from trimtab.virtual import bootstrap, deeds, kinds
 
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
@@ -208,8 +208,9 @@ def _attach(process: Process, machine: Machine) -> None:
         one_rank.start_only_the_first()
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
-    torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process, machine))
+    torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process))
     deeds.listen()
+    kinds.listen(machine)
     _catch_spawned(process)
     shield.watch_over(process)
     workers.install()
@@ -220,10 +221,8 @@ def _attach(process: Process, machine: Machine) -> None:
         shield.install(check)
 
 
-def _called(process: Process, machine: Machine, module: Any, _: Any) -> None:
+def _called(process: Process, module: Any, _: Any) -> None:
     process.ran_a_module = True
-    if type(module).__hash__ is not None:
-        machine.modules.add(module)
 
 
 def _catch_ends(process: Process) -> None:
