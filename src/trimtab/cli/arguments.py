@@ -44,7 +44,9 @@ class SettingsCommand(TyperCommand):
     """A verb that takes settings: of what is typed, its own options go to click and the rest to it as it stands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = {name: option for option in self.get_params(ctx) for name in option.opts if name.startswith("-")}
+        own = {
+            name: option for option in self.get_params(ctx) for name in option.opts if name.startswith("-")
+        }
         mine: list[str] = []
         settings: list[str] = []
         words = iter(args)

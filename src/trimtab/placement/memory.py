@@ -33,7 +33,9 @@ def out_of_memory(
     )
     told = f": {planned}" if planned else ""
     executed = any(share.executed for share in plan.memory.values())
-    figure = "the plan's figure was executed on virtual GPUs" if executed else "the plan's figure is an estimate"
+    figure = (
+        "the plan's figure was executed on virtual GPUs" if executed else "the plan's figure is an estimate"
+    )
     return _worded(
         f"out of memory on {', '.join(plan.devices)}",
         settings,

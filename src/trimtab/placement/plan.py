@@ -34,7 +34,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryShare:
-    """What one device has to hold, in bytes: estimated by a formula, or executed. Which, is said wherever it is shown."""
+    """What one device has to hold, in bytes: estimated by a formula or executed, and told so where it is shown."""
 
     weights: int = 0
     gradients: int = 0
@@ -56,9 +56,7 @@ class MemoryShare:
     @property
     def allocated(self) -> int:
         """Of all tensors at once."""
-        return (
-            self.weights + self.gradients + self.optimizer + max(self.activations, self.cache) + self.other
-        )
+        return self.weights + self.gradients + self.optimizer + max(self.activations, self.cache) + self.other
 
     @property
     def needed(self) -> int:

@@ -5,19 +5,16 @@ Where nothing can be executed the formula's plan stands, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Hardware
 from trimtab.placement import MemoryShare, PlacementPlan, PlacementRequest
 from trimtab.placement.sizing import GIB, DoesNotFit, figures
+from trimtab.recipes.planning import Known, request_of, resolve_for
 from trimtab.recipes.trial_step import STEPS, Executed, Held, Trial
 from trimtab.recipes.trials import Trials
-
-if TYPE_CHECKING:
-    Resolve = Callable[[PlacementRequest, MemoryShare | None, bool], PlacementPlan]
 
 NEAR = (0.6, 1.5)
 """From which to which share of a device an estimate leaves open whether the run fits: measured peaks were 0.92 to 1.22
@@ -30,9 +27,15 @@ class Settling:
 
     config: Config
     hardware: Hardware
-    request: PlacementRequest
-    resolve: Resolve
+    known: Known
     trials: Trials
+
+    @property
+    def request(self) -> PlacementRequest:
+        return request_of(self.config)
+
+    def resolve(self, asked: PlacementRequest, alone: MemoryShare | None, refuses: bool) -> PlacementPlan:
+        return resolve_for(self.config, self.hardware, self.known, asked, alone, refuses)
 
     def plan(self, *, near_only: bool = False) -> PlacementPlan:
         """The plan by what was executed. With `near_only` the formula's stands where it leaves no doubt."""
@@ -118,12 +121,12 @@ class Settling:
         )
 
 
-def executed_shares(
-    executed: Executed, estimated: Mapping[str, MemoryShare]
-) -> dict[str, MemoryShare]:
+def executed_shares(executed: Executed, estimated: Mapping[str, MemoryShare]) -> dict[str, MemoryShare]:
     """What was executed, device by device, beside what each has; what an engine takes beside the training stays."""
     return {
-        device: _share(held, estimated[device]) for device, held in executed.memory.items() if device in estimated
+        device: _share(held, estimated[device])
+        for device, held in executed.memory.items()
+        if device in estimated
     }
 
 
@@ -164,4 +167,6 @@ def _contradiction(estimated: PlacementPlan, executed: PlacementPlan) -> str | N
             f"GPU ({found}): what was executed is followed"
         )
     said, shown = ("fits" if _fits(plan) else "does not fit" for plan in (estimated, executed))
-    return f"by the formula it {said} ({guess}); executed, it {shown} ({found}): what was executed is followed"
+    return (
+        f"by the formula it {said} ({guess}); executed, it {shown} ({found}): what was executed is followed"
+    )

@@ -46,23 +46,18 @@ def machine_with(gpus: str) -> Hardware:
     return replace(here, accelerators=accelerators(gpus), cuda_build=here.cuda_build or "none here")
 
 
-def plan_run(
-    config: Config,
-    hardware: Hardware | None = None,
-    *,
-    trials: Trials | None = None,
-    near_only: bool = False,
-) -> Planned:
-    """Resolve the plan. What the machine cannot give is refused before anything slow is imported.
+@dataclass(frozen=True)
+class Known:
+    """What a plan needs to know of the model that a config names; none of it hangs on the machine."""
 
-    With `trials` its memory is executed, where that can be; with `near_only` only where a formula leaves open what fits.
-    """
-    hardware = hardware or probe()
-    request = PlacementRequest(
-        **{field.name: getattr(config, field.name) for field in fields(PlacementRequest)}
-    )
-    check_request(request, hardware)
+    profile: ModelProfile
+    architecture: str
+    targets: tuple[str, ...]
+    trained_tensors: int
 
+
+def know_model(config: Config) -> Known:
+    """Look at the model's skeleton, with its adapter; no weights are loaded."""
     from trimtab.models import load_skeleton
     from trimtab.models.adapters import adapter_targets, add_lora
 
@@ -75,29 +70,65 @@ def plan_run(
     if config.method == "lora":
         targets = tuple(adapter_targets(model, config.lora.targets))
         model = add_lora(model, config.lora, recipe.family)
-    profile = profile_model(model)
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    return Known(profile_model(model), architecture, targets, trained)
+
+
+def request_of(config: Config) -> PlacementRequest:
+    """Where a config wants to run."""
+    return PlacementRequest(**{field.name: getattr(config, field.name) for field in fields(PlacementRequest)})
+
+
+def resolve_for(
+    config: Config,
+    hardware: Hardware,
+    known: Known,
+    asked: PlacementRequest | None = None,
+    alone: MemoryShare | None = None,
+    refuses: bool = True,
+) -> PlacementPlan:
+    """The plan by what is known: `placement.resolve` for this config's work."""
+    request, recipe = asked or request_of(config), recipe_of(config)
     on_cpu = request.device == "cpu" or (request.device == "auto" and not hardware.accelerators)
     work = recipe.workload(config, on_cpu)
-    full = config.method == "full"
-    speed = _speed(config, recipe)
-
-    def resolved(asked: PlacementRequest, alone: MemoryShare | None, refuses: bool) -> PlacementPlan:
-        return resolve(
-            asked, hardware, profile, work, full_tuning=full, speed=speed, alone=alone, refuses=refuses
-        )
-
-    if trials is None:
-        plan = resolved(request, None, True)
-    else:
-        from trimtab.recipes.executed_plan import Settling
-
-        plan = Settling(config, hardware, request, resolved, trials).plan(near_only=near_only)
+    plan = resolve(
+        request,
+        hardware,
+        known.profile,
+        work,
+        full_tuning=config.method == "full",
+        speed=_speed(config, recipe),
+        alone=alone,
+        refuses=refuses,
+    )
     if work.training:
         optimizer = choose_optimizer(config.training.optimizer, plan.kind)
         plan = replace(plan, reasons={**plan.reasons, "optimizer": f"{optimizer.name}: {optimizer.reason}"})
+    return plan
+
+
+def plan_run(
+    config: Config,
+    hardware: Hardware | None = None,
+    *,
+    trials: Trials | None = None,
+    near_only: bool = False,
+) -> Planned:
+    """Resolve the plan. What the machine cannot give is refused before anything slow is imported.
+
+    With `trials` its memory is executed, where that can be; with `near_only` only where a formula leaves it open.
+    """
+    machine = hardware or probe()
+    check_request(request_of(config), machine)
+    known = know_model(config)
+    if trials is None:
+        plan = resolve_for(config, machine, known)
+    else:
+        from trimtab.recipes.executed_plan import Settling
+
+        plan = Settling(config, machine, known, trials).plan(near_only=near_only)
     check_effective_batch(config, plan)
-    trained = sum(parameter.requires_grad for parameter in model.parameters())
-    return Planned(hardware, profile, architecture, targets, plan, trained)
+    return Planned(machine, known.profile, known.architecture, known.targets, plan, known.trained_tensors)
 
 
 def _speed(config: Config, recipe: Recipe) -> SpeedRequest | None:

@@ -12,9 +12,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Accelerator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STEPS = 2
 """The first makes the optimizer's state, the second has it beside its activations."""
 _ROOM = 1 << 50
-"""Memory of each virtual GPU: no step fails for want of it, so that what is needed is known also where it is too much."""
+"""Memory of each virtual GPU: no step fails for want of it, so that what is needed is known where it is too much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,7 @@ class Executed:
     rows: str
     """What was pushed through the model in one pass, in words."""
     flops: float = 0.0
-    """Of one pass, as models/flops.py counts them; 0 where it cannot."""
-    head: float = 0.0
-    """Of these, those of the head."""
+    """Operations of one pass, as models/flops.py counts them; 0 where it cannot."""
     seconds: float = 0.0
 
 
@@ -83,7 +81,9 @@ def execute(trial: Trial) -> Executed:
     from trimtab.virtual import processes
     from trimtab.virtual.context import install
 
-    began, plan, config = time.monotonic(), trial.plan, trial.config
+    began, config, apple = time.monotonic(), trial.config, trial.plan.kind == "mps"
+    # What an Apple GPU holds is counted as on a CUDA GPU, but for attention: it keeps all scores.
+    plan = replace(trial.plan, device="cuda:0") if apple else trial.plan
     if recipe_of(config).fullest is None:
         raise NotExecuted(f"recipe {config.recipe} has no step that could be executed without its data")
     torch.set_num_threads(1)
@@ -104,10 +104,13 @@ def execute(trial: Trial) -> Executed:
     )
     loading.build_from_configs(machine)
     # It listens alone: there is no process of a rehearsal to report to.
-    Phases(None).install()
+    Phases(cast(Any, None)).install()
+    if apple:
+        for fused in ("flash", "mem_efficient", "cudnn"):
+            getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
     folder = Path(tempfile.mkdtemp(prefix="trimtab-trial-"))
     try:
-        rows, flops = _steps(trial, folder)
+        rows, flops = _steps(replace(trial, plan=plan), folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     memory = {str(device.device): _held(device) for device in machine.devices if device.peak}
@@ -166,7 +169,9 @@ def _only_the_steps(config: Config) -> Config:
     # A row of full length is a packed sequence of one row.
     data = config.data.model_copy(update={"packing": False})
     monitor = config.monitor.model_copy(update={"report_to": None})
-    return config.model_copy(update={"training": training, "data": data, "monitor": monitor, "output_dir": None})
+    return config.model_copy(
+        update={"training": training, "data": data, "monitor": monitor, "output_dir": None}
+    )
 
 
 class _Enough(BaseException):
