@@ -1,4 +1,4 @@
-"""What `trimtab fit` chooses from: layouts of a run that were executed, in order, as text and data. Searches nothing."""
+"""What `trimtab fit` chooses from: layouts of a run that were executed, in order, as text and data. No search."""
 
 from __future__ import annotations
 
