@@ -24,6 +24,9 @@ class Architecture:
     """Shared memory of one multiprocessor."""
     block_kib: int
     """The most of it that one block can ask for."""
+    context_mib: int
+    """What a process with torch holds outside of torch's own count from the first kernels on: CUDA's context and the
+    code of kernels. 540 was seen on an H200; the others follow from it by the threads that a GPU holds at once."""
     pcie_gb: int
     """10^9 bytes a second over PCI Express, each way."""
     warp: int = 32
@@ -36,16 +39,16 @@ class Architecture:
         return self.block_kib if self.gcn else 48
 
 
-VOLTA = Architecture("7.0", 2048, 96, 96, 16)
-TURING = Architecture("7.5", 1024, 64, 64, 16)
-A100 = Architecture("8.0", 2048, 164, 163, 32)
-AMPERE = Architecture("8.6", 1536, 100, 99, 32)
-ADA = Architecture("8.9", 1536, 100, 99, 32)
-HOPPER = Architecture("9.0", 2048, 228, 227, 64)
-B200 = Architecture("10.0", 2048, 228, 227, 64)
-BLACKWELL = Architecture("12.0", 1536, 100, 99, 64)
-CDNA2 = Architecture("9.0", 2048, 64, 64, 32, warp=64, gcn="gfx90a:sramecc+:xnack-")
-CDNA3 = Architecture("9.4", 2048, 64, 64, 64, warp=64, gcn="gfx942:sramecc+:xnack-")
+VOLTA = Architecture("7.0", 2048, 96, 96, 430, 16)
+TURING = Architecture("7.5", 1024, 64, 64, 310, 16)
+A100 = Architecture("8.0", 2048, 164, 163, 490, 32)
+AMPERE = Architecture("8.6", 1536, 100, 99, 390, 32)
+ADA = Architecture("8.9", 1536, 100, 99, 460, 32)
+HOPPER = Architecture("9.0", 2048, 228, 227, 540, 64)
+B200 = Architecture("10.0", 2048, 228, 227, 570, 64)
+BLACKWELL = Architecture("12.0", 1536, 100, 99, 530, 64)
+CDNA2 = Architecture("9.0", 2048, 64, 64, 490, 32, warp=64, gcn="gfx90a:sramecc+:xnack-")
+CDNA3 = Architecture("9.4", 2048, 64, 64, 880, 64, warp=64, gcn="gfx942:sramecc+:xnack-")
 
 
 @dataclass(frozen=True)

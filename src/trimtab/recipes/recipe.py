@@ -61,6 +61,9 @@ class Prepared:
     """How the data came about: `lines()` for people, `as_dict()` for data.json."""
     own: Any = None
     """What this recipe alone goes on with."""
+    length: Callable[[Any], int] | None = None
+    """How many tokens a trained row has, its pictures and clips expanded; None where other things decide how long the
+    rows of a step are."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
     data = prepare_data(config.data, tokenizer, config.seed)
     for line in data.report.lines():
         say(line)
-    return Prepared(tokenizer, data.train, data.eval, data.report)
+    return Prepared(tokenizer, data.train, data.eval, data.report, length=lambda row: len(row["input_ids"]))
 
 
 def _build(job: Job) -> TrainerDriver:
