@@ -87,11 +87,16 @@ class Ledger:
     def mark(self, name: str) -> None:
         """A part of the step begins: "forward", "backward", "optimizer"; "" for none of them."""
         self.part = name
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        """As `mark`, of something within a part: "recompute" and "recomputed" in a backward pass."""
         self.lap.marks.append((len(self.lap.events), name))
 
     def tell(self, held: Any, kind: str) -> None:
-        """The memory of a tensor (or a block) is of this kind."""
+        """The memory of a tensor (or a block) is of this kind, also after its storage was freed and made again."""
         block = getattr(held, "_block", held)
+        block.kind = kind
         if block.nbytes:
             self.kinds[block.serial] = kind
 
@@ -109,7 +114,7 @@ class Ledger:
             settings = pool.settings
             bounded = not any(settings.divisions) and settings.large_segment + 512 <= LARGEST_REST
             device.room = min(pool.limit - pool.both.reserved, LONGEST * LARGEST_REST) if bounded else 0
-        if len(lap.events) > LONGEST and not pool.busy:
+        if len(lap.events) > LONGEST and lap is self.lap:
             self._turn(lap.phase)
 
     def look(self) -> None:
@@ -151,8 +156,8 @@ class Ledger:
         for module in tuple(self.modules):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 for block in blocks_of(tensor) if tensor is not None else ():
-                    if block.device is device and block.nbytes:
-                        kinds.setdefault(block.serial, "weights")
+                    if block.device is device and block.serial not in kinds:
+                        self.tell(block, "weights")
 
     def _laps(self) -> dict[str, Lap]:
         """The lap that stands for each phase, the one under way included."""
@@ -164,25 +169,26 @@ class Ledger:
     def _turn(self, phase: str) -> None:
         """Close the lap under way and open the next one."""
         pool = self.device.pool
-        self._tell_weights()
         with pool.lock:
-            self.device.pool.replay(self.lap)
-            lap = self.lap
+            if pool.busy:
+                return  # a finalizer inside of the allocator's work: the lap goes on
+            lap, following = self.lap, Lap(phase, {}, 0, 0)
+            self.device.log = following.events.append  # what other threads note from now on belongs there
+            pool.replay(lap)
             self.kept = self._laps()
             self.reserved[lap.phase] = max(self.reserved.get(lap.phase, 0), lap.reserved)
-            forward = replay.forward_begins(lap) if self.part == "forward" else pool.number
-            held = {number: piece.size for number, piece in pool.live.items()}
             if self.kept.get(lap.phase) is lap:
+                self._tell_weights()
                 lap.kinds = dict(self.kinds)
-            self.kinds = {number: kind for number, kind in self.kinds.items() if number in held}
-            following = Lap(
-                phase, held, pool.number, forward, peak=pool.both.allocated, reserved=pool.both.reserved
-            )
-            # What another thread noted in the meantime is not lost.
-            rest = lap.events[lap.done :]
-            self._open(following)
-            following.events.extend(rest)
-            del lap.events[lap.done :]
+            following.held = {number: piece.size for number, piece in pool.live.items()}
+            following.first = following.forward = pool.number
+            if self.part == "forward":
+                following.forward = replay.forward_begins(lap)
+            following.peak, following.reserved = pool.both.allocated, pool.both.reserved
+            self.kinds = {
+                n: kind for n, kind in self.kinds.items() if n >= pool.number or n in following.held
+            }
+            self.lap = following
 
     def _open(self, lap: Lap) -> None:
         self.lap = lap
