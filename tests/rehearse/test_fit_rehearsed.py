@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trimtab.config import dump_config, load_request
 from trimtab.config.schema import Config
 from trimtab.hardware import Launcher, probe
@@ -26,7 +28,7 @@ def asked(folder: Path) -> Config:
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [
         *("model=smollm2", f"data.source={data}", "data.max_length=256", "data.too_long=truncate"),
-        *("data.eval_fraction=0", "training.batch_size=8", "training.max_steps=2", "samples.prompts=[]"),
+        *("data.eval_fraction=0", "training.batch_size=8", "training.max_steps=10", "samples.prompts=[]"),
         *("speed.compile=false", "speed.kernels=plain", f"output_dir={folder / 'run'}"),
     ]
     return load_request(None, words).config
@@ -38,6 +40,8 @@ def searched(config: Config, card: Card, trials: Trials) -> Search:
     return search
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_fits_is_rehearsed_clean_and_the_next_larger_is_not(rehearse: Rehearse, tmp_path: Path) -> None:
     config, card = asked(tmp_path), cards(["RTX-4090"])[0]
     with Trials() as trials:
@@ -56,7 +60,13 @@ def test_what_fits_is_rehearsed_clean_and_the_next_larger_is_not(rehearse: Rehea
     def rehearsed(settings: Config, name: str) -> dict[str, Any]:
         file = tmp_path / f"{name}.yaml"
         file.write_text(dump_config(settings))
-        told = {"gpus": 1, "memory_bytes": size, "gpu_name": card.accelerator.model, "shapes_only": True}
+        told = {
+            "gpus": 1,
+            "memory_bytes": size,
+            "gpu_name": card.accelerator.model,
+            "shapes_only": True,
+            "max_steps": 2,
+        }
         return rehearse(str(file), **told, timeout=300)
 
     clean = rehearsed(best.config, "fitted")
