@@ -13,6 +13,10 @@ from trimtab.config.schema import Config
 from trimtab.recipes.recipe import Prepared
 
 
+class NotExecuted(Exception):
+    """Why a step could not be executed, in one line."""
+
+
 class Fullest(NamedTuple):
     """The rows, and what one pass over them is."""
 

@@ -75,7 +75,8 @@ def _in_the_fork(trial: Trial, tells: Connection) -> None:
 
 
 def _made(trial: Trial) -> Answer:
-    from trimtab.recipes.trial_step import NotExecuted, execute
+    from trimtab.recipes.fullest_rows import NotExecuted
+    from trimtab.recipes.trial_step import execute
 
     try:
         return Answer(execute(trial))

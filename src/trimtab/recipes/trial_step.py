@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.config.schema import Config
 from trimtab.hardware import Accelerator
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.fullest_rows import NotExecuted
 
 if TYPE_CHECKING:
     from trimtab.virtual.state import VirtualDevice
@@ -63,10 +64,6 @@ class Executed:
     flops: float = 0.0
     """Operations of one pass, as models/flops.py counts them; 0 where it cannot."""
     seconds: float = 0.0
-
-
-class NotExecuted(Exception):
-    """Why a step could not be executed, in one line."""
 
 
 def execute(trial: Trial) -> Executed:
