@@ -72,7 +72,8 @@ def test_what_fits_is_rehearsed_clean_and_the_next_larger_is_not(rehearse: Rehea
     clean = rehearsed(best.config, "fitted")
     assert clean["verdict"] == "clean", clean["text"]
     memory = clean["memory"]["cuda:0"]
-    assert abs(memory["peak_bytes"] - best.held.peak) < 0.03 * best.held.peak
+    # The rows of a trial are trained on whole; of these, prompts are not.
+    assert 0.9 * best.held.peak < memory["peak_bytes"] <= best.held.peak
     larger = best.config.training.model_copy(update={"batch_size": 8, "gradient_accumulation_steps": 1})
     fault = rehearsed(best.config.model_copy(update={"training": larger}), "larger")
     assert "out-of-memory" in {finding["kind"] for finding in fault["findings"]}, fault["text"]

@@ -29,8 +29,8 @@ WIDEST = 512
 """Pixels of a kept picture's longer side at most."""
 
 
-_SIDES = (2048, 1536, 1024, 768, 512, 384, 256, 128, 64)
-"""Of the pictures that are tried for the largest that a row has room for."""
+_SIDES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Of the pictures that are tried for the one that takes most of a row; of several that take the same, the smallest."""
 
 
 class Seen(NamedTuple):
@@ -95,7 +95,7 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
 
 
 def _fullest(config: Config, number: int) -> Fullest:
-    """Rows of the largest picture whose tokens leave room for a word, and as many words as go behind it."""
+    """Rows of the picture that takes most tokens and leaves room for a word, and as many words as go behind it."""
     from trimtab.data.picture_collate import TooLong
     from trimtab.data.pictures import Picture, asked
 
@@ -113,11 +113,10 @@ def _fullest(config: Config, number: int) -> Fullest:
         except TooLong:
             return longest + 1
 
-    side = next((side for side in _SIDES if tokens(side, 1) <= longest), None)
+    taken = {side: tokens(side, 1) for side in _SIDES}
+    side = max((side for side in _SIDES if taken[side] <= longest), key=taken.__getitem__, default=None)
     if side is None:
-        raise NotExecuted(
-            f"a picture of {_SIDES[-1]} pixels takes more than data.max_length={longest} tokens"
-        )
+        raise NotExecuted(f"a picture of {_SIDES[0]} pixels takes more than data.max_length={longest} tokens")
     words = longest - tokens(side, 1) + 1
     while words > 1 and tokens(side, words) > longest:
         words = words * 9 // 10
