@@ -11,6 +11,7 @@ from trimtab.errors import RequestError
 from trimtab.files import whole_file
 from trimtab.models.families import IMAGE_TEXT
 from trimtab.placement import PlacementPlan, Workload, return_outputs
+from trimtab.recipes.fullest_rows import Fullest, NotExecuted
 from trimtab.recipes.look import Look
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
@@ -26,6 +27,10 @@ PICTURES = "pictures"
 """The folder of a run that keeps the pictures it is shown by."""
 WIDEST = 512
 """Pixels of a kept picture's longer side at most."""
+
+
+_SIDES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Of the pictures that are tried for the one that takes most of a row; of several that take the same, the smallest."""
 
 
 class Seen(NamedTuple):
@@ -87,6 +92,48 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
         say(line)
     seen = Seen(collator, data.metric)
     return Prepared(processor, data.train, data.eval, data.report, own=seen, length=collator.length)
+
+
+def _fullest(config: Config, number: int) -> Fullest:
+    """Rows of the picture that takes most tokens and leaves room for a word, and as many words as go behind it."""
+    from trimtab.data.picture_collate import TooLong
+    from trimtab.data.pictures import Picture, asked
+
+    processor, collator = _eyes(config)
+    longest = config.data.max_length
+
+    def row(side: int, words: int) -> PictureRow:
+        return asked(
+            "?", ("a " * words,), (Picture(_blank(side), "a blank picture"),), "a row of full length"
+        )
+
+    def tokens(side: int, words: int) -> int:
+        try:
+            return collator.length(row(side, words))
+        except TooLong:
+            return longest + 1
+
+    taken = {side: tokens(side, 1) for side in _SIDES}
+    side = max((side for side in _SIDES if taken[side] <= longest), key=taken.__getitem__, default=None)
+    if side is None:
+        raise NotExecuted(f"a picture of {_SIDES[0]} pixels takes more than data.max_length={longest} tokens")
+    words = longest - tokens(side, 1) + 1
+    while words > 1 and tokens(side, words) > longest:
+        words = words * 9 // 10
+    prepared = Prepared(processor, [row(side, words)] * number, None, None, own=Seen(collator, ""))
+    size = config.training.batch_size
+    told = f"{size} row{'s' * (size > 1)} of {tokens(side, words):,} tokens with a picture of {side} × {side} pixels"
+    return Fullest(prepared, told)
+
+
+def _blank(side: int) -> bytes:
+    import io
+
+    from PIL import Image
+
+    held = io.BytesIO()
+    Image.new("RGB", (side, side)).save(held, "PNG")
+    return held.getvalue()
 
 
 def _fit(config: Config, model: Any) -> None:
@@ -280,4 +327,5 @@ VISION = Recipe(
     look=_look,
     answer=_answer,
     fast=frozenset({"adapters", "head", "compile", "kernels"}),
+    fullest=_fullest,
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trimtab.config.schema import Config, VoiceSettings
 from trimtab.models.families import AUDIO
 from trimtab.placement import PlacementPlan
+from trimtab.recipes.fullest_rows import Fullest
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say, rows_at_once
 from trimtab.recipes.voice_look import asks, keep_codec, look
@@ -55,6 +56,28 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
     return Prepared(
         tokenizer, train, held or None, data.report, own=heard, length=lambda row: len(collator.made(row).ids)
     )
+
+
+def _fullest(config: Config, number: int) -> Fullest:
+    """Rows of a short text, spoken for as long as a row may be."""
+    import torch
+
+    from trimtab.data.voice_collate import CodedRow, VoiceCollator
+    from trimtab.data.voice_rows import VoiceRow
+    from trimtab.models.load import load_model_config, load_tokenizer
+
+    tokenizer = load_tokenizer(config.model)
+    collator = VoiceCollator(tokenizer, load_model_config(config.model), config.voice, config.data.max_length)
+    spoken = VoiceRow("a", None, None, None, None, None, "a row of full length")
+
+    def row(frames: int) -> CodedRow:
+        return CodedRow(spoken, None, torch.zeros(frames, collator.marks.codebooks, dtype=torch.long))
+
+    longest = collator.most or config.data.max_length
+    full = row(max(longest - collator.length(row(1)) + 1, 1))
+    prepared = Prepared(tokenizer, [full] * number, None, None, own=Heard(collator, None))
+    size = config.training.batch_size
+    return Fullest(prepared, f"{size} row{'s' * (size > 1)} of {collator.length(full):,} tokens")
 
 
 def _fit(config: Config, model: Any) -> None:
@@ -113,4 +136,5 @@ VOICE = Recipe(
     answer=None,
     again=again,
     takes=takes,
+    fullest=_fullest,
 )

@@ -17,6 +17,7 @@ from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError
 from trimtab.manifest import Part
 from trimtab.placement import PlacementPlan, Workload
+from trimtab.recipes.fullest_rows import scored_rows
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
 if TYPE_CHECKING:
@@ -309,4 +310,5 @@ ZEROTH_ORDER = Recipe(
     answer=None,
     fast=frozenset(),
     captures=True,
+    fullest=scored_rows,
 )
