@@ -35,6 +35,11 @@ _ALIKE = frozenset(
     ("aten::_to_copy", "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like")
 )
 
+# Operations on lists of tensors, as optimizers use them.
+_LISTS = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad_")
+_PIECE = 8
+"""How many tensors of such lists DTensor is asked about at once: its time grows with the square of their number."""
+
 # dispatch.py, which stands above, puts here what switches its modes on.
 _modes: Callable[[], AbstractContextManager[object]]
 _mode: type
@@ -159,6 +164,8 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     A shard that is not virtual yet would not: one that is moved to a GPU, or made on one in the shape of another.
     """
     whole: Any = args[0] if args else None
+    if whole.__class__ is list and len(whole) > _PIECE and _in_pieces(func):
+        return _piece_by_piece(work, func, args, kwargs)
     alike = func._schema.name in _ALIKE and type(whole) in SHARDED
     if not (alike and state.is_virtual_device(kwargs.get("device"))):
         kinds = _kinds(args, kwargs)
@@ -170,6 +177,26 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     return whole.from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
+
+
+@cache
+def _in_pieces(func: Any) -> bool:
+    return func._schema.name.startswith(_LISTS) and len(func._schema.returns) < 2
+
+
+def _piece_by_piece(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operation on long lists as several on short ones: each tensor has its own result."""
+    count = len(args[0])
+    made: list[Any] = []
+    for start in range(0, count, _PIECE):
+        piece = slice(start, start + _PIECE)
+
+        def short(value: Any, piece: slice = piece) -> Any:
+            return value[piece] if value.__class__ is list and len(value) == count else value
+
+        found = work(func, tuple(map(short, args)), {name: short(value) for name, value in kwargs.items()})
+        made += found or []
+    return made if func._schema.returns else None
 
 
 def _kinds(args: Any, kwargs: dict[str, Any]) -> dict[type, None]:
