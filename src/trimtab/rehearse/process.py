@@ -188,17 +188,20 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
+    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, ran_modules, workers
     from trimtab.virtual import bootstrap, deeds
 
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
     if machine.shapes:
         loading.build_from_configs(machine)
+    if machine.stands_for_all:
         one_rank.start_only_the_first()
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
-    torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process, machine))
+    torch.nn.modules.module.register_module_forward_pre_hook(
+        functools.partial(_called, process, machine, ran_modules.called)
+    )
     deeds.listen()
     _catch_spawned(process)
     shield.watch_over(process)
@@ -209,8 +212,9 @@ def _attach(process: Process, machine: Machine) -> None:
         shield.install(check)
 
 
-def _called(process: Process, machine: Machine, module: Any, _: Any) -> None:
+def _called(process: Process, machine: Machine, also: Callable[[Any], None], module: Any, _: Any) -> None:
     process.ran_a_module = True
+    also(module)
     if type(module).__hash__ is not None:
         machine.modules.add(module)
 

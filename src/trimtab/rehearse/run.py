@@ -94,7 +94,7 @@ def rehearse(
                             files.enter,
                         )
                     )
-                    for rank in range(1 if settings.shapes_only else world)
+                    for rank in range(1 if settings.one_rank else world)
                 ]
                 try:
                     timed_out, standstill = wait(children, started + timeout, folder)
@@ -174,6 +174,7 @@ def _machine(settings: Settings) -> dict[str, Any]:
         "capability": list(settings.capability),
         "on_fault": "repair",
         "shapes": settings.shapes_only,
+        "every_rank": settings.every_rank,
         "visible_at_install": None,
         "setup": SETUP,
     }

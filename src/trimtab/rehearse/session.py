@@ -32,13 +32,20 @@ class Settings:
     capability: tuple[int, int] = (9, 0)
     max_steps: int | None = None
     shapes_only: bool = False
-    """Whether big tensors have shapes and no values; then one rank stands for all."""
+    """Whether big tensors have shapes and no values; then one rank stands for all, unless every rank is asked for."""
+    every_rank: bool = False
+    """Whether all ranks are started also where tensors have shapes only."""
     instead: dict[str, str] = field(default_factory=dict)
     """Source files that are read with another text (a fix that is tried), by absolute path."""
     apart: dict[str, str] = field(default_factory=dict)
     """The folders whose writes go to an overlay, and the mount that each really lies on."""
     launched: int = 0
     """How many ranks the rehearsal itself started (0: the script is on its own)."""
+
+    @property
+    def one_rank(self) -> bool:
+        """Whether one rank stands for all."""
+        return self.shapes_only and not self.every_rank
 
     def save(self, folder: Path) -> None:
         """Write for the processes to come."""

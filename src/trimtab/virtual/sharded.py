@@ -13,7 +13,6 @@ Random numbers of a sharded tensor are those of each rank's own generator: DTens
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, wraps
@@ -51,23 +50,6 @@ def set_modes(modes: Callable[[], AbstractContextManager[object]], mode: type) -
     _modes, _mode = modes, mode
 
 
-def _announced(resolve: Callable[..., Any]) -> Callable[..., Any]:
-    """Collectives that are operators of their own ask first for their group: there the other ranks are told of them."""
-
-    @wraps(resolve)
-    def resolved(*args: Any, **kwargs: Any) -> Any:
-        group = resolve(*args, **kwargs)
-        machine, caller = state.machine(), sys._getframe(1).f_code
-        name = group if isinstance(group, str) else getattr(group, "group_name", None)
-        own = caller.co_filename == resolve.__code__.co_filename and not caller.co_name.startswith("_")
-        if own and name is not None and machine is not None and machine.observer is not None:
-            # Only which one it is has to be the same: torch sees to the sizes of shards.
-            machine.observer.collective({"op": caller.co_name, "group": name})
-        return group
-
-    return resolved
-
-
 def answer_for_shards() -> None:
     """Make DTensors say where their shards are, until the outermost machine is taken out of force."""
     from torch.distributed import _functional_collectives as functional
@@ -82,9 +64,6 @@ def answer_for_shards() -> None:
     state.replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
     # Nothing runs asynchronously here, so a result is waited for at once.
     state.replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
-    for name in ("_resolve_group", "_resolve_group_name"):  # torch 2.11 has the second alone
-        if resolve := getattr(functional, name, None):
-            state.replace(undo, functional, name, _announced(resolve))
     for module in (_random, _dispatch):
         state.replace(undo, module, "is_rng_supported_mesh", lambda mesh: False)
     state.replace(undo, _op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)

@@ -84,7 +84,7 @@ class StaleLauncher(BaseCheck):
         )
         named.update(kwargs)
         settings = self.process.settings
-        if named.get("store") is not None or settings.launched or (settings.shapes_only and self._launched()):
+        if named.get("store") is not None or settings.launched or (settings.one_rank and self._launched()):
             return 0
         method = named.get("init_method") or "env://"
         if not str(method).startswith("env://"):
