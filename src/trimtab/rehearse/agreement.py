@@ -73,7 +73,7 @@ class _Peer:
                 if "op" in record:
                     self.calls[record["group"], record["n"]] = record
                     self.last = record
-                    self.ran.setdefault(record["step"], {}).update(record["ran"])
+                    self.ran.setdefault(record["step"], {}).update(record["modules"])
 
 
 _DEEPEST = 24
@@ -96,6 +96,8 @@ def joined(process: Process) -> None:
     """A process group was made: agree with the other ranks on a name for this world."""
     import torch.distributed as dist
 
+    from trimtab.rehearse import ran_modules
+
     global _world
     if not dist.is_initialized() or dist.get_world_size() < 2:
         _world = None
@@ -103,10 +105,7 @@ def joined(process: Process) -> None:
     rank = dist.get_rank()
     if process.settings.one_rank:
         process.recorder.write(t="stands-for", n=dist.get_world_size())
-    else:
-        from trimtab.rehearse import ran_modules
-
-        ran_modules.watch()
+    ran_modules.watch(modules=not process.settings.one_rank)
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.set("trimtab/world", secrets.token_hex(8))
@@ -149,7 +148,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
         "values": rank_values.now() if not process.settings.one_rank else [],
         "step": step,
-        "ran": ran,
+        "modules": ran,
     }
     world.last = mine
     world.first = world.first or (mine if mine["gpu"] else None)

@@ -21,6 +21,8 @@ Ran = dict[str, list[Any]]
 """The names of modules, each with the lines (file and number, innermost first) from its call to that of the module that
 it is a part of."""
 _DEEPEST = 8
+_WRAPPERS = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
+"""Names that torch puts between those of the program."""
 _CALLS = os.path.join("nn", "modules", "module.py")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
@@ -29,14 +31,15 @@ _with_parameters: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _seen: set[str] = set()
 _new: Ran = {}
 _steps = 0
-_watching = False
+_counting = _watching = False
 
 
-def watch() -> None:
-    """From now on: this process is one of several ranks."""
-    global _watching
-    if not _watching:
-        _watching = True
+def watch(modules: bool) -> None:
+    """From now on steps are counted, and the modules that run in each are remembered where there are ranks to tell."""
+    global _counting, _watching
+    _watching |= modules
+    if not _counting:
+        _counting = True
         register_optimizer_step_post_hook(_stepped)
 
 
@@ -79,6 +82,7 @@ def _name_all(root: nn.Module) -> str:
     held |= {name[:end] for name in held for end, letter in enumerate(name) if letter == "."} | {""}
     for name, module in root.named_modules():
         bare = name.removeprefix("module.") if isinstance(root, DistributedDataParallel) else name
+        bare = ".".join(part for part in bare.split(".") if part not in _WRAPPERS)
         _names[module] = bare or type(root).__name__
         _with_parameters[module] = name in held
     return _names[root]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import files_aside, hints, instead, left_behind, one_rank, rank_variables
+from trimtab.rehearse import files_aside, hints, instead, left_behind, one_rank, rank_variables, traffic
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, Settings, gather
 from trimtab.rehearse.target import Target, parse_target
@@ -117,6 +117,7 @@ def rehearse(
                 files.gather(),
             )
             result.instead = sorted(instead.used(folder))
+            result.collectives = traffic.gathered(folder)
         return result
     finally:
         dismiss()

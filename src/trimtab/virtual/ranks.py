@@ -261,6 +261,17 @@ def patches(in_force: Machine) -> list[Patch]:
     def object_device(group: Any = None) -> str:
         return "cuda" if _gpu_only(group or c10d._get_default_group()) else "cpu"
 
+    def start_coalescing(group: Any, device: Any = None) -> None:
+        # NCCL sends out what follows together; here each is done when it returns.
+        if "nccl" not in get_backend(group):
+            native_start(group, device)
+
+    def end_coalescing(group: Any, device: Any = None) -> Any:
+        if "nccl" not in get_backend(group):
+            return native_end(group, device)
+        return dist.Work.unbox(met_ranks.done([]))
+
+    native_start, native_end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
     native_init, native_new = c10d.init_process_group, c10d.new_group
     native_backend = c10d.get_backend
     replacements: list[tuple[str, Callable[..., Any]]] = [
@@ -282,6 +293,8 @@ def patches(in_force: Machine) -> list[Patch]:
         (c10d, "_get_pg_default_device", lambda group=None: torch.device(object_device(group))),
         (sys.modules[__name__], "_asked", dict(_asked)),
         (sys.modules[__name__], "_named", dict(_named)),
+        (dist.ProcessGroup, "_start_coalescing", start_coalescing),
+        (dist.ProcessGroup, "_end_coalescing", end_coalescing),
         *futures.patches(),
         *rpc.patches(),
     ]
