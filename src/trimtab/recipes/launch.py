@@ -60,12 +60,12 @@ def is_first_of_all() -> bool:
 
 def become_first(config: Config, planned: Planned) -> None:
     """Go on in this process as rank 0 of the processes that torchrun would start."""
-    from trimtab.rehearse.one_rank import variables
+    from trimtab.rehearse.one_rank import go_on_as_first
 
     count = planned.plan.processes
     for name in planned.hardware.launcher.stale:
         os.environ.pop(name, None)
-    os.environ.update(variables(0, count, count, 29500, "rehearsal"))
+    go_on_as_first(count)
     # As each of them is told.
     config.sharding = planned.plan.strategy == "sharded"
     reason = planned.plan.reasons["strategy"]
