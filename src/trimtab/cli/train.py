@@ -80,7 +80,7 @@ def _train(arguments: list[str]) -> None:
         if not is_first_of_all():
             raise typer.Exit(launch(arguments, config, planned))
         become_first(config, planned)
-        planned = plan_run(config)
+        planned = plan_run(config, before=planned)
         launcher = planned.hardware.launcher
 
     if main:

@@ -35,27 +35,23 @@ class Planned:
     trained_tensors: int = 0
 
 
-def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
-    """Resolve the plan. What the machine cannot give is refused before anything slow is imported."""
+def plan_run(config: Config, hardware: Hardware | None = None, before: Planned | None = None) -> Planned:
+    """Resolve the plan. What the machine cannot give is refused before anything slow is imported.
+
+    `before`: a plan for the same model, which then is not looked at again.
+    """
     hardware = hardware or probe()
     request = PlacementRequest(
         **{field.name: getattr(config, field.name) for field in fields(PlacementRequest)}
     )
     check_request(request, hardware)
 
-    from trimtab.models import load_skeleton
-    from trimtab.models.adapters import adapter_targets, add_lora
-
     recipe = recipe_of(config)
-    model: Any = load_skeleton(config.model, recipe.family)
-    if recipe.fit is not None:
-        recipe.fit(config, model)
-    architecture = type(model).__name__
-    targets: tuple[str, ...] = ()
-    if config.method == "lora":
-        targets = tuple(adapter_targets(model, config.lora.targets))
-        model = add_lora(model, config.lora, recipe.family)
-    profile = profile_model(model)
+    if before is not None:
+        profile, architecture, targets = before.profile, before.architecture, before.targets
+        trained = before.trained_tensors
+    else:
+        profile, architecture, targets, trained = _known(config, recipe)
     on_cpu = request.device == "cpu" or (request.device == "auto" and not hardware.accelerators)
     work = recipe.workload(config, on_cpu)
     full = config.method == "full"
@@ -64,8 +60,24 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
         optimizer = choose_optimizer(config.training.optimizer, plan.kind)
         plan = replace(plan, reasons={**plan.reasons, "optimizer": f"{optimizer.name}: {optimizer.reason}"})
     check_effective_batch(config, plan)
-    trained = sum(parameter.requires_grad for parameter in model.parameters())
     return Planned(hardware, profile, architecture, targets, plan, trained)
+
+
+def _known(config: Config, recipe: Recipe) -> tuple[ModelProfile, str, tuple[str, ...], int]:
+    """What the model's skeleton tells, with its adapter: no weights are loaded."""
+    from trimtab.models import load_skeleton
+    from trimtab.models.adapters import adapter_targets, add_lora
+
+    model: Any = load_skeleton(config.model, recipe.family)
+    if recipe.fit is not None:
+        recipe.fit(config, model)
+    architecture = type(model).__name__
+    targets: tuple[str, ...] = ()
+    if config.method == "lora":
+        targets = tuple(adapter_targets(model, config.lora.targets))
+        model = add_lora(model, config.lora, recipe.family)
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    return profile_model(model), architecture, targets, trained
 
 
 def _speed(config: Config, recipe: Recipe) -> SpeedRequest | None:
