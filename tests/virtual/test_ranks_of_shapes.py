@@ -20,9 +20,9 @@ import torch.distributed._functional_collectives as functional
 import trimtab
 from trimtab.virtual.unknown import is_unknown
 
-every = os.environ["EVERY"] == "1"
+every = os.environ["WAY"] == "every"
 found = {}
-with trimtab.virtual_gpus(2, shapes=True, every_rank=every) as machine:
+with trimtab.virtual_gpus(2, shapes=os.environ["WAY"] != "values", every_rank=every) as machine:
     rank, size = int(os.environ["RANK"]), 2
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
@@ -39,7 +39,7 @@ END = """
 """
 
 
-def ranks(tmp_path: Path, code: str, every: bool) -> list[Any]:
+def ranks(tmp_path: Path, code: str, every: bool, values: bool = False) -> list[Any]:
     """What each rank found; one of them where it stands for all."""
     with socket.socket() as held:
         held.bind(("", 0))
@@ -51,7 +51,8 @@ def ranks(tmp_path: Path, code: str, every: bool) -> list[Any]:
             [sys.executable, str(path)],
             env={
                 **{"PATH": "", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "EVERY": str(int(every))},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+                "WAY": "values" if values else "every" if every else "one",
                 "OMP_NUM_THREADS": "1",
             },
             stdout=subprocess.PIPE,
@@ -200,3 +201,60 @@ def test_messages_between_two_ranks(tmp_path: Path) -> None:
     assert second == {"counted": [0, 0], "got": "unknown", "swapped": "unknown"}
     (mine,) = ranks(tmp_path, MESSAGES, every=False)
     assert mine == {"counted": "unknown", "got": "unknown", "swapped": "unknown"}
+
+
+TRAINING = """
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.nn.parallel import DistributedDataParallel
+
+    def layers():
+        return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).cuda()
+
+    def sharded(**options):
+        model = layers()
+        fully_shard(model[0], **options)
+        return fully_shard(model, **options)
+
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh("cuda", (2,))
+    ways = {
+        "ddp": lambda: DistributedDataParallel(layers(), device_ids=[rank]),
+        "fsdp1": lambda: FullyShardedDataParallel(layers(), device_id=rank),
+        "fsdp2": lambda: sharded(),
+        "fsdp2 half": lambda: sharded(mp_policy=half),
+        "fsdp2 kept": lambda: sharded(reshard_after_forward=False),
+        "fsdp2 offloaded": lambda: sharded(offload_policy=CPUOffloadPolicy()),
+        "tensor parallel": lambda: parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}),
+        "zero": lambda: DistributedDataParallel(layers(), device_ids=[rank]),
+    }
+    for name, make in ways.items():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model = make()
+        if name == "zero":
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+        else:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(2):
+            model(torch.randn(256, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[name] = torch.cuda.max_memory_allocated() - before
+        del model, optimizer
+"""
+
+
+def test_memory_is_that_of_a_run_with_values(tmp_path: Path) -> None:
+    """Weights, gradients and their buckets, gathered weights, states of each rank's share."""
+    first, second = ranks(tmp_path, TRAINING, every=True, values=True)
+    assert ranks(tmp_path, TRAINING, every=True) == [first, second]
+    assert ranks(tmp_path, TRAINING, every=False) == [first]
+    weights = 2 * 513 * 512 * 4
+    assert first["ddp"] > 5 * weights  # weights, gradients, buckets of them, two states
+    assert weights < first["fsdp2"] < first["ddp"]
+    assert first["fsdp2 offloaded"] < first["fsdp2 half"] < first["fsdp2 kept"] < first["ddp"]
+    assert first["zero"] < first["ddp"]

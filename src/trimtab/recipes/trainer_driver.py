@@ -12,12 +12,14 @@ from typing import Any
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from trimtab.config import Config, keeps_best
+from trimtab.models.load import shapes_only
 from trimtab.monitor.callback import MonitorCallback
 from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
 from trimtab.placement.optimizer import choose_optimizer
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.recipe import Job
+from trimtab.recipes.rehearsed_rows import evaluated
 from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.row_order import order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
@@ -109,11 +111,14 @@ class TrainerDriver:
         if arguments.dataloader_num_workers:
             # Threads do not survive a fork: told so, tokenizers use none, and do not warn of it in each worker.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        held_out = prepared.eval
+        if shapes_only():
+            held_out = evaluated(held_out, arguments.per_device_eval_batch_size, plan.processes)
         self.trainer: Any = trainer(
             model=job.model,
             args=arguments,
             train_dataset=prepared.train,
-            eval_dataset=prepared.eval,
+            eval_dataset=held_out,
             processing_class=prepared.processor,
             # The stop before the monitor: it may ask for a checkpoint, before which every verdict is read.
             callbacks=[ResumedState(job.run.checkpoints), self._stop, self.monitor, guard],

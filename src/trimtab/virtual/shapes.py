@@ -24,6 +24,8 @@ FLOATS = 1 << 16
 """Floating-point tensors on a GPU with more elements than this have no storage."""
 ON_HOST = 1 << 20
 """The same for uninitialised memory on the host: where a module makes its weights."""
+IN_ALL = 1 << 24
+"""Elements of such memory, in tensors of more than FLOATS, that are given out: many adapters are as big as a model."""
 ANY = 1 << 26
 """Tensors of any type with more elements than this have no storage."""
 _META = torch.device("meta")
@@ -47,8 +49,8 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
     if plan.name in _UNWRITTEN:
         asked_for = kwargs.get("device")
         here = asked_for is None or asked_for.type == "cpu"
-        big = here and _made_elements(plan, args, kwargs) > ON_HOST
         # Under fake tensors, as torch computes shapes with, it has no storage anyway.
+        big = here and _too_much(machine, _made_elements(plan, args, kwargs))
         return machine.host if big and torch._C._get_dispatch_mode(_FAKE) is None else None
     written = args[0] if plan.writes and args else None
     for value in _tensors(args, kwargs):
@@ -59,6 +61,16 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
                 return None
             return machine.host
     return None
+
+
+def _too_much(machine: Machine, elements: int) -> bool:
+    """Whether memory on the host that nobody has written is to have no storage."""
+    if elements <= FLOATS:
+        return False
+    if elements > ON_HOST or machine.host_elements + elements > IN_ALL:
+        return True
+    machine.host_elements += elements
+    return False
 
 
 def carry(
