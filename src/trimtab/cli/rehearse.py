@@ -40,6 +40,13 @@ def rehearse(
             "rank stands for all.",
         ),
     ] = False,
+    every_rank: Annotated[
+        bool,
+        typer.Option(
+            "--every-rank",
+            help="With --shapes-only: start all ranks, each with shapes of its own, and compare what they exchange.",
+        ),
+    ] = False,
     try_fixes: Annotated[
         bool,
         typer.Option(
@@ -122,6 +129,7 @@ def rehearse(
     left_to_the_system()
     words = list(target or [])
     settings = Settings(max_steps=max_steps, gpus_given=gpus is not None, shapes_only=shapes_only)
+    settings.every_rank = every_rank
     machine = accelerators(gpus or "1")
     first = machine[0]
     major, minor = (first.capability or "9.0").split(".")

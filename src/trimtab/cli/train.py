@@ -42,7 +42,7 @@ def _train(arguments: list[str]) -> None:
     from trimtab.hardware import detect_launcher
     from trimtab.monitor.last_words import tell_launcher
     from trimtab.recipes.elastic import begun_by_this_launch, keep_the_step
-    from trimtab.recipes.launch import launch, quiet_libraries
+    from trimtab.recipes.launch import become_first, is_first_of_all, launch, quiet_libraries
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.run_folder import (
         RunFolder,
@@ -79,7 +79,11 @@ def _train(arguments: list[str]) -> None:
     if planned.plan.starts_launcher:
         refuse_if_running(Path(config.output_dir).expanduser())
         _check_resume(config, planned)
-        raise typer.Exit(launch(arguments, config, planned))
+        if not is_first_of_all():
+            raise typer.Exit(launch(arguments, config, planned))
+        become_first(config, planned)
+        planned = plan_run(config, before=planned)
+        launcher = planned.hardware.launcher
 
     if main:
         _announce(request, planned)

@@ -50,6 +50,28 @@ def launch(arguments: list[str], config: Config, planned: Planned) -> int:
     return ended if ended in (0, 2) else 1
 
 
+def is_first_of_all() -> bool:
+    """Whether this process rehearses shapes for all ranks: it goes on as the first of them, and nobody is started."""
+    from trimtab.virtual.state import machine
+
+    in_force = machine()
+    return in_force is not None and in_force.stands_for_all
+
+
+def become_first(config: Config, planned: Planned) -> None:
+    """Go on in this process as rank 0 of the processes that torchrun would start."""
+    from trimtab.rehearse.one_rank import go_on_as_first
+
+    count = planned.plan.processes
+    for name in planned.hardware.launcher.stale:
+        os.environ.pop(name, None)
+    go_on_as_first(count)
+    # As each of them is told.
+    config.sharding = planned.plan.strategy == "sharded"
+    reason = planned.plan.reasons["strategy"]
+    print(f"rank 0 of {count} stands for the processes that torchrun would start: {reason}", flush=True)
+
+
 def wait_for(command: list[str], env: dict[str, str]) -> int:
     """Run torchrun to its end and pass on what this process is told meanwhile; answers with its exit status.
 

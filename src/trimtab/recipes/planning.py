@@ -79,6 +79,10 @@ def know_model(config: Config) -> Known:
     return Known(profile_model(model), architecture, targets, trained)
 
 
+def _known_from(planned: Planned) -> Known:
+    return Known(planned.profile, planned.architecture, planned.targets, planned.trained_tensors)
+
+
 def request_of(config: Config) -> PlacementRequest:
     """Where a config wants to run."""
     return PlacementRequest(**{field.name: getattr(config, field.name) for field in fields(PlacementRequest)})
@@ -121,16 +125,18 @@ def plan_run(
     config: Config,
     hardware: Hardware | None = None,
     *,
+    before: Planned | None = None,
     trials: Trials | None = None,
     near_only: bool = False,
 ) -> Planned:
     """Resolve the plan. What the machine cannot give is refused before anything slow is imported.
 
-    With `trials` its memory is executed, where that can be; with `near_only` only where a formula leaves it open.
+    `before`: a plan for the same model, which then is not looked at again. With `trials` its memory is executed,
+    where that can be; with `near_only` only where a formula leaves it open.
     """
     machine = hardware or probe()
     check_request(request_of(config), machine)
-    known = know_model(config)
+    known = _known_from(before) if before is not None else know_model(config)
     if trials is None:
         plan = resolve_for(config, machine, known)
     else:

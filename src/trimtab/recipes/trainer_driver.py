@@ -19,6 +19,7 @@ from trimtab.placement.optimizer import choose_optimizer
 from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.recipe import Job
+from trimtab.recipes.rehearsed_rows import evaluated
 from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.row_order import LONGEST_FIRST, longest_first, order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
@@ -111,11 +112,14 @@ class TrainerDriver:
         if arguments.dataloader_num_workers:
             # Threads do not survive a fork: told so, tokenizers use none, and do not warn of it in each worker.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        held_out = prepared.eval
+        if shapes_only():
+            held_out = evaluated(held_out, arguments.per_device_eval_batch_size, plan.processes)
         self.trainer: Any = trainer(
             model=job.model,
             args=arguments,
             train_dataset=prepared.train,
-            eval_dataset=prepared.eval,
+            eval_dataset=held_out,
             processing_class=prepared.processor,
             # The stop before the monitor: it may ask for a checkpoint, before which every verdict is read.
             callbacks=[ResumedState(job.run.checkpoints), self._stop, self.monitor, guard],

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import disagreements, places
+from trimtab.rehearse import disagreements, places, skipped_modules
 from trimtab.rehearse.session import read_lines
+from trimtab.rehearse.skipped_modules import Ran
 
 if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
@@ -45,6 +46,8 @@ class _World:
     """Whether it was told that ranks sum up figures of different names."""
     shared_gpu: bool = False
     """Whether it was told that two ranks use one GPU."""
+    ran: dict[int, Ran] = field(default_factory=dict)
+    """The modules that have run here, by step."""
 
 
 @dataclass
@@ -55,6 +58,7 @@ class _Peer:
     offset: int = 0
     calls: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     last: dict[str, Any] | None = None
+    ran: dict[int, Ran] = field(default_factory=dict)
 
     def read(self) -> None:
         if not self.path.exists():
@@ -69,6 +73,7 @@ class _Peer:
                 if "op" in record:
                     self.calls[record["group"], record["n"]] = record
                     self.last = record
+                    self.ran.setdefault(record["step"], {}).update(record["modules"])
 
 
 _DEEPEST = 24
@@ -91,13 +96,16 @@ def joined(process: Process) -> None:
     """A process group was made: agree with the other ranks on a name for this world."""
     import torch.distributed as dist
 
+    from trimtab.rehearse import ran_modules
+
     global _world
     if not dist.is_initialized() or dist.get_world_size() < 2:
         _world = None
         return
     rank = dist.get_rank()
-    if process.settings.shapes_only:
+    if process.settings.one_rank:
         process.recorder.write(t="stands-for", n=dist.get_world_size())
+    ran_modules.watch(modules=not process.settings.one_rank)
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.set("trimtab/world", secrets.token_hex(8))
@@ -116,21 +124,31 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
     world = _world
     if world is None:
         return
-    from trimtab.rehearse import rank_values  # imports torch, which whoever only gathers records does without
+    from trimtab.rehearse import (
+        ran_modules,
+        rank_values,
+    )  # import torch, which whoever only gathers records does without
 
     group = str(record.get("group", ""))
     number = world.counts[group] = world.counts[group] + 1
+    step, ran = ran_modules.take()
+    world.ran.setdefault(step, {}).update(ran)
     mine = {
         "group": group,
         "n": number,
         "op": record["op"],
-        **{name: record.get(name) for name in ("numel", "dtype", "root", "gpu", "shape")},
+        **{
+            name: record.get(name)
+            for name in ("numel", "dtype", "root", "gpu", "shape", "gives", "bytes", "size")
+        },
         "born": list(record["born"][:2]) if record.get("born") else None,
         "node": os.environ.get("GROUP_RANK", "0"),
         "card": _card(record.get("gpu")),
         "place": asdict(place) if place else None,
         "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
-        "values": rank_values.now() if not process.settings.shapes_only else [],
+        "values": rank_values.now() if not process.settings.one_rank else [],
+        "step": step,
+        "modules": ran,
     }
     world.last = mine
     world.first = world.first or (mine if mine["gpu"] else None)
@@ -144,7 +162,13 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
             process.report(disagreements.shared_gpu(world.rank, rank, began))
         if theirs is not None and _signature(theirs) != _signature(mine):
             process.recorder.write(t="failed")
-            process.report(disagreements.disagreement(world.rank, mine, rank, theirs))
+            ran_there = peer.ran.get(step, {}) if theirs["step"] == step else None
+            skipped = (
+                skipped_modules.parting(*_by_rank((world.rank, world.ran[step]), (rank, ran_there)))
+                if ran_there is not None
+                else None
+            )
+            process.report(disagreements.disagreement(world.rank, mine, rank, theirs, skipped))
             raise RanksDisagree(f"ranks {world.rank} and {rank} disagree on a collective")
         if theirs is not None and not world.mixed_up:
             mixed = disagreements.mixed_up(world.rank, mine, rank, theirs)
@@ -181,6 +205,11 @@ def worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
         _, world, rank = path.stem.split("-")
         found[world][int(rank)] = list(read_lines(path))
     return found
+
+
+def _by_rank(one: tuple[int, Ran], other: tuple[int, Ran]) -> tuple[int, Ran, int, Ran]:
+    low, high = sorted((one, other), key=lambda side: side[0])
+    return *low, *high
 
 
 def _signature(record: dict[str, Any]) -> tuple[object, ...]:

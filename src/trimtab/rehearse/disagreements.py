@@ -90,13 +90,16 @@ def _device_choice(where: Place | None) -> Place | None:
     return source.place(where.file, line)
 
 
-def disagreement(rank: int, mine: Record, other: int, theirs: Record) -> Finding:
-    """Two ranks that have come to different collectives, or give other sizes to the same one."""
+def disagreement(rank: int, mine: Record, other: int, theirs: Record, skipped: Said | None = None) -> Finding:
+    """Two ranks that have come to different collectives, or give other sizes to the same one.
+
+    `skipped`: what is known of a module that only one of them has run.
+    """
     (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
     where, stands = place_from(first["place"]), place_from(second["place"])
     same = where == stands and first["op"] == second["op"]
     asked = same and _asked(first)
-    told = parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None
+    told = skipped or (parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None)
     if told is None and same and first["root"] != second["root"]:
         told = mends_collectives.one_root(where)
     if told is None:

@@ -33,6 +33,21 @@ def variables(rank: int, per_node: int, world: int, port: int, run: str) -> dict
     }
 
 
+_in_place = False
+
+
+def go_on_as_first(count: int) -> None:
+    """From now on this process is rank 0 of those that a launcher would start: it is not started anew."""
+    global _in_place
+    _in_place = True
+    os.environ.update(variables(0, count, count, 29500, "rehearsal"))
+
+
+def goes_on_as_first() -> bool:
+    """Whether this process has taken the place of the first rank."""
+    return _in_place
+
+
 def start_only_the_first() -> None:
     """From now on torchrun (also the one inside `accelerate launch`) starts rank 0 alone, in this process's place."""
     from torch.distributed.launcher import api

@@ -197,7 +197,17 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, room_here, what_if, workers
+    from trimtab.rehearse import (
+        checks,
+        loading,
+        observer,
+        one_rank,
+        quiet,
+        ran_modules,
+        room_here,
+        what_if,
+        workers,
+    )
     from trimtab.rehearse.phases import Phases
     from trimtab.virtual import bootstrap, deeds, kinds, places
 
@@ -206,12 +216,15 @@ def _attach(process: Process, machine: Machine) -> None:
     places.hide(observer.OWN)
     if machine.shapes:
         loading.build_from_configs(machine)
+    if machine.stands_for_all:
         one_rank.start_only_the_first()
     else:
         room_here.look_before_loading(process, machine)
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
-    torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process))
+    torch.nn.modules.module.register_module_forward_pre_hook(
+        functools.partial(_called, process, ran_modules.called)
+    )
     deeds.listen()
     kinds.listen(machine)
     _catch_spawned(process)
@@ -224,8 +237,9 @@ def _attach(process: Process, machine: Machine) -> None:
         shield.install(check)
 
 
-def _called(process: Process, module: Any, _: Any) -> None:
+def _called(process: Process, also: Callable[[Any], None], module: Any, _: Any) -> None:
     process.ran_a_module = True
+    also(module)
 
 
 def _catch_ends(process: Process) -> None:

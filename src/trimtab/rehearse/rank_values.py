@@ -16,6 +16,7 @@ import torch
 from trimtab.diagnose import answers, holders, source
 from trimtab.rehearse import places
 from trimtab.virtual.tensor import payload_of
+from trimtab.virtual.unknown import is_unknown
 
 _DEEPEST = 8
 _MOST = 40
@@ -105,7 +106,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         found["shape"] = list(value.shape)
         held = payload_of(value.detach())
-        if value.numel() == 1 and type(held) is torch.Tensor and not held.is_meta:
+        if value.numel() == 1 and type(held) is torch.Tensor and not (held.is_meta or is_unknown(value)):
             found["number"] = float(held.item()) if not held.is_complex() else 0.0
     elif isinstance(value, list | tuple | dict | set | frozenset | range):
         found["len"] = len(value)

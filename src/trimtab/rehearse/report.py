@@ -37,9 +37,30 @@ def render(result: Result, *, colour: bool = False) -> str:
         blocks.append(paint(_BOLD, "with these changes made, the program comes further, and meets:"))
         first = len(result.findings) + 1
         blocks += [_block(number, finding, paint) for number, finding in enumerate(result.beyond, first)]
+    if any(finding.kind == "ranks-disagree" for finding in result.findings):
+        blocks += _collectives(result, paint)
     ends = [*_not_proven(result, paint), *_memory(result, paint), *_files(result), *_notes(result)]
     ends.append(_verdict(result, paint))
     return "\n\n".join([*blocks, *ends])
+
+
+_LAST = 5
+
+
+def _collectives(result: Result, paint: Paint) -> list[str]:
+    """Where ranks disagree: the last collectives of each, side by side with what it gave."""
+    if len(result.collectives) < 2:
+        return []
+    lines = [paint(_BOLD, "the last collectives of each rank")]
+    for rank in result.collectives:
+        for calls in rank.calls[-_LAST:]:
+            size = f"{calls.elements:,} {calls.dtype}" if calls.dtype else ""
+            times = f" × {calls.count}" if calls.count > 1 else ""
+            at = f"{_short(calls.where.file)}:{calls.where.line}" if calls.where else ""
+            lines.append(
+                f"   rank {rank.rank}  step {calls.step}  {calls.op:<24}{size + times:<32}{at}".rstrip()
+            )
+    return ["\n".join(lines)]
 
 
 def _notes(result: Result) -> list[str]:

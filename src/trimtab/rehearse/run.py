@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import files_aside, hints, instead, left_behind, one_rank, rank_variables, room_here
+from trimtab.rehearse import (
+    files_aside,
+    hints,
+    instead,
+    left_behind,
+    one_rank,
+    rank_variables,
+    room_here,
+    traffic,
+)
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.room_here import ValuesDoNotFit, Watch
 from trimtab.rehearse.session import VARIABLE, Settings, gather
@@ -122,7 +131,7 @@ def _rehearse(
                             files.enter,
                         )
                     )
-                    for rank in range(1 if settings.shapes_only else world)
+                    for rank in range(1 if settings.one_rank else world)
                 ]
                 try:
                     room = Watch(folder) if not settings.shapes_only else None
@@ -152,6 +161,7 @@ def _rehearse(
                 files.gather(),
             )
             result.instead = sorted(instead.used(folder))
+            result.collectives = traffic.gathered(folder)
         return result
     finally:
         dismiss()
@@ -209,6 +219,7 @@ def _machine(settings: Settings) -> dict[str, Any]:
         "capability": list(settings.capability),
         "on_fault": "repair",
         "shapes": settings.shapes_only,
+        "every_rank": settings.every_rank,
         "visible_at_install": None,
         "setup": SETUP,
     }

@@ -33,7 +33,9 @@ class Settings:
     capability: tuple[int, int] = (9, 0)
     max_steps: int | None = None
     shapes_only: bool = False
-    """Whether big tensors have shapes and no values; then one rank stands for all."""
+    """Whether big tensors have shapes and no values; then one rank stands for all, unless every rank is asked for."""
+    every_rank: bool = False
+    """Whether all ranks are started also where tensors have shapes only."""
     what_if: list[str] = field(default_factory=list)
     """Changes that are made to the program to see what memory they save (`what_if`)."""
     instead: dict[str, str] = field(default_factory=dict)
@@ -42,6 +44,11 @@ class Settings:
     """The folders whose writes go to an overlay, and the mount that each really lies on."""
     launched: int = 0
     """How many ranks the rehearsal itself started (0: the script is on its own)."""
+
+    @property
+    def one_rank(self) -> bool:
+        """Whether one rank stands for all."""
+        return self.shapes_only and not self.every_rank
 
     def save(self, folder: Path) -> None:
         """Write for the processes to come."""

@@ -61,7 +61,7 @@ def _launch(words: list[str]) -> int:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", 0))
         port, run, children = held.getsockname()[1], secrets.token_hex(4), []
-        for rank in range(1 if settings.shapes_only else world):
+        for rank in range(1 if settings.one_rank else world):
             given = one_rank.variables(rank, per_node, world, port, run)
             variables = rank_variables.of(target.launcher, given) if target.launched else {}
             words = list(target.for_rank(rank % per_node))

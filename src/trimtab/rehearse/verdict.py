@@ -17,6 +17,7 @@ from trimtab.diagnose.finding import Finding
 from trimtab.rehearse import blame, folding, shortage
 from trimtab.rehearse.session import AskedAt, Gathered, stop_file
 from trimtab.rehearse.standstill import last_stack
+from trimtab.rehearse.traffic import RankTraffic
 from trimtab.rehearse.waiting import Child
 from trimtab.rehearse.written import Files
 
@@ -40,6 +41,8 @@ class Result:
     """What was rehearsed."""
     shapes_only: bool = False
     """Whether big tensors had shapes and no values."""
+    collectives: list[RankTraffic] = field(default_factory=list)
+    """What each rank exchanged with the others, in order; of a rank that stands for all, what it would have."""
     asked: list[AskedAt] = field(default_factory=list)
     """Where the program asked a shape for a value: what follows from these is not proven."""
     files: Files = field(default_factory=Files)

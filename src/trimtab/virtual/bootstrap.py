@@ -35,6 +35,7 @@ def environment(machine: Machine, setup: str | None = None) -> dict[str, str]:
         "capability": list(first.capability),
         "on_fault": machine.on_fault,
         "shapes": machine.shapes,
+        "every_rank": not machine.stands_for_all,
         "visible_at_install": machine.visible_at_install,
         "setup": setup,
     }

@@ -68,10 +68,12 @@ def install(
     observer: Observer | None = None,
     on_fault: OnFault = "raise",
     shapes: bool = False,
+    every_rank: bool = False,
 ) -> Machine:
     """Put a machine in force for this process, until `uninstall`.
 
-    `shapes`: big tensors have a shape and no values, and take no memory of this machine.
+    `shapes`: big tensors have a shape and no values, and take no memory of this machine. One rank then stands for all
+    that its process groups name, or with `every_rank` meets the others, which are processes of their own.
     """
     if count < 0:
         raise ValueError(f"the number of virtual GPUs cannot be negative, got {count}")
@@ -85,6 +87,7 @@ def install(
         observer=observer,
         on_fault=on_fault,
         shapes=shapes,
+        every_rank=every_rank,
     )
     with ExitStack() as undo:
         state._stack.append(machine)
@@ -155,6 +158,7 @@ def install_from_environment() -> None:
         capability=tuple(wanted["capability"]),
         on_fault=wanted["on_fault"],
         shapes=wanted.get("shapes", False),
+        every_rank=wanted.get("every_rank", False),
     )
     machine.visible_at_install = wanted["visible_at_install"]
     if wanted.get("setup"):

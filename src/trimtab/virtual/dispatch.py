@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.virtual import (
     amp,
+    functional_ranks,
     functions,
     fused,
     generators,
     kernels,
     memory,
     processes,
-    ranks,
     reused,
     rules,
     shapes,
@@ -63,7 +63,7 @@ def plan_of(func: Any) -> Plan:
 def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Carry out one operation.
 
-    1. Know it: its plan. A collective between ranks goes its own way (ranks.py).
+    1. Know it: its plan. A collective between ranks goes its own way (functional_ranks.py, ranks.py).
     2. Walk the arguments once: payloads, the first virtual device among them (`slot`), how they mix.
     3. What is not one kernel goes on by its parts, which come back here: a tensor class with rules of its own
        (sharded.py), a composite operation, one that a program wrote in Python.
@@ -77,7 +77,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """
     plan = PLANS.get(func) or plan_of(func)
     if plan.collective:
-        return ranks.collective(func, args, kwargs)
+        return functional_ranks.exchange(plan, func, args, kwargs)
 
     payloads, slot, mix = walked((*args, *kwargs.values()) if kwargs else args)
     named = kwargs

@@ -40,8 +40,9 @@ def _of(tensor: Tensor) -> Handles:
     return (born,) * count
 
 
-def follow(plan: Plan, result: Tensor, args: Args) -> None:
-    """Remember for a result which of its dimensions come from its operands, and which were decided here."""
+def follow(plan: Plan, result: Tensor, args: Args, line: Handle | None = None) -> None:
+    """Remember for a result which of its dimensions come from its operands, and which were decided here (`line`, where
+    that was looked for already)."""
     inputs = _tensors(args)
     if not inputs or result.dim() == 0 or result is inputs[0] or result.is_nested:
         return
@@ -56,8 +57,8 @@ def follow(plan: Plan, result: Tensor, args: Args) -> None:
     else:
         found = _along(plan, inputs[0], result.shape, args) or _aligned(inputs, result.shape)
     if None in found:
-        here = origin.here(1)
-        found = [line or here for line in found]
+        here = line or origin.here(1)
+        found = [known or here for known in found]
     result.__dict__[EXTENTS] = tuple(found)
 
 

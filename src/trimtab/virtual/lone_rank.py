@@ -1,8 +1,8 @@
 """Collectives of one rank that stands for all of them: the others are taken to hold what this one holds.
 
 So a gathered list is the own value so many times. What a reduction gives is not known (the operation does not say here
-whether it adds): its own value stands in. It moves nothing between processes, waits for nobody and proves nothing about
-what other ranks do: that needs real ranks.
+whether it adds), and nor is what another rank sends: the own value stands in. It moves nothing between processes, waits
+for nobody and proves nothing about what other ranks do: that needs real ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trimtab.virtual.tensor import VIRTUAL
-from trimtab.virtual.unknown import asked
+from trimtab.virtual.met_ranks import answered, forget
 
 Named = dict[str, Any]
 
@@ -46,31 +45,41 @@ def collective(func: Any, name: str, named: Named, group: Any) -> Any:
     if carry is not None and group.size() > 1:
         with torch.no_grad():
             carry(named, group.rank(), group.size())
-    first = next(iter(named.values()))
-    done: torch.futures.Future[Any] = torch.futures.Future()
-    done.set_result(first if isinstance(first, list) else [first])
-    work = torch._C._distributed_c10d._create_work_from_future(done).boxed()  # type: ignore[attr-defined]
-    returned = func._schema.returns
-    return work if len(returned) == 1 else (first, work)
+    return answered(func, named)
 
 
 def _reduced(named: Named, rank: int, size: int) -> None:
-    for tensor in named["tensors"]:
-        if tensor.__class__ in VIRTUAL:
-            tensor._block.unknown = True
-        else:
-            asked("copy", "c10d.all_reduce")
+    forget(named["tensors"], "c10d.all_reduce")
+
+
+def _received(named: Named, rank: int, size: int) -> None:
+    forget(named["tensors"], "c10d.recv")
 
 
 def _gathered(named: Named, rank: int, size: int) -> None:
-    for outputs, given in zip(named["output_tensors"], named["input_tensors"], strict=True):
+    # Of a gather, only the root has lists to write to.
+    for outputs, given in zip(named["output_tensors"], named["input_tensors"], strict=False):
         for output in outputs:
             output.copy_(given)
 
 
-def _gathered_flat(named: Named, rank: int, size: int) -> None:
-    output, given = named["output_tensor"], named["input_tensor"]
+def _gathered_lists(named: Named, rank: int, size: int) -> None:
+    for outputs in named["output_lists"]:
+        for output, given in zip(outputs, named["input_list"], strict=True):
+            output.copy_(given)
+
+
+def _gather_flat(output: torch.Tensor, given: torch.Tensor, size: int) -> None:
     output.view(size, -1).copy_(given.reshape(1, -1).expand(size, -1))
+
+
+def _gathered_flat(named: Named, rank: int, size: int) -> None:
+    _gather_flat(named["output_tensor"], named["input_tensor"], size)
+
+
+def _gathered_flats(named: Named, rank: int, size: int) -> None:
+    for output, given in zip(named["outputs"], named["inputs"], strict=True):
+        _gather_flat(output, given, size)
 
 
 def _scattered(named: Named, rank: int, size: int) -> None:
@@ -78,25 +87,56 @@ def _scattered(named: Named, rank: int, size: int) -> None:
         output.copy_(parts[rank])
 
 
-def _scattered_flat(named: Named, rank: int, size: int) -> None:
-    output, given = named["output_tensor"], named["input_tensor"]
+def _reduced_parts(named: Named, rank: int, size: int) -> None:
+    _scattered(named, rank, size)
+    forget(named["output_tensors"], "c10d.reduce_scatter")
+
+
+def _reduce_flat(output: torch.Tensor, given: torch.Tensor, rank: int, size: int) -> None:
     output.view(-1).copy_(given.reshape(size, -1)[rank])
+    forget([output], "c10d.reduce_scatter_tensor")
+
+
+def _reduced_flat(named: Named, rank: int, size: int) -> None:
+    _reduce_flat(named["output_tensor"], named["input_tensor"], rank, size)
+
+
+def _reduced_flats(named: Named, rank: int, size: int) -> None:
+    for output, given in zip(named["outputs"], named["inputs"], strict=True):
+        _reduce_flat(output, given, rank, size)
 
 
 def _exchanged(named: Named, rank: int, size: int) -> None:
     for output, given in zip(named["output_tensors"], named["input_tensors"], strict=True):
+        if output.shape == given.shape:
+            output.copy_(given)
+        else:
+            forget([output], "c10d.all_to_all")
+
+
+def _exchanged_flat(named: Named, rank: int, size: int) -> None:
+    output, given = named["output"], named["input"]
+    if output.shape == given.shape and not named.get("output_split_sizes"):
         output.copy_(given)
+    else:
+        forget([output], "c10d.all_to_all_single")
 
 
 _EFFECTS: dict[str, Callable[[Named, int, int], None]] = {
     "allreduce_": _reduced,
     "allreduce_coalesced_": _reduced,
     "reduce_": _reduced,
+    "recv_": _received,
+    "recv_any_source_": _received,
     "allgather_": _gathered,
+    "allgather_coalesced_": _gathered_lists,
     "gather_": _gathered,
     "_allgather_base_": _gathered_flat,
+    "allgather_into_tensor_coalesced_": _gathered_flats,
     "scatter_": _scattered,
-    "reduce_scatter_": _scattered,
-    "_reduce_scatter_base_": _scattered_flat,
+    "reduce_scatter_": _reduced_parts,
+    "_reduce_scatter_base_": _reduced_flat,
+    "reduce_scatter_tensor_coalesced_": _reduced_flats,
     "alltoall_": _exchanged,
+    "alltoall_base_": _exchanged_flat,
 }

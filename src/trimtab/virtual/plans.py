@@ -13,6 +13,7 @@ Kwargs = dict[str, Any]
 
 FRESH, VIEW, INPLACE, GENERAL = range(4)
 
+_COLLECTIVES = ("c10d::", "_c10d_functional::")
 # Operations whose result shares the storage of their input without saying so in the schema.
 _SILENT_VIEWS = frozenset(
     ("aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh", "_c10d_functional::wait_tensor")
@@ -43,7 +44,7 @@ class Plan:
         self.overload: str = schema.overload_name
         self.names = [argument.name for argument in schema.arguments]
         self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        self.collective = self.name.startswith("c10d::")
+        self.collective = self.name.startswith(_COLLECTIVES) and self.name not in _SILENT_VIEWS
         self.composite = _composite(func)
         self.author = OPDEFS.get(self.name)
         self.parts = self.composite or self.author is not None

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import ending, faults, futures, lone_rank, origin, rpc, sharded, state
+from trimtab.virtual import ending, faults, futures, lone_rank, met_ranks, origin, rpc, sharded, state
 from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.tensor import VIRTUAL
 
@@ -37,9 +37,10 @@ _NAMES = {
     "alltoall_base_": "all_to_all_single",
     "barrier": "barrier",
 }
-_POINT_TO_POINT = frozenset(("send", "recv_", "recv_any_source_", "monitored_barrier_"))
+_MESSAGES = met_ranks.SENDS | met_ranks.RECEIVES
+_POINT_TO_POINT = _MESSAGES | {"monitored_barrier_"}
 # What a rank gives, by the names of the schemas: an output list says nothing that the ranks must agree on.
-_GIVEN = ("input_tensors", "input_tensor", "input", "inputs", "tensors", "tensor")
+_GIVEN = ("input_tensors", "input_list", "input_tensor", "input", "inputs", "tensors", "tensor")
 # NCCL counts elements here and looks at no shape; gloo compares shapes.
 _FLAT = frozenset(("_allgather_base_", "_reduce_scatter_base_"))
 # Sizes that may differ between ranks: only the order of the calls has to agree.
@@ -58,11 +59,16 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if machine.observer is not None:
             group = _group(named)
             whole = group.size() == dist.get_world_size() if dist.is_initialized() else True
-            machine.observer.exchange(_NAMES.get(name, name), _tensors(list(named.values())), whole)
+            machine.observer.exchange(_NAMES.get(name, name), tensors(list(named.values())), whole)
             if name not in _POINT_TO_POINT:
                 machine.observer.collective(_record(name, named))
-        if machine.shapes:
+        if machine.stands_for_all:
             return lone_rank.collective(func, name, named, _group(named))
+        if machine.shapes and _without_values(name, func, named):
+            if name in _MESSAGES:
+                return met_ranks.message(func, name, named)
+            met_ranks.forget(_written(name, func, named), f"c10d.{_NAMES.get(name, name)}")
+            return met_ranks.answered(func, named)
 
     def payload(value: Any) -> Any:
         if value.__class__ not in VIRTUAL:
@@ -79,6 +85,24 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ending.watch(dist.Work.unbox(work), payloads)
     # The results of a collective are its own arguments, written in place.
     return tree_map(lambda value: held.get(id(value), value), made)
+
+
+def _without_values(name: str, func: Any, named: dict[str, Any]) -> bool:
+    """Whether some rank lacks values that this collective needs."""
+    if name in _MESSAGES:
+        return True
+    written = met_ranks.written(func, named)
+    given = _given(named)
+    if name == "broadcast_" and _group(named).rank() != named["root_rank"]:
+        given = []
+    return not met_ranks.all_have_values(name, given, written, _group(named))
+
+
+def _written(name: str, func: Any, named: dict[str, Any]) -> list[torch.Tensor]:
+    """What this rank gets from a collective."""
+    root, rank = named.get("root_rank"), _group(named).rank()
+    keeps = (name == "broadcast_" and rank == root) or (name == "reduce_" and rank != root)
+    return [] if keeps else met_ranks.written(func, named)
 
 
 def _exchanged(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any) -> tuple[Any, Any]:
@@ -105,7 +129,8 @@ def _flat(value: Any, held: dict[int, torch.Tensor]) -> Any:
     return flat
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in an argument."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -113,37 +138,51 @@ def _group(named: dict[str, Any]) -> Any:
     return torch._C._distributed_c10d.ProcessGroup.unbox(named["process_group"])
 
 
+def _given(named: dict[str, Any]) -> list[torch.Tensor]:
+    return tensors(next((named[key] for key in _GIVEN if key in named), None))
+
+
 def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
-    """What the ranks have to agree on."""
-    group = _group(named)
-    given = next((named[key] for key in _GIVEN if key in named), None)
-    tensors = _tensors(given)
-    unequal = name in _UNEQUAL
+    group, given = _group(named), _given(named)
     return {
-        "op": _NAMES.get(name, name),
-        "group": group.group_name,
-        "rank": group.rank(),
-        "size": group.size(),
-        "numel": None if unequal else sum(tensor.numel() for tensor in tensors),
-        "dtype": None if unequal or not tensors else str(tensors[0].dtype).removeprefix("torch."),
-        "shape": list(tensors[0].shape) if len(tensors) == 1 else None,
-        "born": origin.born_of(tensors[0]) if tensors else None,
-        "gpu": _gpu(name, named, tensors) if _gpu_only(group) else None,
+        **record(_NAMES.get(name, name), group, given, name in _UNEQUAL),
+        "gpu": _gpu(name, named, given) if _gpu_only(group) else None,
         "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,
     }
 
 
-def _gpu(name: str, named: dict[str, Any], tensors: list[torch.Tensor]) -> str | None:
+def record(op: str, group: Any, given: list[torch.Tensor], unequal: bool) -> dict[str, Any]:
+    """What the ranks have to agree on, and what is told of it."""
+    elements = sum(tensor.numel() for tensor in given)
+    return {
+        "op": op,
+        "group": group.group_name,
+        "rank": group.rank(),
+        "size": group.size(),
+        "numel": None if unequal else elements,
+        "dtype": None if unequal or not given else str(given[0].dtype).removeprefix("torch."),
+        "shape": list(given[0].shape) if len(given) == 1 else None,
+        "born": origin.born_of(given[0]) if given else None,
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in given),
+        "gives": [elements, str(given[0].dtype).removeprefix("torch.")] if given else None,
+    }
+
+
+def _gpu(name: str, named: dict[str, Any], given: list[torch.Tensor]) -> str | None:
     """The GPU on which NCCL runs it. Of a barrier only what the program says: NCCL takes the group's own, or one by the
     rank's number, not the current device on which torch makes the tensor for it."""
     if name == "barrier":
         chosen = named.get("device_ids")
         return f"cuda:{chosen[0]}" if chosen else None
-    return str(tensors[0].device) if tensors else None
+    return str(given[0].device) if given else None
 
 
 _asked: dict[str, str] = {}
 """What groups that have gloo were asked for with, by their names; each machine has its own (see `patches`)."""
+
+
+_named: dict[str, str] = {}
+"""What groups that connect to nobody were asked for with."""
 
 
 def _gpu_only(group: Any) -> bool:
@@ -155,7 +194,7 @@ def _check(name: str, named: dict[str, Any]) -> None:
     """NCCL has no kernels for tensors in host memory."""
     if "barrier" in name or not _gpu_only(_group(named)):
         return
-    operands = [(key, tensor) for key, value in named.items() for tensor in _tensors(value)]
+    operands = [(key, tensor) for key, value in named.items() for tensor in tensors(value)]
     plain = [(key, tensor) for key, tensor in operands if tensor.__class__ not in VIRTUAL]
     if plain:
         message = "No backend type associated with device type cpu"
@@ -180,9 +219,11 @@ def patches(in_force: Machine) -> list[Patch]:
         if asked is not None:
             kwargs.pop("pg_options", None)
         _asked.clear()
+        _named.clear()
         ending.settle_at_exit()
-        if in_force.shapes:
+        if in_force.stands_for_all:
             lone_rank.init_group(native_init, args, kwargs)
+            _named[c10d._get_default_group().group_name] = str(backend or "nccl").lower()
         else:
             native_init(real_backend, *args, **kwargs)
         if asked is not None:
@@ -199,23 +240,38 @@ def patches(in_force: Machine) -> list[Patch]:
     ) -> Any:
         real_backend, asked = _mapped(backend) if backend is not None else (None, None)
         kwargs.pop("device_id", None)
-        if in_force.shapes:
+        if in_force.stands_for_all:
             real_backend = None  # that of the whole group, which connects to nobody
         group = native_new(ranks, timeout, real_backend, None if asked else pg_options, *args, **kwargs)
         if backend is None:
             asked = _asked.get(c10d._get_default_group().group_name)
         if asked is not None and isinstance(group, dist.ProcessGroup):
             _asked[group.group_name] = asked
+        if in_force.stands_for_all and isinstance(group, dist.ProcessGroup):
+            whole = _named.get(c10d._get_default_group().group_name, "")
+            _named[group.group_name] = str(backend).lower() if backend is not None else whole
         return group
 
     def get_backend(group: Any = None) -> Any:
         answer = native_backend(group)
-        asked = _asked.get(getattr(group or c10d._get_default_group(), "group_name", ""), "")
-        return dist.Backend("nccl") if "nccl" in asked else answer
+        name = getattr(group or c10d._get_default_group(), "group_name", "")
+        asked = _asked.get(name, "") or _named.get(name, "")
+        return dist.Backend("nccl" if "nccl" in asked else asked) if asked else answer
 
     def object_device(group: Any = None) -> str:
         return "cuda" if _gpu_only(group or c10d._get_default_group()) else "cpu"
 
+    def start_coalescing(group: Any, device: Any = None) -> None:
+        # NCCL sends out what follows together; here each is done when it returns.
+        if "nccl" not in get_backend(group):
+            native_start(group, device)
+
+    def end_coalescing(group: Any, device: Any = None) -> Any:
+        if "nccl" not in get_backend(group):
+            return native_end(group, device)
+        return dist.Work.unbox(met_ranks.done([]))
+
+    native_start, native_end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
     native_init, native_new = c10d.init_process_group, c10d.new_group
     native_backend = c10d.get_backend
     replacements: list[tuple[str, Callable[..., Any]]] = [
@@ -236,6 +292,9 @@ def patches(in_force: Machine) -> list[Patch]:
         (c10d, "_get_object_coll_device", object_device),
         (c10d, "_get_pg_default_device", lambda group=None: torch.device(object_device(group))),
         (sys.modules[__name__], "_asked", dict(_asked)),
+        (sys.modules[__name__], "_named", dict(_named)),
+        (dist.ProcessGroup, "_start_coalescing", start_coalescing),
+        (dist.ProcessGroup, "_end_coalescing", end_coalescing),
         *futures.patches(),
         *rpc.patches(),
     ]

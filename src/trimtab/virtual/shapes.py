@@ -24,9 +24,12 @@ FLOATS = 1 << 16
 """Floating-point tensors on a GPU with more elements than this have no storage."""
 ON_HOST = 1 << 20
 """The same for uninitialised memory on the host: where a module makes its weights."""
+IN_ALL = 1 << 24
+"""Elements of such memory, in tensors of more than FLOATS, that are given out: many adapters are as big as a model."""
 ANY = 1 << 26
 """Tensors of any type with more elements than this have no storage."""
 _META = torch.device("meta")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 _UNWRITTEN = frozenset(("aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"))
 _INDEXED = frozenset(
@@ -46,7 +49,9 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
     if plan.name in _UNWRITTEN:
         asked_for = kwargs.get("device")
         here = asked_for is None or asked_for.type == "cpu"
-        return machine.host if here and _made_elements(plan, args, kwargs) > ON_HOST else None
+        # Under fake tensors, as torch computes shapes with, it has no storage anyway.
+        big = here and _too_much(machine, _made_elements(plan, args, kwargs))
+        return machine.host if big and torch._C._get_dispatch_mode(_FAKE) is None else None
     written = args[0] if plan.writes and args else None
     for value in _tensors(args, kwargs):
         if value is not written and is_unknown(value):
@@ -56,6 +61,16 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
                 return None
             return machine.host
     return None
+
+
+def _too_much(machine: Machine, elements: int) -> bool:
+    """Whether memory on the host that nobody has written is to have no storage."""
+    if elements <= FLOATS:
+        return False
+    if elements > ON_HOST or machine.host_elements + elements > IN_ALL:
+        return True
+    machine.host_elements += elements
+    return False
 
 
 def carry(
@@ -84,13 +99,13 @@ def carry(
     if plan.name in _INDEXED:
         payloads = [payloads[0], shape_answers.counted(payloads[1], args[1]), *payloads[2:]]
     back: dict[int, Tensor] = {}
-    shaped = [_shaped(value, back) for value in payloads]
-    shaped_named = {name: _shaped(value, back) for name, value in named.items()}
+    as_shapes = [shaped(value, back) for value in payloads]
+    shaped_named = {name: shaped(value, back) for name, value in named.items()}
     if "device" in named:
         shaped_named["device"] = _META
     if named.get("generator") is not None:
         shaped_named["generator"] = None
-    made = known_shapes.compute(plan, func, shaped, shaped_named)
+    made = known_shapes.compute(plan, func, as_shapes, shaped_named)
     if plan.kind == FRESH and (made.dtype is torch.bool or plan.name == "aten::sum"):
         made._hint = _truth(plan, func, payloads, named)
     elif plan.name == "aten::_to_copy" and payloads[0].dtype is torch.bool:
@@ -162,15 +177,17 @@ def _lightened(made: Any) -> Any:
     return made
 
 
-def _shaped(value: Any, back: dict[int, Tensor]) -> Any:
+def shaped(value: Any, back: dict[int, Tensor] | None = None) -> Any:
+    """A meta tensor in the place of each tensor; `back` is told whose place that is."""
     if isinstance(value, Tensor):
         if value.is_meta:
             return value
         made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
-        back[id(made)] = value
+        if back is not None:
+            back[id(made)] = value
         return made
     if value.__class__ is list or value.__class__ is tuple:
-        return [_shaped(item, back) for item in value]
+        return [shaped(item, back) for item in value]
     return value
 
 

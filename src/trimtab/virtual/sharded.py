@@ -13,7 +13,6 @@ Random numbers of a sharded tensor are those of each rank's own generator: DTens
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, wraps
@@ -35,6 +34,11 @@ _ALIKE = frozenset(
     ("aten::_to_copy", "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like")
 )
 
+# Operations on lists of tensors, as optimizers use them.
+_LISTS = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad_")
+_PIECE = 8
+"""How many tensors of such lists DTensor is asked about at once: its time grows with the square of their number."""
+
 # dispatch.py, which stands above, puts here what switches its modes on.
 _modes: Callable[[], AbstractContextManager[object]]
 _mode: type
@@ -44,23 +48,6 @@ def set_modes(modes: Callable[[], AbstractContextManager[object]], mode: type) -
     """Say how the modes are switched on, and by which class of dispatch mode it is seen that they are."""
     global _modes, _mode
     _modes, _mode = modes, mode
-
-
-def _announced(resolve: Callable[..., Any]) -> Callable[..., Any]:
-    """Collectives that are operators of their own ask first for their group: there the other ranks are told of them."""
-
-    @wraps(resolve)
-    def resolved(*args: Any, **kwargs: Any) -> Any:
-        group = resolve(*args, **kwargs)
-        machine, caller = state.machine(), sys._getframe(1).f_code
-        name = group if isinstance(group, str) else getattr(group, "group_name", None)
-        own = caller.co_filename == resolve.__code__.co_filename and not caller.co_name.startswith("_")
-        if own and name is not None and machine is not None and machine.observer is not None:
-            # Only which one it is has to be the same: torch sees to the sizes of shards.
-            machine.observer.collective({"op": caller.co_name, "group": name})
-        return group
-
-    return resolved
 
 
 def answer_for_shards() -> None:
@@ -77,9 +64,6 @@ def answer_for_shards() -> None:
     state.replace(undo, DTensor, "get_device", lambda tensor: tensor.device.index if tensor.is_cuda else -1)
     # Nothing runs asynchronously here, so a result is waited for at once.
     state.replace(undo, functional, "_maybe_wrap_tensor", functional.wait_tensor)
-    for name in ("_resolve_group", "_resolve_group_name"):  # torch 2.11 has the second alone
-        if resolve := getattr(functional, name, None):
-            state.replace(undo, functional, name, _announced(resolve))
     for module in (_random, _dispatch):
         state.replace(undo, module, "is_rng_supported_mesh", lambda mesh: False)
     state.replace(undo, _op_schema, "_rebuild_tensor_from_dtensor_meta", _shape_only)
@@ -159,6 +143,8 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     A shard that is not virtual yet would not: one that is moved to a GPU, or made on one in the shape of another.
     """
     whole: Any = args[0] if args else None
+    if whole.__class__ is list and len(whole) > _PIECE and _in_pieces(func):
+        return _piece_by_piece(work, func, args, kwargs)
     alike = func._schema.name in _ALIKE and type(whole) in SHARDED
     if not (alike and state.is_virtual_device(kwargs.get("device"))):
         kinds = _kinds(args, kwargs)
@@ -170,6 +156,26 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     return whole.from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
+
+
+@cache
+def _in_pieces(func: Any) -> bool:
+    return func._schema.name.startswith(_LISTS) and len(func._schema.returns) < 2
+
+
+def _piece_by_piece(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operation on long lists as several on short ones: each tensor has its own result."""
+    count = len(args[0])
+    made: list[Any] = []
+    for start in range(0, count, _PIECE):
+        piece = slice(start, start + _PIECE)
+
+        def short(value: Any, piece: slice = piece) -> Any:
+            return value[piece] if value.__class__ is list and len(value) == count else value
+
+        found = work(func, tuple(map(short, args)), {name: short(value) for name, value in kwargs.items()})
+        made += found or []
+    return made if func._schema.returns else None
 
 
 def _kinds(args: Any, kwargs: dict[str, Any]) -> dict[type, None]:

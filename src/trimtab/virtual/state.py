@@ -102,10 +102,15 @@ class Machine:
         observer: Observer | None = None,
         on_fault: OnFault = "raise",
         shapes: bool = False,
+        every_rank: bool = False,
     ) -> None:
         self.shapes = shapes
         """Whether big tensors have shapes only, and no values (shapes.py)."""
+        self.stands_for_all = shapes and not every_rank
+        """Whether this rank is the only one of its groups that runs (lone_rank.py)."""
         self.host = VirtualDevice(HOST, "host", 1 << 60, (0, 0))
+        self.host_elements = 0
+        """Of uninitialised memory that was given out on the host, where shapes only are rehearsed."""
         self.asked: dict[Asked, int] = {}
         """Values that were asked of shapes, and how often."""
         self.hidden: tuple[str, ...] = ()

@@ -19,13 +19,14 @@ def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
         _trace_many(plan, result, args)
         return
     source: Any = args[0] if args else None
-    crossed = slot_of(source) is not slot_of(result)
+    crossed, here = slot_of(source) is not slot_of(result), None
     if crossed and (plan.name == "aten::_to_copy" or result.__class__ not in VIRTUAL):
         origin.note_move(source, result)
     elif not (plan.kind == VIEW and _inherit(result, source)) and origin.ATTRIBUTE not in result.__dict__:
-        result.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here(1))
+        here = origin.here(1)
+        result.__dict__[origin.ATTRIBUTE] = origin.Trace(here)
     if not is_lazy(source):
-        extents.follow(plan, result, args)
+        extents.follow(plan, result, args, here)
 
 
 def _inherit(result: Tensor, source: Any) -> bool:
@@ -39,8 +40,9 @@ def _inherit(result: Tensor, source: Any) -> bool:
 
 def _trace_many(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     if isinstance(result, (list, tuple)):
-        trace = origin.Trace(origin.here(2))
+        here = origin.here(2)
+        trace = origin.Trace(here)
         for item in result:
             if isinstance(item, Tensor) and origin.ATTRIBUTE not in item.__dict__:
                 item.__dict__[origin.ATTRIBUTE] = trace
-                extents.follow(plan, item, args)
+                extents.follow(plan, item, args, here)

@@ -19,7 +19,7 @@ from trimtab.virtual.memory import human
 from trimtab.virtual.observer import Asked, How
 from trimtab.virtual.stand_in import StandIn, nested, unknown_array
 from trimtab.virtual.storage import set_bytes_for
-from trimtab.virtual.tensor import VIRTUAL
+from trimtab.virtual.tensor import VIRTUAL, HostTensor
 
 _MOST_BYTES = 1 << 28
 """Stand-ins for memory that a program reads as bytes are made up to this size."""
@@ -114,7 +114,21 @@ def handlers() -> dict[Any, functions.Handler]:
         function: _watched(function)
         for function in (named.item, named.__float__, named.__int__, named.__index__)
     }
-    return taken | {named.__bool__: _watched(named.__bool__, "decision")}
+    assigned = named.grad.__set__  # type: ignore[union-attr]
+    return taken | {named.__bool__: _watched(named.__bool__, "decision"), assigned: _gradient_on_host}
+
+
+def _gradient_on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`tensor.grad = grad`: a gradient without values, for a weight in the host's memory, which has some."""
+    tensor, grad = args
+    mine, given = (getattr(value, "_local_tensor", value) for value in (tensor, grad))
+    if given.__class__ is HostTensor and isinstance(mine, Tensor) and mine.__class__ not in VIRTUAL:
+        asked("copy", "Tensor.grad")
+        made = filled(given.payload)
+        if given is not grad:
+            made = type(grad)(made, grad._spec, requires_grad=False)
+        grad = made
+    return functions.assign_grad(func, (tensor, grad), kwargs)
 
 
 def _watched(function: Any, how: How = "value") -> functions.Handler:

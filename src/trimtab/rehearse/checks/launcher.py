@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from trimtab.diagnose.finding import Place, cause_at
-from trimtab.rehearse import agreement, places, shield
+from trimtab.rehearse import agreement, one_rank, places, shield
 from trimtab.rehearse.checks.base import BaseCheck
 from trimtab.rehearse.session import read_lines, stands_file
 from trimtab.rehearse.system import processes
@@ -84,7 +84,9 @@ class StaleLauncher(BaseCheck):
         )
         named.update(kwargs)
         settings = self.process.settings
-        if named.get("store") is not None or settings.launched or (settings.shapes_only and self._launched()):
+        if named.get("store") is not None or settings.launched:
+            return 0
+        if settings.one_rank and (self._launched() or one_rank.goes_on_as_first()):
             return 0
         method = named.get("init_method") or "env://"
         if not str(method).startswith("env://"):

@@ -74,10 +74,12 @@ class Sources:
     def _after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not isinstance(result, torch.Tensor):
             return
+        values = payload_of(result)
+        if values.is_meta:
+            return
         caller = _asking(sys._getframe(2))
         if not source.is_user_file(caller.f_code.co_filename):
             return
-        values = payload_of(result)
         # Inside vmap, a trace or a fake-tensor mode there are no values to look at.
         if type(values) not in _PLAIN or torch._C._functorch.maybe_current_level() is not None:
             return
@@ -85,7 +87,7 @@ class Sources:
             return
         if values.numel() > _LARGEST or not values.is_floating_point() or values.layout is not torch.strided:
             return
-        if values.device.type == "meta" or is_unknown(result):
+        if is_unknown(result):
             return
         name = getattr(func, "__name__", "")
         file, line = caller.f_code.co_filename, caller.f_lineno

@@ -145,9 +145,10 @@ class Values(BaseCheck):
             return
         steep = self._sources.steep
         for parameter in trained_by(optimizer):
-            if is_unknown(parameter):
+            mine = getattr(parameter, "_local_tensor", parameter)
+            if is_unknown(mine):
                 continue
-            if not is_finite(parameter):
+            if not is_finite(mine):
                 shape = tuple(parameter.shape)
                 message = f"A weight of shape {shape} is not finite after optimizer step {self._steps}."
                 born = self._divergence() or next(iter(steep), None) or self._vanished(optimizer, parameter)

@@ -1,0 +1,58 @@
+"""Ranks that part because a module runs on one of them and not on the other: which, the line that calls it, the
+condition under which that stands. Reads records and source only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from trimtab.diagnose import branches, source
+from trimtab.diagnose.branches import Said
+
+Ran = dict[str, list[Any]]
+"""The names of modules that have run, each with the lines that led to its call, innermost first."""
+
+
+def parting(low: int, first: Ran, high: int, second: Ran) -> Said | None:
+    """What to say of two ranks of which one alone has run a module, by what each has run in the step."""
+    sides = [(low, high, _topmost(first, second)), (high, low, _topmost(second, first))]
+    found = [(who, other, name, at) for who, other, only in sides for name, at in only.items() if at]
+    if not found:
+        return None
+    # Where each has run what the other has not, one of them has merely not come so far: what is called in any case.
+    may_skip = [one for one in found if _condition(one[3]) is not None]
+    if len({one[0] for one in found}) > 1 and not may_skip:
+        return None
+    who, other, name, way = (may_skip or found)[0]
+    calls = f"`{name}` has run on rank {who} and not on rank {other}"
+    file, line = way[0]
+    if (condition := _condition(way)) is not None:
+        at = f"{os.path.basename(file)}:{line}"
+        cause = source.cause(*condition, f"{calls}: it is called at {at}, under this condition")
+    else:
+        cause = source.cause(file, line, f"{calls}: it is called here")
+    fix = (
+        f"Run `{name}` on every rank in every step: where a batch has nothing for it, on a dummy input of the smallest "
+        "size, and add its result times 0 to what the loss is made of. Then every rank gathers the same weights and "
+        "reduces the same gradients (zeros, where it had nothing to give)."
+    )
+    return Said(cause, fix)
+
+
+def _topmost(ran: Ran, other: Ran) -> Ran:
+    """What has run here and not there, without what is inside of another such module."""
+    only = {name: at for name, at in ran.items() if name not in other}
+    return {
+        name: at
+        for name, at in only.items()
+        if not any(name != outer and name.startswith(f"{outer}.") for outer in only)
+    }
+
+
+def _condition(way: list[Any]) -> tuple[str, int] | None:
+    """The line of the innermost condition under which a call stands, or the call of the function that makes it."""
+    for file, line in way:
+        for node in branches.conditions(file, line):
+            return file, node.lineno
+    return None
