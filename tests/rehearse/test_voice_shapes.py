@@ -16,8 +16,8 @@ WEIGHTS = 5_771_283_456
 """Of the model without its adapter."""
 
 
-def rehearsed(rehearse: Rehearse, precision: str) -> dict[str, Any]:
-    gpu = find_gpu("RTX-4090")
+def rehearsed(rehearse: Rehearse, precision: str, gpu_name: str = "RTX-4090") -> dict[str, Any]:
+    gpu = find_gpu(gpu_name)
     return rehearse(
         str(EXAMPLE),
         f"precision={precision}",
@@ -47,10 +47,12 @@ def test_a_step_in_half_precision(rehearse: Rehearse, precision: str) -> None:
 
 
 def test_in_full_precision_it_is_said_that_it_does_not_fit(rehearse: Rehearse) -> None:
-    report = rehearsed(rehearse, "fp32")
+    report = rehearsed(rehearse, "fp32", "L4")
     assert report["verdict"] == "fault"
     (finding,) = report["findings"]
     assert finding["kind"] == "out-of-memory"
-    assert "does not fit on cuda:0" in finding["message"]
-    assert "GiB free" in finding["message"]
-    assert "gradient_checkpointing" in finding["fix"]
+    lack, told = finding["lack"], report["memory"]["cuda:0"]
+    assert lack["need_bytes"] == told["peak_bytes"] + told["context_bytes"] > 4 * WEIGHTS
+    assert f"{lack['short_bytes'] / 2**30:.1f} GiB too little" in finding["message"]
+    assert report["steps"] == 1
+    assert any("does not fit on cuda:0" in note and "estimate" in note for note in report["notes"])
