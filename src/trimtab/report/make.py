@@ -119,28 +119,16 @@ def _of_benchmark(folder: Path) -> Report:
 
 def _of_rehearsal(file: Path) -> Report:
     from trimtab.diagnose.finding import Finding
-    from trimtab.rehearse.session import AskedAt
-    from trimtab.rehearse.verdict import EXIT_CODES, Result
-    from trimtab.rehearse.written import Files
-    from trimtab.report.page import rehearsal_page
+    from trimtab.rehearse.verdict import EXIT_CODES
+    from trimtab.report.rehearsal import rehearsal_page
 
     content = _json(file)
     if not isinstance(content, Mapping) or content.get("verdict") not in list(EXIT_CODES):
         raise RequestError.of(f"{file}: not the report of a rehearsal", _WANTED, "check the path")
     with _whole(file, "report of a rehearsal", "rehearse again with --json"):
-        result = Result(
-            verdict=content["verdict"],
-            findings=[Finding.from_dict(finding) for finding in content["findings"]],
-            memory=content["memory"],
-            steps=content["steps"],
-            seconds=content["seconds"],
-            notes=content.get("notes", []),
-            target=content.get("target") or file.name,
-            shapes_only=content.get("shapes_only", False),
-            asked=[AskedAt.from_dict(asked) for asked in content.get("asked", [])],
-            files=Files.from_dict(content.get("files", {})),
-        )
-        page = rehearsal_page(result)
+        for finding in content["findings"]:
+            Finding.from_dict(finding)  # what is none is not shown as one
+        page = rehearsal_page({**content, "target": content.get("target") or file.name})
     return Report(page, {"kind": "rehearsal", **content}, file.with_suffix(".html"))
 
 
