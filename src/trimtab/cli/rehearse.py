@@ -144,6 +144,16 @@ def rehearse(
         )
         if write_fixes is not None and texts:
             write_fixes.write_text(fixes.patch(texts), encoding="utf-8")
+    if any(finding.lack is not None for finding in result.findings):
+        from trimtab.rehearse import savings
+
+        savings.try_savings(
+            result,
+            savings.changes_for(words, settings.gpus),
+            savings.again_with(words, settings, ranks=ranks, in_place=in_place),
+            timeout - result.seconds,
+            tell=_tell,
+        )
     hide = hiding()
     print(hide(render(result, colour=sys.stdout.isatty())))
     told = plain_value(result.to_dict(), of_text=hide) if json_file or html_file else {}

@@ -95,6 +95,31 @@ class Edit:
     text: str
 
 
+@dataclass(frozen=True)
+class Lack:
+    """By how much a device is too small."""
+
+    device: str
+    capacity_bytes: int
+    need_bytes: int
+    """What the program comes to when it goes on past the end of the memory."""
+    short_bytes: int
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A change that was rehearsed for the memory that it saves."""
+
+    change: str
+    settings: list[str]
+    """The change as `key=value` of a Trimtab config; none for another program."""
+    need_bytes: int
+    """What the fullest device then needs."""
+    saved_bytes: int
+    fits: bool
+    """Whether the program, rehearsed with it, found memory enough on every device."""
+
+
 @dataclass
 class Finding:
     """One distinct fault or warning."""
@@ -122,6 +147,10 @@ class Finding:
     """What a rehearsal with the edits showed: "gone", "remains", or nothing when none was made."""
     follows: list[Finding] = field(default_factory=list)
     """Findings that only follow from this one."""
+    lack: Lack | None = None
+    """Of a device that is too small: by how much."""
+    savings: list[Saving] = field(default_factory=list)
+    """What would save memory, each as it was rehearsed."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -155,7 +184,10 @@ class Finding:
             for edit in data.get("edits", [])
         ]
         follows = [cls.from_dict(one) for one in data.get("follows", [])]
+        lack = Lack(**data["lack"]) if data.get("lack") else None
+        savings = [Saving(**saving) for saving in data.get("savings", [])]
         parts = {"cause": cause, "tensors": notes, "edits": edits, "follows": follows}
+        parts |= {"lack": lack, "savings": savings}
         return cls(**{**data, **places, **parts})
 
 

@@ -169,8 +169,11 @@ def no_room(scene: Scene) -> Verdict | None:
     held: dict[Origin, int] = defaultdict(int)
     seen: set[int] = set()
     for tensor in (t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)):
-        born, storage = origin.born_of(tensor), holders.storage_of(tensor)
-        if born is not None and tensor.device.type == "cuda" and storage not in seen:
+        # The tensor for which there is no room is only half made: it has no line, and no storage to ask for, yet.
+        born = origin.born_of(tensor)
+        if born is None or tensor.device.type != "cuda":
+            continue
+        if (storage := holders.storage_of(tensor)) not in seen:
             seen.add(storage)
             held[born] += tensor.numel() * tensor.element_size()
     if not held:

@@ -35,14 +35,14 @@ def tried_silently(words: list[str], settings: Settings, **options: Any) -> Agai
     """How a rehearsal is made again: as before, and without the program's output."""
 
     def again(texts: Texts) -> Result:
-        with _nothing_printed():
+        with nothing_printed():
             return rehearse(words, replace(settings, instead=texts), **options)
 
     return again
 
 
 @contextlib.contextmanager
-def _nothing_printed() -> Iterator[None]:
+def nothing_printed() -> Iterator[None]:
     """What this process and its children print goes nowhere."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -84,6 +84,11 @@ def _command(words: list[str], reading: _Reading) -> Target:
     return _file(words, reading)
 
 
+def is_config(path: Path) -> bool:
+    """Whether a file that is to be rehearsed is a config of Trimtab, by its name."""
+    return path.suffix.lower() in _CONFIG_ENDINGS
+
+
 def _file(words: list[str], reading: _Reading) -> Target:
     path = Path(words[0])
     if not path.is_file():
@@ -100,7 +105,7 @@ def _file(words: list[str], reading: _Reading) -> Target:
             "there is nothing to run",
             "give the path of a Python script or of a Trimtab config",
         )
-    if path.suffix.lower() in _CONFIG_ENDINGS:
+    if is_config(path):
         # A wrong one is refused as `trimtab train` refuses it, before anything is started.
         load_request(path, as_words(words[1:]))
         # The rehearsal must leave no run folder behind, and has no weights to export.

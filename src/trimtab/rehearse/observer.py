@@ -11,7 +11,7 @@ import torch
 from trimtab.diagnose import source
 from trimtab.diagnose.causes import diagnose
 from trimtab.diagnose.finding import KINDS, Finding
-from trimtab.rehearse import places, shield
+from trimtab.rehearse import places, shield, shortage
 from trimtab.virtual.observer import Asked, Observer
 
 if TYPE_CHECKING:
@@ -31,9 +31,13 @@ class RehearsalObserver(Observer):
         self._asked: set[Asked] = set()
         self._unproven: set[str] = set()
         self._known: dict[tuple[object, ...], Finding] = {}
+        self._full: set[str] = set()
+        """Devices that were found too small."""
 
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
+        if fault.kind == "out-of-memory" and shortage.device_of(fault.message) in self._full:
+            return  # from the first allocation that found no room on, all of them are beyond the device
         inner = next((frame for frame in fault.frames if not frame.file.startswith((OWN, _TORCH))), None)
         # One line may meet several stray tensors; where each comes from tells them apart.
         made = tuple(operand.origin for operand in fault.operands)
@@ -51,6 +55,8 @@ class RehearsalObserver(Observer):
                 return
             finding = self._process.enriched(finding, None)
             self._known[key] = finding
+            if fault.kind == "out-of-memory":
+                self._full.add(shortage.device_of(fault.message))
         self._process.report(finding)
 
     def _echoed(self, finding: Finding) -> Finding:

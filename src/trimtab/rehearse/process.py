@@ -14,6 +14,7 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, s
 if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
     from trimtab.virtual.state import Machine
+
+
+_SELDOM = 30
+"""Memory is written down after so many times the time that it takes."""
 
 
 class StopRehearsal(BaseException):
@@ -52,6 +57,7 @@ class Process:
         self.ran_a_module = self.loaded_rows = self.differentiated = self.trained = False
         """Whether a module was called here, rows were read, a backward pass ran and an optimizer stepped."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
+        self._memory_due = 0.0
 
     @property
     def reads_rows_alone(self) -> bool:
@@ -93,7 +99,7 @@ class Process:
         for check in self.checks:
             shield.call(type(check).__name__, check.finish)
         self._refusals()
-        self.memory()
+        self.memory(now=True)
         if not status:
             self._nothing_on_a_gpu()
         self.recorder.flush()
@@ -116,25 +122,22 @@ class Process:
         sys.stderr.flush()
         self.hard_exit(70)
 
-    def memory(self) -> None:
-        """Write the memory figures as they stand."""
+    def memory(self, *, now: bool = False) -> None:
+        """Write the memory figures as they stand; in between, so seldom that it takes no time to speak of."""
         if "torch" not in sys.modules:
             return
+        from trimtab.rehearse import memory_told
         from trimtab.virtual.state import machine
 
         here = machine()
-        if here is not None:
-            self.recorder.write(
-                t="memory",
-                devices={
-                    f"cuda:{device.index}": {
-                        "peak_bytes": int(device.peak),
-                        "capacity_bytes": int(device.total_bytes),
-                    }
-                    for device in here.devices
-                },
-                used=any(device.peak or device.used for device in here.devices),
-            )
+        began = time.monotonic()
+        if here is None or (not now and began < self._memory_due):
+            return
+        devices = shield.call("memory", memory_told.of, here, otherwise={})
+        used = any(device.peak or device.used for device in here.devices)
+        self.recorder.write(t="memory", devices=devices, used=used)
+        ended = time.monotonic()
+        self._memory_due = ended + max(1.0, _SELDOM * (ended - began))
 
     def _nothing_on_a_gpu(self) -> None:
         """Say why no tensor of this process was ever on a GPU; whether one of another was, the parent knows."""
@@ -188,7 +191,8 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, workers
+    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, what_if, workers
+    from trimtab.rehearse.phases import Phases
     from trimtab.virtual import bootstrap, deeds
 
     machine.observer = observer.RehearsalObserver(process)
@@ -204,7 +208,8 @@ def _attach(process: Process, machine: Machine) -> None:
     shield.watch_over(process)
     workers.install()
     quiet.silence()
-    process.checks = checks.all_checks(process)
+    what_if.put_in(process.settings.what_if)
+    process.checks = [Phases(process), *checks.all_checks(process)]
     for check in process.checks:
         shield.install(check)
 

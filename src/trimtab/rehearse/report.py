@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable
-from itertools import groupby
 
 from trimtab.diagnose.finding import Finding, Place
+from trimtab.rehearse import memory_text
 from trimtab.rehearse.session import WORDS
 from trimtab.rehearse.verdict import Result
 from trimtab.rehearse.written import sentence
@@ -37,7 +37,8 @@ def render(result: Result, *, colour: bool = False) -> str:
         blocks.append(paint(_BOLD, "with these changes made, the program comes further, and meets:"))
         first = len(result.findings) + 1
         blocks += [_block(number, finding, paint) for number, finding in enumerate(result.beyond, first)]
-    ends = [*_not_proven(result, paint), *_files(result), *_notes(result), _verdict(result, paint)]
+    ends = [*_not_proven(result, paint), *_memory(result, paint), *_files(result), *_notes(result)]
+    ends.append(_verdict(result, paint))
     return "\n\n".join([*blocks, *ends])
 
 
@@ -45,6 +46,12 @@ def _notes(result: Result) -> list[str]:
     """What limits the verdict, a line each; why nothing is proven stands in the verdict itself."""
     said = result.notes if result.verdict != "unproven" else []
     return ["\n".join(f"   {'note':<{_LABEL}}{' '.join(note.split())}" for note in said)] if said else []
+
+
+def _memory(result: Result, paint: Paint) -> list[str]:
+    """What the GPUs held."""
+    lines = memory_text.table(result.memory, _line_of)
+    return ["\n".join([paint(_BOLD, "memory"), *lines])] if lines else []
 
 
 def _files(result: Result) -> list[str]:
@@ -99,6 +106,11 @@ def _block(number: int, finding: Finding, paint: Paint) -> str:
     elif finding.fix:
         lines += _field("fix", finding.fix)
         lines += _field("tried", TRIED[finding.tried]) if finding.tried else []
+    for saving in finding.savings:
+        set_ = f" ({' '.join(saving.settings)})" if saving.settings else ""
+        end = "then it fits" if saving.fits else "and it still does not fit"
+        saves = f"{memory_text.size(saving.saved_bytes)} less, {memory_text.size(saving.need_bytes)} in all"
+        lines += _field("saves", f"{saving.change}{set_}: {saves}, {end}")
     for other in finding.follows:
         place = other.where or other.cause
         words = f"{other.kind}{f' at {_line_of(place)}' if place else f': {_shortened(other.message)}'}"
@@ -147,7 +159,7 @@ def _verdict(result: Result, paint: Paint) -> str:
     faults = sum(finding.severity == "fault" for finding in result.findings)
     warnings = len(result.findings) - faults
     seen = f"{result.steps} optimizer step{'s' * (result.steps != 1)}, {result.seconds:.1f} s"
-    facts = "; ".join([seen, *_peaks(result.memory)])
+    facts = "; ".join([seen, *memory_text.peaks(result.memory)])
     also = f", {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
     match result.verdict:
         case "clean":
@@ -157,23 +169,3 @@ def _verdict(result: Result, paint: Paint) -> str:
             return paint(_RED, f"fault: {faults} in {name}{also}") + f" ({facts})"
     why = ": " + "; ".join(result.notes) if result.notes else ""
     return paint(_YELLOW, f"unproven: {name}{also}") + why + f" ({facts})"
-
-
-def _peaks(memory: dict[str, dict[str, int]]) -> list[str]:
-    """Each GPU's peak; neighbours with the same one are told together."""
-    told: list[str] = []
-    used = [(device, figures) for device, figures in memory.items() if figures["peak_bytes"]]
-    for figures, group in groupby(used, key=lambda pair: pair[1]):
-        names = [device for device, _ in group]
-        who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} each"
-        told.append(f"{who} peak {_size(figures['peak_bytes'])} of {_size(figures['capacity_bytes'])}")
-    return told
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.diagnose.finding import Finding, Place, place_from
+from trimtab.rehearse import memory_told
 
 VARIABLE = "TRIMTAB_REHEARSAL"
 """Names the folder to every process of a rehearsal."""
@@ -33,6 +34,8 @@ class Settings:
     max_steps: int | None = None
     shapes_only: bool = False
     """Whether big tensors have shapes and no values; then one rank stands for all."""
+    what_if: list[str] = field(default_factory=list)
+    """Changes that are made to the program to see what memory they save (`what_if`)."""
     instead: dict[str, str] = field(default_factory=dict)
     """Source files that are read with another text (a fix that is tried), by absolute path."""
     apart: dict[str, str] = field(default_factory=dict)
@@ -161,7 +164,7 @@ class Gathered:
     """What all processes of a rehearsal left behind."""
 
     findings: list[Finding] = field(default_factory=list)
-    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    memory: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int = 0
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     """How each process ended, by process id; one that was killed is missing."""
@@ -188,6 +191,7 @@ def gather(folder: Path) -> Gathered:
     for path in sorted(folder.glob("records-*.jsonl"), key=lambda p: p.stat().st_mtime_ns):
         mine: dict[int, Finding] = {}
         counts: dict[int, int] = {}
+        memory: dict[str, dict[str, Any]] = {}
         for record in read_lines(path):
             match record["t"]:
                 case "finding":
@@ -201,9 +205,7 @@ def gather(folder: Path) -> Gathered:
                     result.untouched = result.untouched or record["text"]
                 case "memory":
                     result.used |= record["used"]
-                    for device, figures in record["devices"].items():
-                        known = result.memory.setdefault(device, dict(figures))
-                        known["peak_bytes"] = max(known["peak_bytes"], figures["peak_bytes"])
+                    memory = record["devices"]
                 case "steps":
                     result.steps = max(result.steps, record["n"])
                 case "note" | "unproven":
@@ -220,6 +222,7 @@ def gather(folder: Path) -> Gathered:
                     result.stands_for = max(result.stands_for, record["n"])
                 case "end":
                     result.ends[record["pid"]] = record
+        result.memory = memory_told.joined(result.memory, memory)
         for number, finding in mine.items():
             first = merged.setdefault(finding.key(), finding)
             first.count = counts[number] + (first.count if first is not finding else 0)

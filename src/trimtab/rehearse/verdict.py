@@ -5,6 +5,7 @@ It reads what the processes left and starts or ends none of them.
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import blame, folding
+from trimtab.rehearse import blame, folding, shortage
 from trimtab.rehearse.session import AskedAt, Gathered, stop_file
 from trimtab.rehearse.standstill import last_stack
 from trimtab.rehearse.waiting import Child
@@ -29,7 +30,8 @@ class Result:
 
     verdict: Verdict
     findings: list[Finding]
-    memory: dict[str, dict[str, int]]
+    memory: dict[str, dict[str, Any]]
+    """What each GPU held: see `memory_told`."""
     steps: int
     seconds: float
     notes: list[str] = field(default_factory=list)
@@ -44,6 +46,8 @@ class Result:
     """What became of the files that the program wrote."""
     beyond: list[Finding] = field(default_factory=list)
     """What shows only when the fixes that were tried are in place."""
+    ended: bool = True
+    """Whether the program came to its end, or to the steps asked for."""
     instead: list[str] = field(default_factory=list)
     """The files that were read with another text, to try a fix."""
 
@@ -110,6 +114,7 @@ def judge(
         notes.append(
             f"rank 0 of {gathered.stands_for} stands for all: the others run the same step on rows of their own"
         )
+    shortage.measure(findings, gathered.memory)
     deciding = sum(asked.decides for asked in gathered.asked)
     if deciding:
         proven = False
@@ -118,7 +123,14 @@ def judge(
         )
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
     return Result(
-        verdict, folding.fold(findings), gathered.memory, gathered.steps, seconds, notes, asked=gathered.asked
+        verdict,
+        folding.fold(findings),
+        gathered.memory,
+        gathered.steps,
+        seconds,
+        notes,
+        asked=gathered.asked,
+        ended=bool(children) and all(child.pid in gathered.ends for child in children),
     )
 
 
@@ -126,7 +138,7 @@ def _alike(gathered: Gathered) -> None:
     """Ranks that were not started use their GPUs as the one that was."""
     used = max(gathered.memory.values(), key=lambda figures: figures["peak_bytes"], default=None)
     for figures in list(gathered.memory.values())[: gathered.stands_for]:
-        figures.update(used or {})
+        figures.update(copy.deepcopy(used or {}))
 
 
 def _hard_exit(status: int) -> Finding:

@@ -26,7 +26,7 @@ class _Waiting(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name not in self._settings:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        spec = self._found_by_the_next(name, path, target)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
@@ -40,6 +40,15 @@ class _Waiting(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _found_by_the_next(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """What another one that waits for the same module finds, if there is one."""
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else ():
+            if isinstance(finder, _Waiting) and (spec := finder.find_spec(name, path, target)) is not None:
+                return spec
+        return importlib.machinery.PathFinder.find_spec(name, path, target)
 
 
 def when_imported(machine: Machine, undo: ExitStack, settings: Mapping[str, Setting]) -> None:

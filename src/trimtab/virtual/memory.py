@@ -35,7 +35,7 @@ def parse_bytes(size: str | int) -> int:
 class Block:
     """One allocation. All virtual tensors that alias a storage share its block; dropping the last one frees it."""
 
-    __slots__ = ("device", "held", "nbytes", "unknown")
+    __slots__ = ("device", "held", "nbytes", "serial", "unknown")
 
     held: torch.Tensor
     """Memory of the host behind a shape there, once its address was asked for."""
@@ -51,12 +51,18 @@ class Block:
             exhausted(device, nbytes)
         self.nbytes = nbytes
         # No call stands between reading and writing, so other threads cannot come in between.
+        ledger = device.ledger
+        self.serial = ledger.made
+        ledger.made += 1
         device.allocated += nbytes
         if total > device.peak:
             device.peak = total
+        ledger.lap.events.append(nbytes)
 
     def __del__(self) -> None:
-        self.device.allocated -= self.nbytes
+        if hasattr(self, "serial"):
+            self.device.allocated -= self.nbytes
+            self.device.ledger.lap.events.append(~self.serial)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         return self
@@ -77,9 +83,15 @@ def resize(block: Block, nbytes: int) -> None:
     extra = nbytes - block.nbytes
     if extra > 0:
         ensure(device, extra)
-    block.nbytes = nbytes
+    if not extra:
+        return
+    ledger, before = device.ledger, block.serial
+    block.nbytes, block.serial = nbytes, ledger.made
+    ledger.made += 1
     device.allocated += extra
     device.peak = max(device.peak, device.allocated)
+    ledger.lap.events.append(nbytes)
+    ledger.lap.events.append(~before)
 
 
 def ensure(device: VirtualDevice, nbytes: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from trimtab.virtual.ledger import Ledger
 from trimtab.virtual.observer import Asked, Observer
 from trimtab.virtual.wording import AcceleratorError, runtime_error
 
@@ -38,6 +39,7 @@ class VirtualDevice:
         self.capability = capability
         self.allocated = 0
         self.peak = 0
+        self.ledger = Ledger()
         self.used = False  # whether it held anything before the program set its peak back
         self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")
         # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.

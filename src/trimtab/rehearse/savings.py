@@ -1,0 +1,200 @@
+"""What would save memory where a rehearsal ran out of it: each change is rehearsed, in shapes, before it is told.
+
+A Trimtab config is changed by its own settings, any other program by `what_if`. Nothing is told that was not seen: not
+what a change saves, not that the program then fits.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trimtab.config import load_request
+from trimtab.config.flags import as_words
+from trimtab.config.schema import Config
+from trimtab.diagnose.finding import Finding, Saving
+from trimtab.errors import RequestError
+from trimtab.rehearse import what_if
+from trimtab.rehearse.fixes import nothing_printed
+from trimtab.rehearse.launch_lines import is_config
+from trimtab.rehearse.run import rehearse
+from trimtab.rehearse.session import Settings
+from trimtab.rehearse.shortage import need
+from trimtab.rehearse.verdict import Result
+
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+"""NAME=VALUE before what is run."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to do otherwise."""
+
+    words: str
+    settings: tuple[str, ...] = ()
+    """For a config."""
+    what_if: tuple[str, ...] = ()
+    """For another program."""
+
+    def and_(self, other: Change) -> Change:
+        return Change(
+            f"{self.words} and {other.words}", self.settings + other.settings, self.what_if + other.what_if
+        )
+
+
+Again = Callable[[Change, float], Result | None]
+"""Rehearses the program with a change, within so many seconds; None where the change cannot be made."""
+
+
+def again_with(words: list[str], settings: Settings, **options: Any) -> Again:
+    """The same rehearsal with a change, in shapes and without the program's output."""
+
+    def again(change: Change, seconds: float) -> Result | None:
+        changed = replace(settings, shapes_only=True, what_if=[*settings.what_if, *change.what_if])
+        try:
+            with nothing_printed():
+                return rehearse([*words, *change.settings], changed, timeout=seconds, **options)
+        except RequestError:
+            return None  # the config does not go with it
+
+    return again
+
+
+def changes_for(words: list[str], gpus: int) -> list[Change]:
+    """What can be done, the mildest first: what is computed stays the same as far as it can."""
+    at = next((place for place, word in enumerate(words) if not _VARIABLE.match(word)), len(words))
+    if at < len(words) and is_config(Path(words[at])):
+        return _of_config(load_request(Path(words[at]), as_words(words[at + 1 :])).config, gpus)
+    half, quarter = f"{what_if.BATCH}2", f"{what_if.BATCH}4"
+    return [
+        Change("gradient checkpointing", what_if=(what_if.CHECKPOINTING,)),
+        Change("half as many rows in a batch", what_if=(half,)),
+        Change("a quarter of the rows in a batch", what_if=(quarter,)),
+    ]
+
+
+def _of_config(config: Config, gpus: int) -> list[Change]:
+    training, found = config.training, []
+    if config.recipe != "zeroth_order" and not training.gradient_checkpointing:
+        found.append(Change("gradient checkpointing", ("training.gradient_checkpointing=true",)))
+    rows, gathered = training.batch_size, training.gradient_accumulation_steps
+    for size in _smaller(rows):
+        more = rows * gathered // size
+        found.append(
+            Change(
+                f"{size} rows at once and {more} passes a step",
+                (f"training.batch_size={size}", f"training.gradient_accumulation_steps={more}"),
+            )
+        )
+    if config.method == "lora" and config.lora.targets != "attention":
+        found.append(Change("adapters on the attention alone", ("lora.targets=attention",)))
+    if gpus > 1 and not config.sharding:
+        found.append(Change(f"sharding over the {gpus} GPUs", ("sharding=true",)))
+    if config.method == "lora" and config.model.quantize is None:
+        found.append(Change("frozen weights in four bits", ("model.quantize=nf4",)))
+    return found
+
+
+def _smaller(rows: int) -> list[int]:
+    """Half and a quarter of the rows of a batch; of an odd number the next smaller divisors."""
+    sizes: list[int] = []
+    for _ in range(2):
+        rows = next((n for n in range(rows // 2, 0, -1) if rows % n == 0), 0)
+        sizes += [rows] if rows else []
+    return sizes
+
+
+def try_savings(
+    result: Result,
+    changes: list[Change],
+    again: Again,
+    seconds: float,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Rehearse the changes one by one within so many seconds, and put what they save into the finding.
+
+    Where none is enough by itself, those that help are taken together, one after the other.
+    """
+    finding = next((one for one in result.findings if one.kind == "out-of-memory" and one.lack), None)
+    if finding is None or not result.ended:
+        return
+    trials = _Trials(result, finding, again, time.monotonic() + seconds, tell)
+    helpful: list[Change] = []
+    for change in changes:
+        if trials.made(change):
+            helpful.append(change)
+    if not any(saving.fits for saving in finding.savings):
+        for change in _together(helpful):
+            if trials.made(change) and finding.savings[-1].fits:
+                break
+    finding.savings.sort(key=lambda saving: (not saving.fits, saving.need_bytes if not saving.fits else 0))
+    if trials.left_out:
+        result.notes.append(
+            f"not rehearsed, for want of time: {', '.join(trials.left_out)} (--timeout gives more)"
+        )
+
+
+def _together(helpful: Iterable[Change]) -> Iterable[Change]:
+    """The changes added up; of several that set the same, the one that goes furthest."""
+    whole: dict[frozenset[str], Change] = {}
+    for change in helpful:
+        whole[frozenset(part.partition("=")[0].rstrip("0123456789") for part in _parts(change))] = change
+    sum_: Change | None = None
+    for change in whole.values():
+        sum_ = change if sum_ is None else sum_.and_(change)
+        if sum_ is not change:
+            yield sum_
+
+
+def _parts(change: Change) -> tuple[str, ...]:
+    return change.settings + change.what_if
+
+
+class _Trials:
+    """Rehearses changes while there is time."""
+
+    def __init__(
+        self, result: Result, finding: Finding, again: Again, until: float, tell: Callable[[str], None]
+    ) -> None:
+        self._result, self._finding, self._again = result, finding, again
+        self._until, self._tell = until, tell
+        self._took = result.seconds
+        self.left_out: list[str] = []
+
+    def made(self, change: Change) -> bool:
+        """Rehearse a change; whether it saves something, which is then told."""
+        left = self._until - time.monotonic()
+        if left < self._took:
+            self.left_out.append(change.words)
+            return False
+        self._tell(f"rehearsing what would save memory: {change.words} …")
+        trial = self._again(change, left)
+        if trial is None or not self._comparable(trial):
+            return False
+        self._took = max(trial.seconds, 1.0)
+        before, after = (_fullest(one) for one in (self._result, trial))
+        fits = not any(one.kind == "out-of-memory" for one in _flat(trial.findings))
+        if not fits and after >= before:
+            return False
+        self._finding.savings.append(
+            Saving(change.words, list(change.settings), after, max(0, before - after), fits)
+        )
+        return True
+
+    def _comparable(self, trial: Result) -> bool:
+        """Whether the changed program came as far, and stopped at nothing but the want of memory."""
+        faults = {one.kind for one in _flat(trial.findings) if one.severity == "fault"}
+        known = {one.kind for one in _flat(self._result.findings)}
+        return trial.ended and trial.steps >= self._result.steps and faults <= known
+
+
+def _fullest(result: Result) -> int:
+    return max((need(told) for told in result.memory.values() if told["peak_bytes"]), default=0)
+
+
+def _flat(findings: Iterable[Finding]) -> Iterable[Finding]:
+    return (one for finding in findings for one in (finding, *finding.follows))

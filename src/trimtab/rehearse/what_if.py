@@ -1,0 +1,102 @@
+"""Changes that a rehearsal makes to a program to see what memory they save. Only where the parent asks for them.
+
+General ones, for any script: layers that are checkpointed, batches of fewer rows. A Trimtab config has settings for
+them, and is never changed here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CHECKPOINTING = "checkpointing"
+BATCH = "batch/"
+"""With the divisor behind it."""
+
+
+def put_in(changes: list[str]) -> None:
+    """Make the changes in this process."""
+    for change in changes:
+        if change == CHECKPOINTING:
+            _checkpoint()
+        elif change.startswith(BATCH):
+            _smaller_batches(int(change.removeprefix(BATCH)))
+        else:
+            raise ValueError(f"no such change to a program: {change!r}")
+
+
+def _smaller_batches(divisor: int) -> None:
+    """Loaders that are made from now on give so many times fewer rows at once."""
+    from torch.utils.data import BatchSampler, DataLoader
+
+    inside = False
+
+    def fewer(rows: Any) -> Any:
+        return max(1, rows // divisor) if isinstance(rows, int) and not isinstance(rows, bool) else rows
+
+    real_loader, real_sampler = DataLoader.__init__, BatchSampler.__init__
+
+    @functools.wraps(real_loader)
+    def loader(self: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any) -> None:
+        nonlocal inside
+        before, inside = inside, True
+        try:
+            real_loader(self, dataset, fewer(batch_size), *args, **kwargs)
+        finally:
+            inside = before
+
+    @functools.wraps(real_sampler)
+    def sampler(self: Any, sampler: Any, batch_size: Any, *args: Any, **kwargs: Any) -> None:
+        real_sampler(self, sampler, batch_size if inside else fewer(batch_size), *args, **kwargs)
+
+    DataLoader.__init__ = loader  # type: ignore[method-assign]
+    BatchSampler.__init__ = sampler  # type: ignore[method-assign]
+
+
+def _checkpoint() -> None:
+    """The first model that runs with gradients keeps the inputs of its layers alone, and computes the rest again."""
+    import torch
+
+    done = False
+
+    def before(module: nn.Module, _: Any) -> None:
+        nonlocal done
+        if not done and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            done = True
+            _checkpointed(module)
+
+    torch.nn.modules.module.register_module_forward_pre_hook(before)
+
+
+def _checkpointed(model: nn.Module) -> None:
+    from torch import nn
+
+    for part in model.modules():
+        if getattr(part, "supports_gradient_checkpointing", False):
+            part.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+            return
+    layers = max(
+        (part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)),
+        key=len,
+        default=None,
+    )
+    for layer in layers if layers is not None else ():
+        if any(True for _ in layer.parameters()):
+            layer.forward = _computed_again(layer.forward)
+
+
+def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return call
