@@ -104,14 +104,18 @@ class Browser:
             if told.get("method") == method:
                 return
 
-    def open(self, page: Path, *, width: int = 1100, height: int = 900, dark: bool = False) -> None:
+    def open(
+        self, page: Path, *, width: int = 1100, height: int = 900, dark: bool = False, scripts: bool = True
+    ) -> None:
         """Load a page in a window of this size, and wait until its charts stand."""
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.size(width, height)
         self.dark(dark)
         self.heard.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
         self.wait_for("Page.loadEventFired")
-        self.settle()
+        if scripts:
+            self.settle()
 
     def size(self, width: int, height: int) -> None:
         self.call(

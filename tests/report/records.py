@@ -142,3 +142,56 @@ def rehearsal() -> dict[str, Any]:
         "beyond": [],
         "instead": [],
     }
+
+
+def fit() -> dict[str, Any]:
+    """A search on two kinds of GPU: what fits first, the fastest of it first."""
+
+    def option(
+        gpu: str, gpus: int, strategy: str, kept: str, rows: int, need: float, speed: float | None
+    ) -> Any:
+        capacity = {"H200": 140, "A100-40GB": 39.4}[gpu] * GIB
+        peak = int(need * 0.93 * GIB)
+        kinds = {"weights": 0.4, "gradients": 0.02, "optimizer": 0.08, "activations": 0.42, "temporary": 0.08}
+        return {
+            **{
+                "gpu": gpu,
+                "strategy": strategy,
+                "gpus": gpus,
+                "kept": kept,
+                "quantize": None,
+                "length": 4096,
+            },
+            **{"micro_batch": rows, "gradient_accumulation_steps": 32 // rows // gpus, "rows_a_step": 32},
+            **{"fits": need * GIB <= 0.95 * capacity, "peak_bytes": peak, "reserved_bytes": int(need * GIB)},
+            **{
+                "context_bytes": GIB // 2,
+                "needed_bytes": int((need + 0.5) * GIB),
+                "capacity_bytes": int(capacity),
+            },
+            **{"kinds": {kind: int(share * peak) for kind, share in kinds.items()}},
+            "tokens_a_second_estimate": speed,
+        }
+
+    options = [
+        option("H200", 1, "single", "all", 4, 98.0, 15200.0),
+        option("H200", 1, "single", "half", 8, 120.5, 14100.0),
+        option("H200", 1, "single", "checkpointed", 16, 71.0, 11900.0),
+        option("A100-40GB", 4, "sharded", "checkpointed", 4, 33.1, 10400.0),
+        option("A100-40GB", 2, "split", "checkpointed", 1, 36.0, 2900.0),
+        option("H200", 1, "single", "all", 8, 171.0, 15900.0),
+        option("A100-40GB", 1, "single", "checkpointed", 1, 44.0, 3300.0),
+    ]
+    return {
+        "model": "Qwen/Qwen3-8B",
+        "rows_a_step": 32,
+        "seconds": 21.4,
+        "margin": 0.05,
+        "options": options,
+        "best": options[0],
+        "not_executed": {"8 × A100-40GB, a copy on each": "the weights alone need 61 GiB"},
+        "estimate_assumes": [
+            "products at 55% of the GPU's published 16-bit rate with compiled layers, 40% without"
+        ],
+        "config": "model:\n  name: Qwen/Qwen3-8B\ntraining:\n  batch_size: 4\n  gradient_accumulation_steps: 8\n",
+    }

@@ -192,6 +192,7 @@ def _attach(process: Process, machine: Machine) -> None:
     import torch
 
     from trimtab.rehearse import checks, loading, observer, one_rank, quiet, what_if, workers
+    from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
     from trimtab.virtual import bootstrap, deeds
 
@@ -209,7 +210,7 @@ def _attach(process: Process, machine: Machine) -> None:
     workers.install()
     quiet.silence()
     what_if.put_in(process.settings.what_if)
-    process.checks = [Phases(process), *checks.all_checks(process)]
+    process.checks = [Phases(process), Layers(process), *checks.all_checks(process)]
     for check in process.checks:
         shield.install(check)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import files_aside, hints, instead, left_behind, one_rank, rank_variables
+from trimtab.rehearse import excerpts, files_aside, hints, instead, left_behind, one_rank, rank_variables
 from trimtab.rehearse.process import SETUP
 from trimtab.rehearse.session import VARIABLE, Settings, gather
 from trimtab.rehearse.target import Target, parse_target
@@ -117,6 +117,8 @@ def rehearse(
                 files.gather(),
             )
             result.instead = sorted(instead.used(folder))
+            result.placement = gathered.placement
+            result.sources = excerpts.of(result.findings, result.asked, result.memory)
         return result
     finally:
         dismiss()

@@ -9,7 +9,7 @@ from typing import Any
 from trimtab.monitor.wording import size
 from trimtab.report.charts import Chart, Line, Mark, Peak, figure, length
 from trimtab.report.code import Sources, place
-from trimtab.report.frame import folded, note, raw_facts, raw_table, table, text
+from trimtab.report.frame import folded, raw_facts, raw_table, table, text
 from trimtab.report.layers import together
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "cache", "workspace", "other")
@@ -33,13 +33,13 @@ def memory_parts(memory: Mapping[str, Told], sources: Sources) -> Iterable[str]:
 
 def _overview(used: Mapping[str, Told]) -> str:
     further = any("reserved_bytes" in told for told in used.values())
-    head = ["device", "peak", *(["reserved", "CUDA itself"] if further else []), "capacity", ""]
+    head = ["device", "peak", *(["reserved", "CUDA itself"] if further else []), "capacity", "of it"]
     rows = []
     for devices, told in _alike(used):
-        more = [_size(told.get("reserved_bytes")), _size(told.get("context_bytes"))] if further else []
+        more = [size_of(told.get("reserved_bytes")), size_of(told.get("context_bytes"))] if further else []
         rows.append(
             [
-                *map(text, [devices, _size(told["peak_bytes"]), *more, _size(told["capacity_bytes"])]),
+                *map(text, [devices, size_of(told["peak_bytes"]), *more, size_of(told["capacity_bytes"])]),
                 _share(told),
             ]
         )
@@ -51,12 +51,12 @@ def _share(told: Told) -> str:
     held = max(told["peak_bytes"], told.get("reserved_bytes") or 0) + (told.get("context_bytes") or 0)
     share = held / told["capacity_bytes"] if told["capacity_bytes"] else 0.0
     bar = length({"held": min(share, 1.0)}, 1.0)
-    return f"{bar}{text(f'{100 * share:.0f} % of the device')}"
+    return f"<div>{bar}{text(f'{share:.1%}')}</div>"
 
 
 def _over_time(devices: str, told: Told) -> str:
     line = told.get("timeline") or {}
-    kinds = {kind: held for kind, held in _in_order(line.get("kinds") or {}) if any(held)}
+    kinds = {kind: held for kind, held in in_order(line.get("kinds") or {}) if any(held)}
     at = line.get("at") or []
     if not at or not kinds:
         return ""
@@ -70,7 +70,7 @@ def _over_time(devices: str, told: Told) -> str:
         "allocations and releases",
         unit,
         [
-            Line(kind, [(float(x), held[n] / scale) for n, x in enumerate(at)], shade=_shade(kind))
+            Line(kind, [(float(x), held[n] / scale) for n, x in enumerate(at)], shade=shade_of(kind))
             for kind, held in kinds.items()
         ],
         kind="stack",
@@ -86,9 +86,9 @@ def _at_peak(told: Told, sources: Sources) -> str:
     peak = told.get("at_peak")
     if not peak:
         return ""
-    held = [f"{kind} {_size(count)}" for kind, count in _in_order(peak.get("kinds") or {}) if count]
+    held = [f"{kind} {size_of(count)}" for kind, count in in_order(peak.get("kinds") or {}) if count]
     rows = [
-        ("peak", text(f"{_size(told['peak_bytes'])}, in the phase “{peak.get('phase', '')}”")),
+        ("peak", text(f"{size_of(told['peak_bytes'])}, in the phase “{peak.get('phase', '')}”")),
         ("held then", text(", ".join(held))),
         ("op", text(peak.get("op") or "")),
         ("module", text(peak.get("module") or "")),
@@ -103,38 +103,45 @@ def _phases(told: Told) -> str:
     if not phases:
         return ""
     longest = max(phase["peak_bytes"] for phase in phases)
-    shades = {kind: _shade(kind) for phase in phases for kind in phase.get("kinds") or {}}
+    shades = {kind: shade_of(kind) for phase in phases for kind in phase.get("kinds") or {}}
     rows = [
         [
             text(phase["name"]),
-            length(dict(_in_order(phase.get("kinds") or {"": phase["peak_bytes"]})), longest, shades),
-            text(_size(phase["peak_bytes"])),
-            text(_size(phase.get("reserved_bytes"))),
+            length(dict(in_order(phase.get("kinds") or {"": phase["peak_bytes"]})), longest, shades),
+            text(size_of(phase["peak_bytes"])),
+            text(size_of(phase.get("reserved_bytes"))),
             text(", ".join(filter(None, [phase.get("module"), phase.get("op")]))),
         ]
         for phase in phases
     ]
-    kinds = [kind for kind, _ in _in_order(shades) if any((p.get("kinds") or {}).get(kind) for p in phases)]
+    kinds = [kind for kind, _ in in_order(shades) if any((p.get("kinds") or {}).get(kind) for p in phases)]
     by_kind = table(
         ["phase", *kinds],
         (
-            [phase["name"], *(_size((phase.get("kinds") or {}).get(kind)) for kind in kinds)]
+            [phase["name"], *(size_of((phase.get("kinds") or {}).get(kind)) for kind in kinds)]
             for phase in phases
         ),
     )
     drawn = raw_table(
         ["phase", "at its peak", "allocated", "reserved", "where the peak was"], rows, cards=True
     )
-    several = note("Each bar has the kinds in the chart's order and colours.") if kinds else ""
-    return f"<h4>Phases</h4>{drawn}{several}{folded('By kind', by_kind) if kinds else ''}"
+    return f"<h4>Phases</h4>{drawn}{keys(kinds)}{folded('By kind', by_kind) if kinds else ''}"
 
 
-def _in_order(kinds: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def keys(kinds: Iterable[str]) -> str:
+    """Which colour and hatching of a bar is which kind."""
+    shown = "".join(f'<span><i class="shade-{shade_of(kind)}"></i>{text(kind)}</span>' for kind in kinds)
+    return f'<p class="keys length">{shown}</p>' if shown else ""
+
+
+def in_order(kinds: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Kinds as they stand on one another; those that are not known here stand last."""
     known = {kind: kinds[kind] for kind in KINDS if kind in kinds}
     return list({**known, **kinds}.items())
 
 
-def _shade(kind: str) -> int:
+def shade_of(kind: str) -> int:
+    """The number of a kind's colour, the same on every page."""
     return KINDS.index(kind) if kind in KINDS else len(KINDS) - 1
 
 
@@ -142,10 +149,12 @@ def _unit(most: int) -> tuple[str, float]:
     return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20) if most >= 2**20 else ("KiB", 2.0**10)
 
 
-def _size(count: int | None) -> str:
+def size_of(count: int | None) -> str:
+    """An amount of memory that no line breaks."""
     if count is None:
         return "–"
-    return size(count) if count >= 2**20 or not count else f"{count / 2**10:.0f} KiB"
+    shown = size(count) if count >= 2**20 or not count else f"{count / 2**10:.0f} KiB"
+    return shown.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _alike(used: Mapping[str, Told]) -> list[tuple[str, Told]]:
