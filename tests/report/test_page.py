@@ -41,7 +41,7 @@ def test_a_page_holds_the_finding_and_the_verdict() -> None:
         "train.py:41",
         "train.py:18",
         "x = x.to(device)",
-        "1 MiB",
+        "1\N{NO-BREAK SPACE}MiB",
     ):
         assert part in text
 

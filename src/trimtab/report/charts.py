@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trimtab.report.frame import folded, table, text
+from trimtab.report.frame import folded, printable, table, text
 from trimtab.report.inlined import CHART
 
 COLUMNS = 300
 """Columns of pixels of a line; up to twice as many points are drawn as they are."""
-LONGEST_NAME = 80
+LEGEND = 80
+"""Letters of a name that a legend has room for."""
 _ROWS = 100
 """Rows of the table behind a chart."""
 _MOST = 1e300
@@ -101,7 +102,7 @@ def figure(chart: Chart, caption: Iterable[str] = ()) -> str:
     data = _data(chart, lines)
     under = f'<p class="note">{text("; ".join(filter(None, told)))}</p>' if any(told) else ""
     return (
-        f'{CHART}<figcaption class="title">{text(chart.title)}</figcaption>'
+        f'{CHART}<figcaption class="title">{text(short(chart.title))}</figcaption>'
         f"<noscript><p>The chart is drawn by a script; its values stand below.</p></noscript>"
         f'<script type="application/json">{embedded(data)}</script>'
         f"{under}{_values(chart, data)}</figure>"
@@ -141,7 +142,8 @@ def _shade(name: str, shades: Mapping[str, int] | None) -> str:
 
 def short(name: str) -> str:
     """A name that a legend has room for."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    shown = printable(name[:LEGEND])
+    return shown if len(name) <= LEGEND else f"{shown[:-1]}…"
 
 
 def embedded(data: object) -> str:
@@ -192,7 +194,7 @@ def _dots(chart: Chart, lines: Sequence[Line]) -> dict[str, Any]:
 def _told(chart: Chart, at: Sequence[float], series: list[dict[str, Any]]) -> dict[str, Any]:
     peak = chart.peak
     return {
-        "title": chart.title,
+        "title": short(chart.title),
         "kind": chart.kind,
         "x": chart.x,
         "y": chart.y,

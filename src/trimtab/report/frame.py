@@ -17,7 +17,10 @@ GENERATOR = '<meta name="generator" content="trimtab">'
 """By this a file is known as a page of ours, which may be replaced."""
 
 LONGEST_TEXT = 4000
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+LONGEST_NAME = 300
+"""Of a module or a tensor."""
+# What HTML cannot hold, and the two marks that turn letters around: a line would read otherwise than it runs.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e\ud800-\udfff]")
 
 
 def page(title: str, parts: Iterable[str]) -> str:
@@ -36,8 +39,13 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def text(value: object) -> str:
-    """Anything as text that no browser takes for markup; a character that HTML cannot hold shows as an unknown one."""
-    return html.escape(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(value)), quote=True)
+    """Anything as text that no browser takes for markup."""
+    return html.escape(printable(value), quote=True)
+
+
+def printable(value: object) -> str:
+    """Anything as text that can be shown; a character that cannot shows as an unknown one."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
 
 
 def note(value: object) -> str:
@@ -50,12 +58,12 @@ def said(value: object) -> str:
     return f'<div class="said">{cut(value)}</div>'
 
 
-def cut(value: object) -> str:
+def cut(value: object, most: int = LONGEST_TEXT) -> str:
     """`text`, cut when it is very long; how much is gone stands behind it."""
     whole = str(value)
-    if len(whole) <= LONGEST_TEXT:
+    if len(whole) <= most:
         return text(whole)
-    return f"{text(whole[:LONGEST_TEXT])} <em>… {len(whole) - LONGEST_TEXT:,} more characters</em>"
+    return f"{text(whole[:most])} <em>… {len(whole) - most:,} more characters</em>"
 
 
 def section(title: str, parts: Iterable[str], *, name: str = "", kind: str = "") -> str:

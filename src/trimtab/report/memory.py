@@ -9,7 +9,7 @@ from typing import Any
 from trimtab.monitor.wording import size
 from trimtab.report.charts import Chart, Line, Mark, Peak, figure, length
 from trimtab.report.code import Sources, place
-from trimtab.report.frame import folded, raw_facts, raw_table, table, text
+from trimtab.report.frame import LONGEST_NAME, cut, folded, raw_facts, raw_table, table, text
 from trimtab.report.layers import together
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "cache", "workspace", "other")
@@ -90,8 +90,8 @@ def _at_peak(told: Told, sources: Sources) -> str:
     rows = [
         ("peak", text(f"{size_of(told['peak_bytes'])}, in the phase “{peak.get('phase', '')}”")),
         ("held then", text(", ".join(held))),
-        ("op", text(peak.get("op") or "")),
-        ("module", text(peak.get("module") or "")),
+        ("op", cut(peak.get("op") or "", LONGEST_NAME)),
+        ("module", cut(peak.get("module") or "", LONGEST_NAME)),
         ("line", place(peak.get("where"), sources)),
         ("inside", place(peak.get("inside"), sources)),
     ]

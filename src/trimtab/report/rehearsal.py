@@ -13,7 +13,7 @@ from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.session import WORDS
 from trimtab.rehearse.written import Files, sentence
 from trimtab.report.code import Sources, place
-from trimtab.report.frame import cut, note, page, raw_facts, raw_table, section, table, text
+from trimtab.report.frame import LONGEST_NAME, cut, note, page, raw_facts, raw_table, section, table, text
 from trimtab.report.layers import layer_map
 from trimtab.report.memory import memory_parts
 
@@ -59,7 +59,7 @@ def _summary(told: Told) -> str:
 
 def _head(told: Told) -> Iterable[str]:
     yield f"<p>{text(told['steps'])} optimizer steps, {told['seconds']:.1f} s</p>"
-    yield from (f"<p>{text(line)}</p>" for line in told.get("notes") or [])
+    yield from (f"<p>{cut(line)}</p>" for line in told.get("notes") or [])
     files = sentence(Files.from_dict(told.get("files") or {}), most=20)
     yield f"<p>{text(f'Files: {files}')}</p>" if files else ""
 
@@ -68,11 +68,13 @@ def _finding(number: int, finding: Told, sources: Sources, when: str = "") -> st
     rows = [("says", cut(finding.get("message", ""))), ("where", place(finding.get("where"), sources))]
     rows += [
         ("inside", place(finding.get("library"), sources)),
-        ("module", text(finding.get("module") or "")),
+        ("module", cut(finding.get("module") or "", LONGEST_NAME)),
     ]
     for tensor in finding.get("tensors") or []:
         shape = ", ".join(map(str, tensor["shape"]))
-        rows.append(("tensor", cut(f"{tensor['name']}: {tensor['device']} {tensor['dtype']} [{shape}]")))
+        rows.append(
+            ("tensor", cut(f"{tensor['name']}: {tensor['device']} {tensor['dtype']} [{shape}]", LONGEST_NAME))
+        )
     if cause := finding.get("cause"):
         shown = "" if _same_line(cause, finding.get("where")) else place(cause, sources)
         rows.append(("cause", f"{shown}<div>{text(cause.get('why', ''))}</div>"))

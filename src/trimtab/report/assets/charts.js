@@ -4,6 +4,8 @@
   "use strict";
 
   const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [16, 5], [5, 2, 2, 2, 2, 2]];
+  /* Distances of ticks between which nothing is: 1, 2, 5, 10, … */
+  const WHOLE = Array.from({ length: 14 }, (_, power) => [1, 2, 5].map((first) => first * 10 ** power)).flat();
   const KEYS = "Left and right go from point to point, plus and minus zoom, 0 shows all.";
   const root = document.documentElement;
   const charts = [];
@@ -33,7 +35,8 @@
     const shown = splits.map((value) => {
       if (value === 0) return "0";
       if (most >= 1e7 || most < 1e-3) return String(Number(value.toPrecision(6)).toExponential()).replace("e+", "e");
-      const places = Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)));
+      let places = 0;
+      while (places < 9 && Math.abs(Number(step.toFixed(places)) - step) > step * 1e-6) places++;
       return value.toLocaleString("en", { maximumFractionDigits: places });
     });
     return shown;
@@ -266,6 +269,7 @@
         gap: 4,
       };
       const wide = (plot, values) => 14 + 7 * Math.max(3, ...(values ?? []).map((value) => value.length));
+      const incrs = told.at.every(Number.isInteger) && told.kind !== "dots" ? WHOLE : undefined;
       return {
         width,
         height: this.height(width),
@@ -273,7 +277,7 @@
         series: [{}, ...series],
         bands,
         scales: { x: { time: false, range: (plot, low, high) => this.across(low, high) }, y: this.upward() },
-        axes: [{ ...axis, size: 30, space: 60 }, { ...axis, size: wide, space: 36 }],
+        axes: [{ ...axis, size: 28, space: 60, incrs }, { ...axis, size: wide, space: 36 }],
         legend: { show: false },
         cursor: {
           y: false,
