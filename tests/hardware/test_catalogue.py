@@ -68,12 +68,18 @@ PUBLISHED = {
     "A40": (696, 37.4),
     "A100-40GB": (1555, 19.5),
     "A100-80GB": (2039, 19.5),
+    "A30": (933, 10.3),
     "L4": (300, 30.3),
     "L40S": (864, 91.6),
     "RTX-3060": (360, 12.7),
+    "RTX-3080": (760, 29.8),
     "RTX-3090": (936, 35.6),
+    "RTX-4070": (504, 29.1),
+    "RTX-4080": (717, 48.7),
     "RTX-4090": (1008, 82.6),
+    "RTX-5080": (960, 56.3),
     "RTX-5090": (1792, 104.8),
+    "RTX-PRO-6000": (1792, 125),
     "RTX-A6000": (768, 38.7),
     "RTX-6000-Ada": (960, 91.1),
     "H100": (3350, 66.9),
@@ -109,7 +115,7 @@ def test_an_ambiguous_name_is_not_guessed() -> None:
 
 def test_an_unknown_name_gets_near_ones() -> None:
     with pytest.raises(RequestError, match="RTX-4090"):
-        find_gpu("rtx4080")
+        find_gpu("rtx4095")
     with pytest.raises(RequestError, match="use one of T4"):
         find_gpu("quantum")
 

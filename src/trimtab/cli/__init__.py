@@ -24,6 +24,7 @@ from trimtab.cli.evaluate import evaluate
 from trimtab.cli.explain import explain
 from trimtab.cli.export import export
 from trimtab.cli.faults import hiding, take_debug_flag, tell, told
+from trimtab.cli.fit import fit
 from trimtab.cli.plan import plan
 from trimtab.cli.rehearse import CONTEXT as REHEARSE_CONTEXT
 from trimtab.cli.rehearse import rehearse
@@ -63,6 +64,7 @@ def _version(
 
 app.command(cls=SettingsCommand)(train)
 app.command(cls=SettingsCommand)(plan)
+app.command(cls=SettingsCommand)(fit)
 app.command(context_settings=REHEARSE_CONTEXT)(rehearse)
 app.command()(explain)
 app.command()(ask)

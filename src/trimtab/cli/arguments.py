@@ -44,8 +44,20 @@ class SettingsCommand(TyperCommand):
     """A verb that takes settings: of what is typed, its own options go to click and the rest to it as it stands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = {name for option in self.get_params(ctx) for name in option.opts if name.startswith("-")}
-        mine, settings = [a for a in args if a in own], [a for a in args if a not in own]
+        own = {
+            name: option for option in self.get_params(ctx) for name in option.opts if name.startswith("-")
+        }
+        mine: list[str] = []
+        settings: list[str] = []
+        words = iter(args)
+        for word in words:
+            option = own.get(word.partition("=")[0])
+            if option is None:
+                settings.append(word)
+                continue
+            mine.append(word)
+            if "=" not in word and not getattr(option, "is_flag", True):
+                mine += [value for value in [next(words, None)] if value is not None]
         return super().parse_args(ctx, [*mine, "--", *settings])
 
 

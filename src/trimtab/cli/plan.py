@@ -1,4 +1,4 @@
-"""`trimtab plan`: what would happen, where, and why. Loads no weights."""
+"""`trimtab plan`: what would happen, where, and why. Loads no weights; memory is executed on virtual GPUs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,36 @@ from trimtab.cli.arguments import Arguments, request_from
 def plan(
     arguments: Arguments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="Plan for GPUs that need not be here: a count, a model or both (2, H200, 2xH200).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Print the placement plan with its reasons; no weights are loaded."""
+    """Print the placement plan with its reasons; no weights are loaded.
+
+    What GPUs have to hold is executed: training steps on virtual GPUs, by shapes alone. Where that cannot be, a formula
+    estimates it; the plan says which.
+    """
     from trimtab.config import config_warnings
+    from trimtab.hardware import probe
     from trimtab.placement import PlacementError
     from trimtab.recipes.disk_needs import planned_room
     from trimtab.recipes.plan_text import parts_table, plan_as_dict, plan_lines
-    from trimtab.recipes.planning import plan_run
+    from trimtab.recipes.planning import machine_with, plan_run
     from trimtab.recipes.table import recipe_of
+    from trimtab.recipes.trials import Trials
 
     request = request_from(arguments or [])
     config = request.config
     try:
-        planned = plan_run(config)
+        hardware = machine_with(gpus) if gpus is not None else probe()
+        with Trials() as trials:
+            if hardware.gpus and not hardware.virtual:
+                trials.begin()  # it imports what it needs while this process does
+            planned = plan_run(config, hardware, trials=trials)
     except PlacementError as error:
         steps = f" 1 ✓ config      {request.origin}\n 2 ✗ placement   {error}\n 3 - the rest    skipped"
         typer.echo(json.dumps({"error": str(error)}, indent=2) if as_json else steps)

@@ -52,6 +52,7 @@ def _train(arguments: list[str]) -> None:
         open_run_folder,
     )
     from trimtab.recipes.run_lock import only_run_in, refuse_if_running
+    from trimtab.recipes.trials import Trials
     from trimtab.recipes.vigil import watched
 
     request = request_from(arguments)
@@ -63,7 +64,8 @@ def _train(arguments: list[str]) -> None:
         )
     again = begun_by_this_launch(config)
     changed = keep_the_step(config, detect_launcher()) if again else None
-    planned = plan_run(config)
+    with Trials() as trials:
+        planned = plan_run(config, trials=trials, near_only=True)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0
     if config.output_dir is None:

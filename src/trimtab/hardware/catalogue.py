@@ -1,15 +1,17 @@
 """GPUs that need not be here, by the names that people write: for virtual GPUs and for sizing.
 
-What is known of each model is in models.py. It never looks at this machine, and guesses no model.
+What is known of each model is in gpu_models.py. It never looks at this machine, and guesses no model.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from trimtab.errors import RequestError
-from trimtab.gpu_models import DEFAULT, MODELS, GpuModel
+from trimtab.gpu_models import APPLE_GB, APPLE_SHARE, DEFAULT, MODELS, GpuModel
 from trimtab.hardware.probe import Accelerator
 
 MOST = 1024
@@ -55,18 +57,58 @@ def accelerators(spec: str) -> tuple[Accelerator, ...]:
             f"it is a count from 1 to {MOST}, a model, or both",
             "write 2, H200 or 2xH200",
         )
-    model = find_gpu(name)
-    return tuple(
-        Accelerator(
-            name=f"cuda:{index}",
-            model=model.name,
-            total_bytes=model.memory_bytes,
-            free_bytes=model.memory_bytes,
-            bf16=model.bf16,
-            capability=model.capability,
-        )
-        for index in range(number)
+    return _card(find_gpu(name)).several(number)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A kind of GPU, by the name that people write."""
+
+    key: str
+    accelerator: Accelerator
+    """The first of them, all of its memory free."""
+    model: GpuModel | None
+    """None where too little is published to tell how fast it is: Apple's."""
+
+    def several(self, count: int) -> tuple[Accelerator, ...]:
+        return tuple(replace(self.accelerator, name=f"cuda:{index}") for index in range(count))
+
+
+def cards(names: Sequence[str]) -> list[Card]:
+    """The GPUs of these names, each once: `H200`, `MPS-32GB` (an Apple GPU by its machine's memory), `all`."""
+    apple = [f"MPS-{size}GB" for size in APPLE_GB]
+    asked = [
+        key
+        for name in names
+        for key in ([m.key for m in MODELS] + apple if name.lower() == "all" else [name])
+    ]
+    found = [_apple(name) if name.lower().startswith("mps") else _card(find_gpu(name)) for name in asked]
+    return list({card.key: card for card in found}.values())
+
+
+def _card(model: GpuModel) -> Card:
+    gpu = Accelerator(
+        name="cuda:0",
+        model=model.name,
+        total_bytes=model.memory_bytes,
+        free_bytes=model.memory_bytes,
+        bf16=model.bf16,
+        capability=model.capability,
     )
+    return Card(model.key, gpu, model)
+
+
+def _apple(name: str) -> Card:
+    size = re.fullmatch(r"mps[- ]?(\d+) ?(?:gb)?", name, re.IGNORECASE)
+    if size is None or int(size[1]) not in APPLE_GB:
+        raise RequestError.of(
+            f"GPU {name!r}: not a size that Apple's machines have",
+            "an Apple GPU shares its machine's memory, which tells what fits",
+            f"use one of {', '.join(f'MPS-{gb}GB' for gb in APPLE_GB)}",
+        )
+    room = int(int(size[1]) * 2**30 * APPLE_SHARE)
+    gpu = Accelerator(name="mps", model="Apple GPU", total_bytes=room, free_bytes=room, bf16=True)
+    return Card(f"MPS-{size[1]}GB", gpu, None)
 
 
 def _plain(name: str) -> str:

@@ -31,11 +31,15 @@ def out_of_memory(
         for device, share in plan.memory.items()
         if device in plan.devices
     )
-    estimate = f": {planned}" if planned else ""
+    told = f": {planned}" if planned else ""
+    executed = any(share.executed for share in plan.memory.values())
+    figure = (
+        "the plan's figure was executed on virtual GPUs" if executed else "the plan's figure is an estimate"
+    )
     return _worded(
         f"out of memory on {', '.join(plan.devices)}",
         settings,
-        f"{held} did not fit (the plan's figure is an estimate{estimate})",
+        f"{held} did not fit ({figure}{told})",
         changes,
         also,
     )

@@ -34,7 +34,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryShare:
-    """What one device has to hold, in bytes. An estimate, and named so wherever it is shown."""
+    """What one device has to hold, in bytes: estimated by a formula or executed, and told so where it is shown."""
 
     weights: int = 0
     gradients: int = 0
@@ -43,14 +43,24 @@ class MemoryShare:
     cache: int = 0
     """Keys and values while generating. They are gone when activations come, so the larger of the two counts."""
     overhead: int = 0
+    other: int = 0
+    """Executed alone: what kernels and libraries took for themselves when the device was fullest."""
+    pool: int = 0
+    """Executed alone: what torch's allocator held beyond what was allocated at once."""
     reserved: int = 0
     """What an engine beside the training takes for itself: vLLM's share (GRPO)."""
     capacity: int = 0
+    executed: bool = False
+    """Whether a step was executed to know it."""
+
+    @property
+    def allocated(self) -> int:
+        """Of all tensors at once."""
+        return self.weights + self.gradients + self.optimizer + max(self.activations, self.cache) + self.other
 
     @property
     def needed(self) -> int:
-        working = max(self.activations, self.cache)
-        return self.weights + self.gradients + self.optimizer + working + self.overhead + self.reserved
+        return self.allocated + self.pool + self.overhead + self.reserved
 
     @property
     def fits(self) -> bool:
@@ -140,7 +150,7 @@ class PlacementPlan:
     def as_dict(self) -> dict[str, Any]:
         data = asdict(self)
         for device, share in self.memory.items():
-            data["memory"][device]["needed"] = share.needed
+            data["memory"][device] |= {"needed": share.needed, "allocated": share.allocated}
         data["notes"] = list(self.notes)
         data["speed"]["demanded"] = list(self.speed.demanded)
         return data

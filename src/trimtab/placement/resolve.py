@@ -39,9 +39,15 @@ def resolve(
     *,
     full_tuning: bool = False,
     speed: SpeedRequest | None = None,
+    alone: MemoryShare | None = None,
+    refuses: bool = True,
 ) -> PlacementPlan:
     """The plan for this request on this hardware. Without a profile, a model is taken to fit on one device, and
-    without a request for speed every step is computed plainly."""
+    without a request for speed every step is computed plainly.
+
+    `alone` is what the whole model needs on one GPU, where that was executed and needs no estimate. With `refuses` off
+    no estimate is taken for a proof that the model does not fit: the plan is executed before it counts.
+    """
     check_request(request, hardware)
     device, device_reason = _choose_device(request, hardware)
     precision, precision_reason = _choose_precision(request, hardware, device)
@@ -55,7 +61,9 @@ def resolve(
     if speed is not None:
         # As on one device: where the model is to be split, it is looked at again.
         fast, whys = choose_speed(speed, hardware, device, precision, "single", training=work.training)
-    sizing = Sizing(profile, computed_so(work, fast), weights, precision, hardware, local)
+    sizing = Sizing(
+        profile, computed_so(work, fast), weights, precision, hardware, local, alone=alone, refuses=refuses
+    )
     choice = _choose_strategy(request, hardware, device, sizing)
     if speed is not None and choice.strategy != "single":
         fast, whys = choose_speed(speed, hardware, device, precision, choice.strategy, training=work.training)
@@ -360,7 +368,9 @@ def _choose_strategy(request: PlacementRequest, hardware: Hardware, device: str,
         return _Choice("single", 1, "one GPU asked for" if ":" in request.device else alone)
     if len(gpus) > 1 and ":" not in request.device and request.model_parallel is None:
         return _Choice("split", 1, f"{by} one process; {sizing.misfit(device)}; split over {len(gpus)} GPUs")
-    raise sizing.too_large(device)
+    if sizing.refuses or sizing.alone is not None:
+        raise sizing.too_large(device)
+    return _Choice("single", 1, "one GPU is there")
 
 
 def _choose_for_several(
@@ -375,7 +385,9 @@ def _choose_for_several(
         return _Choice("data_parallel", count, f"{by} {count} processes, each takes its own rows")
     if request.sharding is None:
         return _Choice("sharded", count, f"{by} {count} processes; {sizing.misfit(device)}")
-    raise sizing.too_large(device)
+    if sizing.refuses or sizing.alone is not None:
+        raise sizing.too_large(device)
+    return _Choice("data_parallel", count, f"{by} {count} processes, each takes its own rows")
 
 
 def _choose_over_all(request: PlacementRequest, hardware: Hardware, device: str, sizing: Sizing) -> _Choice:

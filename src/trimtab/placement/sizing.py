@@ -1,9 +1,12 @@
-"""Answers whether a model fits on the devices there are, with the figures behind the answer. Estimates, all of them."""
+"""Answers whether a model fits on the devices there are, with the figures behind the answer.
+
+They are estimates, but for what was executed and handed in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trimtab.errors import NoRoomError, RequestError
 from trimtab.hardware import Hardware
@@ -34,11 +37,17 @@ class Sizing:
     hardware: Hardware
     local_processes: int = 1
     """How many processes of the run share this machine's memory."""
+    alone: MemoryShare | None = None
+    """What the whole model needs on one GPU, where a step was executed to know it."""
+    refuses: bool = True
+    """Whether an estimate is enough to refuse a plan; not where the plan is executed before it counts."""
 
     def share(self, device: str, shards: int = 1) -> MemoryShare:
         """What the whole model, or one of its shards, needs on a device."""
         assert self.profile is not None
         gpu, cuda = self.hardware.get(device), device.startswith("cuda")
+        if self.alone is not None and gpu is not None and cuda and shards == 1:
+            return replace(self.alone, capacity=gpu.free_bytes)
         return self.profile.share(
             self.profile.parts,
             self.weights,
@@ -70,7 +79,7 @@ class Sizing:
             return {}
         memory = {device: self.share(device, shards) for device in devices}
         for device, share in memory.items():
-            if device.startswith("cuda") and not share.fits:
+            if device.startswith("cuda") and not share.fits and self.refuses:
                 raise self.too_large(device, share)
         return memory
 
@@ -96,11 +105,11 @@ class Sizing:
             self.work,
         )
         crowded = {device: share for device, share in memory.items() if not share.fits}
-        if crowded:
+        if crowded and self.refuses:
             device, share = max(crowded.items(), key=lambda item: item[1].needed - item[1].capacity)
             raise DoesNotFit.of(
                 f"the model does not fit even when split over {len(gpus)} GPUs",
-                f"{_figures(device, share)}; embeddings lie on {primary}, a tied head beside them",
+                f"{figures(device, share)}; embeddings lie on {primary}, a tied head beside them",
                 f"{self._smaller}; or use sharding=true, or more or larger GPUs",
             )
         if len(set(device_map.values())) < 2:
@@ -137,12 +146,12 @@ class Sizing:
         return next((gpu.name for gpu in self.hardware.gpus if self.fits(gpu.name)), None)
 
     def misfit(self, device: str) -> str:
-        return "one GPU is too small: " + _figures(device, self.share(device))
+        return "one GPU is too small: " + figures(device, self.share(device))
 
     def too_large(self, device: str, share: MemoryShare | None = None) -> PlacementError:
         return DoesNotFit.of(
             f"the model does not fit on {device}",
-            _figures(device, share or self.share(device)),
+            figures(device, share or self.share(device)),
             f"{self._smaller}; or use more or larger GPUs (device=cuda takes all that are visible when "
             "model_parallel, sharding and processes are left out)",
         )
@@ -151,12 +160,15 @@ class Sizing:
         """CPU and Apple GPU can borrow memory from the disk, so there a lack is told, not refused."""
         if device.startswith("cuda") or self.fits(device):
             return None
-        return f"{_figures(device, self.share(device))}: it may swap, or be ended by the system; {self._less}"
+        return f"{figures(device, self.share(device))}: it may swap, or be ended by the system; {self._less}"
 
 
-def _figures(device: str, share: MemoryShare) -> str:
+def figures(device: str, share: MemoryShare) -> str:
+    """What a device needs and has, and how it is known."""
     vllm = f", {share.reserved / GIB:.1f} GiB of it for vLLM (grpo.vllm_memory)" if share.reserved else ""
-    return (
-        f"{device} would need about {share.needed / GIB:.1f} GiB (estimate{vllm}) and has "
-        f"{share.capacity / GIB:.1f} GiB free"
+    found = (
+        f"needs {share.needed / GIB:.1f} GiB (executed on virtual GPUs{vllm})"
+        if share.executed
+        else f"would need about {share.needed / GIB:.1f} GiB (estimate{vllm})"
     )
+    return f"{device} {found} and has {share.capacity / GIB:.1f} GiB free"

@@ -11,7 +11,7 @@ from trimtab.recipes.effective_batch import effective_batch
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
-    from trimtab.placement.plan import PlacementPlan
+    from trimtab.placement.plan import MemoryShare, PlacementPlan
     from trimtab.placement.profile import Part
     from trimtab.recipes.planning import Planned
     from trimtab.recipes.room_on_disk import Room
@@ -58,13 +58,42 @@ def plan_lines(request: Request, planned: Planned, room: Room | None = None) -> 
     if "device_map" in why:
         rows.append(("✓", "device map", why["device_map"]))
     rows += [("-", "default", f"{d.key} {d.value}: {d.reason}") for d in request.defaults]
-    for device, share in plan.memory.items():
-        figures = f"about {share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {device} (estimate)"
-        rows.append(("✓" if share.fits else "✗", "memory", figures))
+    rows += memory_rows(plan)
     if room is not None:
         rows.append(room.line())
     rows += [("!", "note", note) for note in plan.notes]
     return [f"{number:2} {mark} {name:<10} {text}" for number, (mark, name, text) in enumerate(rows, 1)]
+
+
+def memory_rows(plan: PlacementPlan) -> list[tuple[str, str, str]]:
+    """What each device needs and has, by which way it is known; devices that hold the same share a line."""
+    rows = []
+    for share, group in groupby(plan.memory.items(), key=lambda item: item[1]):
+        devices = [device for device, _ in group]
+        on = devices[0] if len(devices) == 1 else f"each of {devices[0]} to {devices[-1].rpartition(':')[2]}"
+        rows.append(("✓" if share.fits else "✗", "memory", _memory(share, on)))
+    if plan.memory and "memory" in plan.reasons:
+        rows.append(("-", "memory", plan.reasons["memory"]))
+    return rows
+
+
+def _memory(share: MemoryShare, on: str) -> str:
+    if not share.executed:
+        return f"about {share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {on} (estimate)"
+    parts = {
+        "weights": share.weights,
+        "gradients": share.gradients,
+        "optimizer": share.optimizer,
+        "activations": share.activations,
+        "temporary and other": share.other,
+    }
+    made_of = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+    beside = f", {share.reserved / GIB:.1f} for vLLM" if share.reserved else ""
+    return (
+        f"{share.needed / GIB:.1f} GiB of {share.capacity / GIB:.1f} GiB free on {on}: {share.allocated / GIB:.2f} "
+        f"allocated at the peak ({made_of}), {(share.allocated + share.pool) / GIB:.2f} reserved, "
+        f"{share.overhead / GIB:.2f} of CUDA's own{beside}"
+    )
 
 
 def speed_rows(plan: PlacementPlan) -> list[tuple[str, str, str]]:

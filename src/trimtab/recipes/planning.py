@@ -1,13 +1,17 @@
-"""From a config to its placement plan, with no weights loaded: the walk that `plan` and `train` share."""
+"""From a config to its placement plan, with no weights loaded: the walk that `plan`, `fit` and `train` share."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import Config
-from trimtab.hardware import Hardware, probe
+from trimtab.hardware import Accelerator, Hardware, Launcher, probe
+from trimtab.hardware.catalogue import accelerators
 from trimtab.placement import (
+    MemoryShare,
     ModelProfile,
     PlacementPlan,
     PlacementRequest,
@@ -16,10 +20,16 @@ from trimtab.placement import (
     resolve,
 )
 from trimtab.placement.optimizer import choose_optimizer
+from trimtab.placement.sizing import DoesNotFit
 from trimtab.placement.speed import SpeedRequest
 from trimtab.recipes.effective_batch import check_effective_batch
 from trimtab.recipes.recipe import Recipe
 from trimtab.recipes.table import recipe_of
+from trimtab.rehearse.process import rehearsal_notes
+from trimtab.rehearse.session import VARIABLE as REHEARSED
+
+if TYPE_CHECKING:
+    from trimtab.recipes.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -35,14 +45,24 @@ class Planned:
     trained_tensors: int = 0
 
 
-def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
-    """Resolve the plan. What the machine cannot give is refused before anything slow is imported."""
-    hardware = hardware or probe()
-    request = PlacementRequest(
-        **{field.name: getattr(config, field.name) for field in fields(PlacementRequest)}
-    )
-    check_request(request, hardware)
+def machine_with(gpus: str) -> Hardware:
+    """This machine as if it had other GPUs: `2xH200`. Who started this process does not matter to them."""
+    here = probe(Launcher(name="none"))
+    return replace(here, accelerators=accelerators(gpus), cuda_build=here.cuda_build or "none here")
 
+
+@dataclass(frozen=True)
+class Known:
+    """What a plan needs to know of the model that a config names; none of it hangs on the machine."""
+
+    profile: ModelProfile
+    architecture: str
+    targets: tuple[str, ...]
+    trained_tensors: int
+
+
+def know_model(config: Config) -> Known:
+    """Look at the model's skeleton, with its adapter; no weights are loaded."""
     from trimtab.models import load_skeleton
     from trimtab.models.adapters import adapter_targets, add_lora
 
@@ -55,17 +75,99 @@ def plan_run(config: Config, hardware: Hardware | None = None) -> Planned:
     if config.method == "lora":
         targets = tuple(adapter_targets(model, config.lora.targets))
         model = add_lora(model, config.lora, recipe.family)
-    profile = profile_model(model)
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    return Known(profile_model(model), architecture, targets, trained)
+
+
+def request_of(config: Config) -> PlacementRequest:
+    """Where a config wants to run."""
+    return PlacementRequest(**{field.name: getattr(config, field.name) for field in fields(PlacementRequest)})
+
+
+def resolve_for(
+    config: Config,
+    hardware: Hardware,
+    known: Known,
+    asked: PlacementRequest | None = None,
+    alone: MemoryShare | None = None,
+    refuses: bool = True,
+) -> PlacementPlan:
+    """The plan by what is known: `placement.resolve` for this config's work."""
+    request, recipe = asked or request_of(config), recipe_of(config)
     on_cpu = request.device == "cpu" or (request.device == "auto" and not hardware.accelerators)
     work = recipe.workload(config, on_cpu)
-    full = config.method == "full"
-    plan = resolve(request, hardware, profile, work, full_tuning=full, speed=_speed(config, recipe))
+    speed = _speed(config, recipe)
+
+    def resolved(machine: Hardware) -> PlacementPlan:
+        return resolve(
+            request,
+            machine,
+            known.profile,
+            work,
+            full_tuning=config.method == "full",
+            speed=speed,
+            alone=alone,
+            refuses=refuses,
+        )
+
+    plan = _with_room(resolved, hardware) if REHEARSED in os.environ else resolved(hardware)
     if work.training:
         optimizer = choose_optimizer(config.training.optimizer, plan.kind)
         plan = replace(plan, reasons={**plan.reasons, "optimizer": f"{optimizer.name}: {optimizer.reason}"})
+    return plan
+
+
+def plan_run(
+    config: Config,
+    hardware: Hardware | None = None,
+    *,
+    trials: Trials | None = None,
+    near_only: bool = False,
+) -> Planned:
+    """Resolve the plan. What the machine cannot give is refused before anything slow is imported.
+
+    With `trials` its memory is executed, where that can be; with `near_only` only where a formula leaves it open.
+    """
+    machine = hardware or probe()
+    check_request(request_of(config), machine)
+    known = know_model(config)
+    if trials is None:
+        plan = resolve_for(config, machine, known)
+    else:
+        from trimtab.recipes.executed_plan import Settling
+
+        plan = Settling(config, machine, known, trials).plan(near_only=near_only)
     check_effective_batch(config, plan)
-    trained = sum(parameter.requires_grad for parameter in model.parameters())
-    return Planned(hardware, profile, architecture, targets, plan, trained)
+    return Planned(machine, known.profile, known.architecture, known.targets, plan, known.trained_tensors)
+
+
+def _with_room(resolved: Callable[[Hardware], PlacementPlan], hardware: Hardware) -> PlacementPlan:
+    """The plan of a rehearsal, which is not refused for an estimate: the step itself shows what it takes.
+
+    Where the GPUs are too small by the estimate, things are laid out as they would be on larger ones.
+    """
+    larger = hardware
+    while True:
+        try:
+            plan = resolved(larger)
+        except DoesNotFit as error:
+            if not larger.accelerators:
+                raise
+            if larger is hardware:
+                said = str(error).partition("\n  change: ")[0].replace("\n  why: ", ": ")
+                rehearsal_notes(f"by the plan's estimate {said}; it was rehearsed all the same")
+            larger = replace(larger, accelerators=tuple(map(_grown, larger.accelerators)))
+            continue
+        there = {gpu.name: gpu.free_bytes for gpu in hardware.accelerators}
+        memory = {
+            device: replace(share, capacity=there.get(device, share.capacity))
+            for device, share in plan.memory.items()
+        }
+        return replace(plan, memory=memory)
+
+
+def _grown(gpu: Accelerator) -> Accelerator:
+    return replace(gpu, total_bytes=gpu.total_bytes * 5 // 4, free_bytes=gpu.free_bytes * 5 // 4)
 
 
 def _speed(config: Config, recipe: Recipe) -> SpeedRequest | None:

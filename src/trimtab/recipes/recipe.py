@@ -23,6 +23,7 @@ from trimtab.recipes.takes import Takes
 
 if TYPE_CHECKING:
     from trimtab.fast.apply import Fast
+    from trimtab.recipes.fullest_rows import Fullest
 
 Say = Callable[[str], None]
 
@@ -60,6 +61,9 @@ class Prepared:
     """How the data came about: `lines()` for people, `as_dict()` for data.json."""
     own: Any = None
     """What this recipe alone goes on with."""
+    length: Callable[[Any], int] | None = None
+    """How many tokens a trained row has, its pictures and clips expanded; None where other things decide how long the
+    rows of a step are."""
 
 
 @dataclass
@@ -178,5 +182,8 @@ class Recipe:
     """So many trained and as many held-out rows, spoken, for `trimtab evaluate`; None where the model says nothing."""
     fast: frozenset[str] = frozenset({"adapters", "compile", "kernels"})
     """Which parts of the settings' `speed` it can use; what a trainer has to do itself (`head`, `padding`) it names."""
+    fullest: Callable[[Config, int], Fullest] | None = None
+    """So many rows as long as the settings let them be, made up: what a step is executed with to know its memory. None
+    where a step cannot be executed without data."""
     captures: bool = False
     """Whether steps are captured as CUDA graphs, which need a stream of their own."""

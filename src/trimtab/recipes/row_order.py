@@ -7,7 +7,7 @@ rows. What they draw by is left as it is; only where they begin to draw is set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,3 +44,29 @@ def order_by_epoch(trainer: Any) -> None:
         return found if told or not hasattr(found, "generator") else ByEpoch(found, trainer.args.seed)
 
     trainer._get_train_sampler = sampler
+
+
+LONGEST_FIRST = (
+    "the longest rows of the data come first, together in one batch: the most that a step can be given"
+)
+"""What a rehearsal of shapes says of its rows."""
+
+
+class Longest(Sampler[int]):
+    """The rows by their length, the longest first."""
+
+    def __init__(self, rows: Sequence[Any], length: Callable[[Any], int]) -> None:
+        lengths = [length(row) for row in rows]
+        self._order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+def longest_first(trainer: Any, length: Callable[[Any], int]) -> None:
+    """Where memory is rehearsed by shapes: a step with the longest rows is among the first, whatever the seed."""
+    order = Longest(trainer.train_dataset, length)
+    trainer._get_train_sampler = lambda *_, **__: order

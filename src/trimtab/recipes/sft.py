@@ -9,6 +9,7 @@ from trimtab.config.schema import Config
 from trimtab.errors import RequestError
 from trimtab.placement import PlacementPlan, return_outputs
 from trimtab.placement.speed import PARTS
+from trimtab.recipes.fullest_rows import text_rows
 from trimtab.recipes.look import rows_answered
 from trimtab.recipes.outcomes import held_out_loss
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say, rows_at_once
@@ -38,7 +39,7 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
     data = prepare_data(config.data, tokenizer, config.seed)
     for line in data.report.lines():
         say(line)
-    return Prepared(tokenizer, data.train, data.eval, data.report)
+    return Prepared(tokenizer, data.train, data.eval, data.report, length=lambda row: len(row["input_ids"]))
 
 
 def _build(job: Job) -> TrainerDriver:
@@ -109,4 +110,5 @@ SFT = Recipe(
     outcome=held_out_loss,
     look=rows_answered,
     fast=frozenset(PARTS),
+    fullest=text_rows,
 )

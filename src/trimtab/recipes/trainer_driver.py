@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from trimtab.config import Config, keeps_best
+from trimtab.models.load import shapes_only
 from trimtab.monitor.callback import MonitorCallback
 from trimtab.placement import PlacementGuard, PlacementPlan, bind_arguments, trainer_options
 from trimtab.placement.optimizer import choose_optimizer
@@ -19,11 +20,12 @@ from trimtab.recipes.interrupt import GracefulStop
 from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.resumed_state import ResumedState
-from trimtab.recipes.row_order import order_by_epoch
+from trimtab.recipes.row_order import LONGEST_FIRST, longest_first, order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_loading import load_all
 from trimtab.recipes.trainer_saving import save_whole
+from trimtab.rehearse.process import rehearsal_notes
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
 """How names of what an evaluation tells of itself end."""
@@ -125,7 +127,11 @@ class TrainerDriver:
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         load_all(self.trainer)
-        order_by_epoch(self.trainer)
+        if shapes_only() and prepared.length is not None:
+            longest_first(self.trainer, prepared.length)
+            rehearsal_notes(LONGEST_FIRST)
+        else:
+            order_by_epoch(self.trainer)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
             _watch_memory(self.trainer)

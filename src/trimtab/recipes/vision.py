@@ -85,7 +85,8 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
     data = prepare_pictures(config.data, config.vision, config.seed, say, fits)
     for line in data.report.lines():
         say(line)
-    return Prepared(processor, data.train, data.eval, data.report, own=Seen(collator, data.metric))
+    seen = Seen(collator, data.metric)
+    return Prepared(processor, data.train, data.eval, data.report, own=seen, length=collator.length)
 
 
 def _fit(config: Config, model: Any) -> None:

@@ -51,7 +51,10 @@ def _prepare(config: Config, plan: PlacementPlan, say: Say) -> Prepared:
     train, held = collator.fitting(train, held, config.data, data.report)
     for line in data.report.lines():
         say(line)
-    return Prepared(tokenizer, train, held or None, data.report, own=Heard(collator, codec))
+    heard = Heard(collator, codec)
+    return Prepared(
+        tokenizer, train, held or None, data.report, own=heard, length=lambda row: len(collator.made(row).ids)
+    )
 
 
 def _fit(config: Config, model: Any) -> None:

@@ -17,6 +17,7 @@ from trimtab.data.tasks import Question, Task
 from trimtab.errors import RequestError
 from trimtab.manifest import Part
 from trimtab.placement import PlacementPlan, Workload
+from trimtab.recipes.fullest_rows import scored_rows
 from trimtab.recipes.recipe import Job, Need, Prepared, Recipe, Say
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ class ZerothEngine:
     """Steps of a zeroth-order optimizer over batches of questions: a recipe's own part of the loop."""
 
     def __init__(self, job: Job) -> None:
+        from trimtab.models.load import shapes_only
+        from trimtab.recipes.row_order import LONGEST_FIRST
+        from trimtab.rehearse.process import rehearsal_notes
         from trimtab.zeroth.batches import BatchStream, Collate
         from trimtab.zeroth.optimizer import ZerothOrder
         from trimtab.zeroth.tokens import starts_with
@@ -111,8 +115,15 @@ class ZerothEngine:
         )
         micro_batches = training.gradient_accumulation_steps * plan.processes
         self._batches = BatchStream(
-            job.prepared.train, training.batch_size, micro_batches, config.seed, self._collate
+            job.prepared.train,
+            training.batch_size,
+            micro_batches,
+            config.seed,
+            self._collate,
+            longest_first=shapes_only(),
         )
+        if shapes_only():
+            rehearsal_notes(LONGEST_FIRST)
         self.steps_per_epoch = self._batches.steps_per_epoch
         self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
         self.evaluates = bool(job.prepared.eval)
@@ -299,4 +310,5 @@ ZEROTH_ORDER = Recipe(
     answer=None,
     fast=frozenset(),
     captures=True,
+    fullest=scored_rows,
 )

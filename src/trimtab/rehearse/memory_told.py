@@ -26,7 +26,7 @@ def _of_device(device: VirtualDevice) -> Told:
         "capacity_bytes": int(device.total_bytes),
         "peak_bytes": int(device.peak),
         "reserved_bytes": 0,
-        "context_bytes": 0,
+        "context_bytes": int(device.context_bytes),
         "at_peak": None,
         "phases": [],
         "timeline": None,

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.rehearse import kinds
 from trimtab.rehearse.checks.base import BaseCheck, around, backward_hub, optimizers_made, trained_by
 from trimtab.virtual import imports, state
 
@@ -40,7 +39,6 @@ _SAVING = {
 _GENERATING = {"transformers.generation.utils": [("GenerationMixin", "generate")]}
 _STEPPING = {"trimtab.zeroth.optimizer": [("ZerothOrder", "step")]}
 """Steps that no optimizer of torch makes."""
-_KEEPING = {"transformers.cache_utils": [("Cache", "update")]}
 
 
 class Phases(BaseCheck):
@@ -54,9 +52,6 @@ class Phases(BaseCheck):
         self._between = True
         """Whether no step is under way: none has begun, or an optimizer has made its own."""
         self._steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._told: WeakSet[nn.Module] = WeakSet()
-        """Modules whose weights the ledgers know in this phase."""
-        self._trained: WeakSet[nn.Module] = WeakSet()
         self._local = threading.local()
 
     def install(self) -> None:
@@ -65,12 +60,10 @@ class Phases(BaseCheck):
         hooks.register_module_forward_pre_hook(self._entered)
         hooks.register_module_forward_hook(self._left, always_call=True)
         backward_hub().before.append(self._backward)
-        backward_hub().after.append(self._differentiated)
-        register_optimizer_step_pre_hook(self._stepping)
         register_optimizer_step_post_hook(self._stepped)
         around(torch, "save", self._deed("save"))
         around(torch, "load", self._loading)
-        around(torch.optim.Optimizer, "load_state_dict", self._deed("resume"))
+        around(torch.optim.Optimizer, "load_state_dict", self._resuming)
         machine = state.machine()
         assert machine is not None
         self._machine = machine
@@ -79,7 +72,6 @@ class Phases(BaseCheck):
             (_SAVING, self._deed("save")),
             (_GENERATING, self._deed("generate")),
             (_STEPPING, self._one_step),
-            (_KEEPING, self._kept),
         ):
             for module, names in table.items():
                 listened.setdefault(module, []).extend((owner, name, call) for owner, name in names)
@@ -87,22 +79,10 @@ class Phases(BaseCheck):
             machine, machine.undo, {name: _listening(name, calls) for name, calls in listened.items()}
         )
 
-    def finish(self) -> None:
-        """What is held at the end counts as what it is, also where no module ever ran."""
-        for module in list(self._machine.modules):
-            kinds.tell_weights(module)
-
-    def _begin(self, phase: str, *, anew: bool = False) -> None:
-        """From now on it is this phase; `anew` where another one of its kind begins (the next step)."""
-        if phase != self._now or anew:
-            self._now = phase
-            self._told.clear()
-            for device in self._machine.devices:
-                device.ledger.begin(phase)
-
-    def _mark(self, name: str) -> None:
+    def _begin(self, phase: str) -> None:
+        self._now = phase
         for device in self._machine.devices:
-            device.ledger.mark(name)
+            device.ledger.begin(phase)
 
     @contextmanager
     def _within(self, phase: str) -> Iterator[None]:
@@ -129,16 +109,20 @@ class Phases(BaseCheck):
         with self._within("resume"):
             return real(*args, **kwargs)
 
+    def _resuming(
+        self, real: Callable[..., Any], optimizer: Any, kept: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """An optimizer is given the state of an earlier run; a library that moves it gives it back its own, empty."""
+        if not kept.get("state"):
+            return real(optimizer, kept, *args, **kwargs)
+        with self._within("resume"):
+            return real(optimizer, kept, *args, **kwargs)
+
     def _one_step(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """A step of an optimizer that makes its passes itself, without gradients."""
         with self._within(self._step_phase()):
             result = real(optimizer, *args, **kwargs)
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        return result
-
-    def _kept(self, real: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
-        result = real(cache, *args, **kwargs)
-        kinds.tell(getattr(cache, "layers", cache), "cache")
         return result
 
     def _step_phase(self) -> str:
@@ -154,56 +138,33 @@ class Phases(BaseCheck):
         if depth or torch._C._current_graph_task_id() != -1:
             return
         if not self._deeds:
-            next_step = self._between and torch.is_grad_enabled()
-            self._begin(self._of_pass(module), anew=next_step)
-            if torch.is_grad_enabled():
-                self._mark("forward")
-                self._trained.add(module)
-        if module not in self._told:
-            self._told.add(module)
-            kinds.tell_weights(module)
+            self._begin(self._of_pass(module))
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
         self._local.depth = max(0, getattr(self._local, "depth", 1) - 1)
 
     def _of_pass(self, module: nn.Module) -> str:
         """The phase that the pass of an outermost module belongs to."""
+        if not torch.is_grad_enabled() and _has_cache(module):
+            return "generate"
+        if not any(p.requires_grad for p in module.parameters()):
+            return self._now  # a teacher, a loss, what prepares a row: it works for the others
         if torch.is_grad_enabled():
             self._between = False
             return self._step_phase()
-        cache = _cache_given(module)
-        if cache is not None:
-            kinds.tell(cache, "cache")
-            return "generate"
-        if not self._between or not any(p.requires_grad for p in module.parameters()):
-            # A teacher, a reference model: it works for the step.
+        if not self._between:
             return self._now
         # A policy in training mode reads again what it has generated: that is the step's.
         return self._step_phase() if module.training and self._now == "generate" else "evaluate"
 
     def _backward(self, *_: Any) -> None:
-        if not self._deeds:
-            self._begin(self._step_phase())
         self._between = False
-        self._mark("backward")
-
-    def _differentiated(self) -> None:
-        for module in list(self._trained):
-            kinds.tell_gradients(module.parameters())
-        for optimizer in list(self._made):
-            kinds.tell_gradients(trained_by(optimizer))
-
-    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        kinds.tell_gradients(trained_by(optimizer))
         if not self._deeds:
             self._begin(self._step_phase())
-        self._mark("optimizer")
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        count = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         self._between = True
-        if count <= 2 or count & (count - 1) == 0:
-            kinds.tell_state(optimizer)
 
 
 def _listening(module: str, calls: list[tuple[str, str, Callable[..., Any]]]) -> imports.Setting:
@@ -216,18 +177,22 @@ def _listening(module: str, calls: list[tuple[str, str, Callable[..., Any]]]) ->
     return put_in
 
 
-def _cache_given(module: nn.Module) -> Any:
-    """What was computed for earlier tokens, where a module's call is handed it."""
+def _has_cache(module: nn.Module) -> bool:
+    """Whether a module's call is handed what was computed for earlier tokens."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_call_impl":
         frame = frame.f_back
     if frame is None or frame.f_locals.get("self") is not module:
-        return None
-    for name, value in frame.f_locals.get("kwargs", {}).items():
-        if (
-            _CACHE.search(name)
-            and not isinstance(value, torch.Tensor)
-            and next(kinds.tensors_in(value), None)
-        ):
-            return value
-    return None
+        return False
+    given = frame.f_locals.get("kwargs", {})
+    return any(_CACHE.search(name) and _is_cache(value) for name, value in given.items())
+
+
+def _is_cache(value: Any) -> bool:
+    """A container with tensors in it, or an object that says how many tokens it has seen."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return any(isinstance(part, torch.Tensor) or _is_cache(part) for part in value)
+    seen = getattr(value, "get_seq_length", None)
+    return callable(seen) and bool(seen())

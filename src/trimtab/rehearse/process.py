@@ -163,6 +163,12 @@ SETUP = "trimtab.rehearse.process:attach"
 _process: Process | None = None
 
 
+def rehearsal_notes(text: str) -> None:
+    """Let the report of the rehearsal that this process belongs to, if it does, say something."""
+    if _process is not None:
+        _process.recorder.write(t="note", text=text)
+
+
 def prepare() -> Process:
     """The records of this process, before torch is there."""
     global _process
@@ -194,7 +200,7 @@ def _attach(process: Process, machine: Machine) -> None:
     from trimtab.rehearse import checks, loading, observer, one_rank, quiet, what_if, workers
     from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
-    from trimtab.virtual import bootstrap, deeds
+    from trimtab.virtual import bootstrap, deeds, kinds
 
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
@@ -203,8 +209,9 @@ def _attach(process: Process, machine: Machine) -> None:
         one_rank.start_only_the_first()
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
-    torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process, machine))
+    torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process))
     deeds.listen()
+    kinds.listen(machine)
     _catch_spawned(process)
     shield.watch_over(process)
     workers.install()
@@ -215,10 +222,8 @@ def _attach(process: Process, machine: Machine) -> None:
         shield.install(check)
 
 
-def _called(process: Process, machine: Machine, module: Any, _: Any) -> None:
+def _called(process: Process, module: Any, _: Any) -> None:
     process.ran_a_module = True
-    if type(module).__hash__ is not None:
-        machine.modules.add(module)
 
 
 def _catch_ends(process: Process) -> None:

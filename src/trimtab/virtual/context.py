@@ -31,6 +31,7 @@ from trimtab.virtual import (
     from_data,
     functions,
     generators,
+    kinds,
     legacy,
     processes,
     ranks,
@@ -105,8 +106,7 @@ def install(
         if "torch._dynamo" in sys.modules:
             undo.enter_context(sys.modules["torch._dynamo"].config.patch(disable=True))
         if observer is not None:
-            hook = nn.modules.module.register_module_forward_pre_hook(_remember)
-            undo.callback(hook.remove)
+            undo.callback(kinds.listen(machine))
             undo.callback(deeds.listen())
         machine.undo = undo.pop_all()
     return machine
@@ -160,13 +160,6 @@ def install_from_environment() -> None:
         getattr(importlib.import_module(module), function)(machine)
 
 
-def _remember(module: nn.Module, inputs: Any = None) -> None:
-    machine = state.machine()
-    # A class with an __eq__ of its own and no __hash__ cannot be kept in a set; it can be called all the same.
-    if machine is not None and type(module).__hash__ is not None:
-        machine.modules.add(module)
-
-
 def _own_patches(machine: Machine) -> list[Patch]:
     return [
         # A rehearsal adds to them.
@@ -210,7 +203,7 @@ def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        _remember(self)
+        kinds.remember(self)
         if scripted.is_scripted(self):
             scripted.apply(self, args[0])
             return self
@@ -234,7 +227,11 @@ def _not_faked(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         """Hooks and recomputation run user code inside backward, where torch has put the function mode aside."""
+        machine = state.machine()
+        teller = machine.teller if machine is not None else None
         with functions.switched_on():
-            return original(*args, **kwargs)
+            if teller is None:
+                return original(*args, **kwargs)
+            return teller.backward(lambda: original(*args, **kwargs))
 
     return _engine_run_backward

@@ -29,9 +29,8 @@ ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 _NOTHING = words(
     """
     _cuda_ipc_collect _cuda_sleep _cuda_set_sync_debug_mode _cuda_clearCublasWorkspaces _host_emptyCache
-    _cuda_record_memory_history _cuda_resetAccumulatedMemoryStats _cuda_resetPeakHostMemoryStats
-    _cuda_resetAccumulatedHostMemoryStats _accelerator_emptyHostCache _accelerator_resetAccumulatedStats
-    _accelerator_setAllocatorSettings
+    _cuda_record_memory_history _cuda_resetPeakHostMemoryStats
+    _cuda_resetAccumulatedHostMemoryStats _accelerator_emptyHostCache
     """
 )
 _EXCHANGING = words(
@@ -102,6 +101,7 @@ class Layer:
             "_cuda_getCompiledVersion": lambda: 12080,
             "_cuda_memoryStats": self.memory.nested,
             "_cuda_resetPeakMemoryStats": self.memory.reset_peak,
+            "_cuda_resetAccumulatedMemoryStats": self.memory.reset_accumulated,
             "_cuda_emptyCache": self.memory.empty_cache,
             "_cuda_setMemoryFraction": self.memory.set_fraction,
             "_cuda_getMemoryFraction": self.memory.fraction,
@@ -122,6 +122,8 @@ class Layer:
             "_accelerator_emptyCache": self.memory.empty_cache,
             "_accelerator_getDeviceStats": self.memory.nested,
             "_accelerator_resetPeakStats": self.memory.reset_peak,
+            "_accelerator_resetAccumulatedStats": self.memory.reset_accumulated,
+            "_accelerator_setAllocatorSettings": self.memory.configure,
             "_accelerator_getMemoryInfo": self.memory.info,
             "_accelerator_getDeviceCapability": lambda _: {
                 "supported_dtypes": {
@@ -261,7 +263,7 @@ def patches(machine: Machine) -> list[Patch]:
         *((module, "_lazy_call", lambda callable, **_: callable()) for module in (cuda, cuda.random)),
         (torch, "compile", _eager_compile(machine)),
         (torch.autograd.profiler.profile, "__init__", _host_profiler()),
-        *memory_stats.pool_patches(),
+        *memory_stats.pool_patches(machine),
         (cuda, "CUDAGraph", _NoGraph),
         (cuda.graphs, "CUDAGraph", _NoGraph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),

@@ -79,7 +79,10 @@ class Face(torch.Tensor):
         return target if ".cuda." in name else target.cpu()
 
     def record_stream(self, stream: Any) -> None:
-        """Nothing runs asynchronously here, so there is nothing to keep alive."""
+        """Nothing runs asynchronously here; but the allocator asks at the next request whether the stream is done."""
+        if self._block.nbytes:
+            self._slot.ledger.settle()
+            self._slot.pool.use(self._block.serial, stream.stream_id)
 
     def data_ptr(self) -> int:
         payload = self.payload

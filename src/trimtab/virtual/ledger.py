@@ -1,20 +1,29 @@
-"""Every allocation and release on one virtual GPU in order, and what follows from it: peaks by phase, kinds, a timeline.
+"""Every allocation and release on one virtual GPU in order, and what follows: peaks by phase, kinds, a timeline.
 
-Events are numbers in an array; what they mean is worked out when somebody asks. A phase is kept as its stretch with the
-highest peak (`Lap`), so that a long run takes no more memory than a short one. Never decides what an allocation costs:
-allocator.py does.
+Events are numbers in an array; what they mean is worked out when somebody asks (replay.py). A phase is kept as its
+stretch with the highest peak (`Lap`), so that a long run takes no more memory than a short one. Never decides what an
+allocation costs: allocator.py does.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from torch import nn
+
+from trimtab.virtual import places, replay
+from trimtab.virtual.allocator import Allocator
 from trimtab.virtual.origin import Handle
+from trimtab.virtual.places import Place
+from trimtab.virtual.replay import Lap, Timeline
 
-KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "cache", "workspace", "other")
+KINDS = replay.KINDS
+LARGEST_REST = (20 << 20) + 512
+"""An allocation of so many bytes reserves at most so much more."""
+LONGEST = 1 << 19
+"""Events in one lap at most."""
 
 
 @dataclass
@@ -32,94 +41,165 @@ class Peak:
     inside: Handle | None = None
 
 
-@dataclass
-class Timeline:
-    """The bytes of each kind over one stretch of a phase. `at` counts allocations and releases."""
+class Device(Protocol):
+    """What the ledger knows of its device: see state.py."""
 
-    phase: str
-    at: list[int]
-    kinds: dict[str, list[int]]
-    marks: list[tuple[int, str]]
-
-
-@dataclass
-class Lap:
-    """A stretch of a phase: what lived when it began, and every event since."""
-
-    phase: str
-    held: dict[int, int]
-    """What lived when it began: number of the allocation, and its bytes."""
-    first: int
-    """The number of the first allocation in it."""
-    events: array[int] = field(default_factory=lambda: array("q"))
-    """An allocation by its bytes, a release by the complement (`~`) of the allocation's number."""
-    marks: list[tuple[int, str]] = field(default_factory=list)
-    peak: int = 0
-    reserved: int = 0
+    index: int
+    pool: Allocator
+    made: int
+    held: int
+    watch: int
+    room: int
+    log: Callable[[int], None]
 
 
 class Ledger:
     """The book of one device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self.device = device
         self.kinds: dict[int, str] = {}
         """What was told of allocations, by their numbers."""
-        self.lap = Lap("load", {}, 0)
-        self.laps: list[Lap] = [self.lap]
-        self.made = 0
+        self.lap = Lap("load", {}, 0, 0)
+        self.kept: dict[str, Lap] = {}
+        """Of each phase the lap with the highest peak, in the order of the phases."""
+        self.reserved: dict[str, int] = {}
+        self.places: dict[str, Place] = {}
+        """Of each phase where the use last rose by one part in 256."""
+        self.part = ""
+        """The part of a step that is under way."""
+        self.modules: Iterable[nn.Module] = ()
+        """Modules that were moved or called: what they hold are weights."""
 
     def begin(self, phase: str) -> None:
         """What is allocated from now on belongs to this phase."""
-        self.lap = Lap(phase, dict(self._end(self.lap)), self.made)
-        self.laps.append(self.lap)
+        if phase != self.lap.phase:
+            self._turn(phase)
+            self.device.watch = 0
+
+    def step_ends(self) -> None:
+        """A step of a training is complete: what comes is another stretch of its phase, or the next phase."""
+        if self.lap.phase in ("load", "first step"):
+            self.begin("steady step")
+        else:
+            self._turn(self.lap.phase)
 
     def mark(self, name: str) -> None:
-        """A part of the step begins: "forward", "backward", "optimizer"."""
+        """A part of the step begins: "forward", "backward", "optimizer"; "" for none of them."""
+        self.part = name
         self.lap.marks.append((len(self.lap.events), name))
 
     def tell(self, held: Any, kind: str) -> None:
         """The memory of a tensor (or a block) is of this kind."""
         block = getattr(held, "_block", held)
-        self.kinds[block.serial] = kind
+        if block.nbytes:
+            self.kinds[block.serial] = kind
+
+    def settle(self) -> None:
+        """Let the allocator carry out what was noted."""
+        device, lap = self.device, self.lap
+        pool = device.pool
+        if device.index == _HOST:
+            self._open(Lap("", {}, device.made, 0))
+            device.room = LONGEST * LARGEST_REST
+            return
+        try:
+            pool.replay(lap)
+        finally:
+            settings = pool.settings
+            bounded = not any(settings.divisions) and settings.large_segment + 512 <= LARGEST_REST
+            device.room = min(pool.limit - pool.both.reserved, LONGEST * LARGEST_REST) if bounded else 0
+        if len(lap.events) > LONGEST and not pool.busy:
+            self._turn(lap.phase)
+
+    def look(self) -> None:
+        """The use rises: note who allocates."""
+        device = self.device
+        device.watch = device.held + (device.held >> 8)
+        if device.index != _HOST:
+            self.places[self.lap.phase] = places.here()
 
     def peaks(self) -> list[Peak]:
         """The highest use in each phase, in order."""
-        return [self._peak(lap) for lap in self.laps if lap.events or lap.held]
+        self.settle()
+        self._tell_weights()
+        found, names = [], places.names(self.modules)
+        for phase, lap in self._laps().items():
+            place = self.places.get(phase, Place())
+            peak = Peak(
+                phase,
+                lap.peak,
+                max(lap.reserved, self.reserved.get(phase, 0)),
+                replay.at_peak(lap, lap.kinds | self.kinds),
+                place.op,
+                places.name_of(place, names),
+                place.where,
+                place.inside,
+            )
+            found.append(peak)
+        return found
 
     def timeline(self, phase: str, points: int = 400) -> Timeline:
-        """The bytes of each kind over a phase, at most so many points, the peak among them."""
-        lap = next(lap for lap in self.laps if lap.phase == phase)
-        steps = list(self._steps(lap))
-        step = max(1, -(-len(steps) // points))
-        chosen = range(0, len(steps), step)
-        series = {kind: [steps[at].get(kind, 0) for at in chosen] for kind in KINDS}
-        return Timeline(phase, list(chosen), series, lap.marks)
+        """The bytes of each kind over the stretch of a phase that has its peak, at most so many points."""
+        self.settle()
+        self._tell_weights()
+        lap = self._laps()[phase]
+        return replay.timeline(lap, lap.kinds | self.kinds, points)
 
-    def _end(self, lap: Lap) -> Iterator[tuple[int, int]]:
-        live = dict(lap.held)
-        number = lap.first
-        for event in lap.events:
-            if event >= 0:
-                live[number] = event
-                number += 1
-            else:
-                live.pop(~event)
-        yield from live.items()
+    def _tell_weights(self) -> None:
+        kinds, device = self.kinds, self.device
+        for module in tuple(self.modules):
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                for block in blocks_of(tensor) if tensor is not None else ():
+                    if block.device is device and block.nbytes:
+                        kinds.setdefault(block.serial, "weights")
 
-    def _steps(self, lap: Lap) -> Iterator[dict[str, int]]:
-        live, number, totals = dict(lap.held), lap.first, dict.fromkeys(KINDS, 0)
-        for serial, size in live.items():
-            totals[self.kinds.get(serial, "temporary")] += size
-        yield dict(totals)
-        for event in lap.events:
-            if event >= 0:
-                live[number] = event
-                totals[self.kinds.get(number, "temporary")] += event
-                number += 1
-            else:
-                totals[self.kinds.get(~event, "temporary")] -= live.pop(~event)
-            yield dict(totals)
+    def _laps(self) -> dict[str, Lap]:
+        """The lap that stands for each phase, the one under way included."""
+        laps, lap = dict(self.kept), self.lap
+        if (lap.events or lap.peak) and (lap.phase not in laps or lap.peak > laps[lap.phase].peak):
+            laps[lap.phase] = lap
+        return laps
 
-    def _peak(self, lap: Lap) -> Peak:
-        kinds = max(self._steps(lap), key=lambda totals: sum(totals.values()))
-        return Peak(lap.phase, sum(kinds.values()), sum(kinds.values()), kinds)
+    def _turn(self, phase: str) -> None:
+        """Close the lap under way and open the next one."""
+        pool = self.device.pool
+        self._tell_weights()
+        with pool.lock:
+            self.device.pool.replay(self.lap)
+            lap = self.lap
+            self.kept = self._laps()
+            self.reserved[lap.phase] = max(self.reserved.get(lap.phase, 0), lap.reserved)
+            forward = replay.forward_begins(lap) if self.part == "forward" else pool.number
+            held = {number: piece.size for number, piece in pool.live.items()}
+            if self.kept.get(lap.phase) is lap:
+                lap.kinds = dict(self.kinds)
+            self.kinds = {number: kind for number, kind in self.kinds.items() if number in held}
+            following = Lap(
+                phase, held, pool.number, forward, peak=pool.both.allocated, reserved=pool.both.reserved
+            )
+            # What another thread noted in the meantime is not lost.
+            rest = lap.events[lap.done :]
+            self._open(following)
+            following.events.extend(rest)
+            del lap.events[lap.done :]
+
+    def _open(self, lap: Lap) -> None:
+        self.lap = lap
+        self.device.log = lap.events.append
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
+        return self
+
+
+_HOST = 127
+
+
+def blocks_of(tensor: Any) -> Iterator[Any]:
+    """The blocks behind a tensor: one of a virtual tensor, those of its parts where it wraps others (a sharded one)."""
+    block = tensor.__dict__.get("_block")
+    if block is not None:
+        yield block
+    elif hasattr(type(tensor), "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from blocks_of(getattr(tensor, name))

@@ -1,7 +1,7 @@
-"""Bytes per virtual device: counted by storage, freed when the last tensor on the storage goes.
+"""The memory behind tensors on virtual GPUs: one block for each storage, freed when the last tensor on it goes.
 
-It counts what the tensors of the program hold. It does not imitate the caching allocator: no fragmentation, no
-reserved pool, no workspace of kernels.
+A block is noted as it comes and goes (ledger.py); what CUDA's allocator makes of it (allocator.py) is worked out when
+somebody asks, and for each block at once where the device is nearly full.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from trimtab.virtual import faults
+from trimtab.virtual.allocator import NoRoom
+from trimtab.virtual.ledger import LARGEST_REST
 from trimtab.virtual.state import NotSimulated, VirtualDevice
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -39,33 +41,68 @@ class Block:
 
     held: torch.Tensor
     """Memory of the host behind a shape there, once its address was asked for."""
+    nbytes: int
+    """What was asked for; nothing is allocated for nought bytes."""
+    serial: int
+    """The number of the allocation on its device."""
 
     def __init__(self, device: VirtualDevice, nbytes: int) -> None:
-        # CUDA's allocator hands out multiples of 512 bytes.
-        nbytes = (nbytes + 511) & -512
         self.device = device
-        self.nbytes = 0
         self.unknown = False  # whether what it holds was written from values that nobody computed (shapes.py)
-        total = device.allocated + nbytes
-        if total > device.limit_bytes:
-            exhausted(device, nbytes)
-        self.nbytes = nbytes
+        self.nbytes = 0
+        if not nbytes:
+            self.serial = -1
+            return
+        device.room -= nbytes + LARGEST_REST
+        if device.room < 0:
+            _admit(self, device, nbytes)
+            return
         # No call stands between reading and writing, so other threads cannot come in between.
-        ledger = device.ledger
-        self.serial = ledger.made
-        ledger.made += 1
-        device.allocated += nbytes
-        if total > device.peak:
-            device.peak = total
-        ledger.lap.events.append(nbytes)
+        self.nbytes = nbytes
+        self.serial = device.made
+        device.made += 1
+        device.held += nbytes
+        device.log(nbytes)
+        if device.held > device.watch:
+            device.ledger.look()
 
     def __del__(self) -> None:
-        if hasattr(self, "serial"):
-            self.device.allocated -= self.nbytes
-            self.device.ledger.lap.events.append(~self.serial)
+        if self.nbytes:
+            device = self.device
+            device.held -= self.nbytes
+            device.log(~self.serial)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         return self
+
+
+def _note(block: Block, device: VirtualDevice, nbytes: int) -> None:
+    block.serial = device.made
+    block.nbytes = nbytes
+    device.made += 1
+    device.held += nbytes
+    device.log(nbytes)
+
+
+def _admit(block: Block, device: VirtualDevice, nbytes: int) -> None:
+    """Allocate where it has to be known now whether it fits."""
+    pool, ledger = device.pool, device.ledger
+    with pool.lock:
+        ledger.settle()
+        _note(block, device, nbytes)
+        try:
+            ledger.settle()
+        except NoRoom:
+            block.nbytes = 0
+            device.held -= nbytes
+            exhausted(device, nbytes)
+            pool.beyond = True
+            _note(block, device, nbytes)
+            ledger.settle()
+        finally:
+            pool.beyond = False
+    if device.held > device.watch:
+        ledger.look()
 
 
 def host_address(block: Block) -> int:
@@ -77,40 +114,40 @@ def host_address(block: Block) -> int:
 
 
 def resize(block: Block, nbytes: int) -> None:
-    """The storage behind a block has grown or shrunk."""
-    nbytes = (nbytes + 511) & -512
-    device = block.device
-    extra = nbytes - block.nbytes
-    if extra > 0:
-        ensure(device, extra)
-    if not extra:
+    """The storage behind a block has grown or shrunk: memory for the new size is taken before the old is freed."""
+    if nbytes == block.nbytes:
         return
-    ledger, before = device.ledger, block.serial
-    block.nbytes, block.serial = nbytes, ledger.made
-    ledger.made += 1
-    device.allocated += extra
-    device.peak = max(device.peak, device.allocated)
-    ledger.lap.events.append(nbytes)
-    ledger.lap.events.append(~before)
+    other = Block(block.device, nbytes)
+    block.nbytes, other.nbytes = other.nbytes, block.nbytes
+    block.serial, other.serial = other.serial, block.serial
 
 
 def ensure(device: VirtualDevice, nbytes: int) -> None:
     """Fail now, before the payload is made, if an allocation cannot fit."""
-    if device.allocated + nbytes > device.limit_bytes:
-        exhausted(device, nbytes)
+    if nbytes + LARGEST_REST > device.room:
+        device.ledger.settle()
+        if not device.pool.room_for(nbytes):
+            device.pool.refuse()
+            exhausted(device, nbytes)
 
 
 def exhausted(device: VirtualDevice, nbytes: int) -> None:
     """Report that an allocation does not fit: raises, unless the machine repairs."""
-    free = max(device.total_bytes - device.allocated, 0)
+    pool = device.pool
+    wanted = pool.segment_size(pool.settings.rounded(nbytes))
+    in_use = device.context_bytes + pool.both.reserved
+    allowed = f"{human(pool.allowed)} allowed; " if pool.allowed is not None else ""
+    private = pool.unused_in_private_pools()
+    unused = pool.both.reserved - pool.both.allocated
+    pools = f"with {human(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
     message = (
-        f"CUDA out of memory. Tried to allocate {human(nbytes)}. GPU {device.index} has a total capacity of "
-        f"{human(device.total_bytes)} of which {human(free)} is free. Including non-PyTorch memory, this process "
-        f"has {human(device.allocated)} memory in use. Of the allocated memory {human(device.allocated)} is "
-        "allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. If reserved but unallocated "
-        "memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
-        "documentation for Memory Management  "
-        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        f"CUDA out of memory. Tried to allocate {human(wanted)}. GPU {device.index} has a total capacity of "
+        f"{human(device.total_bytes)} of which {human(max(device.total_bytes - in_use, 0))} is free. Including "
+        f"non-PyTorch memory, this process has {human(in_use)} memory in use. {allowed}Of the allocated memory "
+        f"{human(pool.both.allocated)} is allocated by PyTorch, {pools}and {human(unused)} is reserved by PyTorch "
+        "but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"
+        "  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
     faults.report("out-of-memory", message, "alloc", raises=torch.OutOfMemoryError)
 

@@ -1,122 +1,226 @@
-"""Memory statistics of virtual GPUs in the form that `torch.cuda.memory_stats` gives them.
+"""Memory statistics of virtual GPUs in the form in which torch's C layer gives them to `torch.cuda`.
 
-Bytes in use are counted (see memory.py); what the caching allocator keeps beyond them is modelled as the highest
-use since the last `empty_cache`, in segments of 2 MiB. Never models fragmentation.
+They are read from the allocator of each device (allocator.py). Counts nothing itself.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from trimtab.virtual import allocator_settings, state
+from trimtab.virtual.allocator import Allocator
+from trimtab.virtual.allocator_parts import SHARED, Figures, Piece, PoolId
 from trimtab.virtual.state import Machine, Patch
-from trimtab.virtual.wording import words
 
-SEGMENT = 2 << 20
-# What is not modelled.
-_COUNTS = words("num_alloc_retries num_ooms num_sync_all_streams num_device_alloc num_device_free")
-
-
-def _segments(size: int) -> int:
-    return -(-size // SEGMENT) * SEGMENT
+_NAMES = ("allocated", "allocations", "requested", "reserved", "segments", "splits", "split_bytes")
 
 
 class Statistics:
-    """Reads the counters of one machine's devices."""
+    """Reads and sets the allocators of one machine's devices."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._reserved: Counter[int] = Counter()
-        self._peak_reserved: Counter[int] = Counter()
-        self._peak_when_emptied: Counter[int] = Counter()
-        self._fraction: dict[int, float] = {}
+        self._since: dict[int, dict[tuple[str, str], tuple[int, int]]] = {}
+        """What had come by the time that the program set these figures back, and what was there."""
 
-    def reserved(self, index: int) -> int:
+    def _pool(self, index: int) -> Allocator:
+        """The allocator of a device, with everything carried out that was noted."""
         device = self.machine.at(index)
-        highest = device.peak if device.peak > self._peak_when_emptied[index] else device.allocated
-        self._reserved[index] = max(self._reserved[index], _segments(highest))
-        self._peak_reserved[index] = max(self._peak_reserved[index], self._reserved[index])
-        return self._reserved[index]
+        device.ledger.settle()
+        return device.pool
 
-    def empty_cache(self) -> None:
+    def _pools(self) -> list[Allocator]:
+        return [self._pool(device.index) for device in self.machine.devices]
+
+    def empty_cache(self, pool: PoolId | None = None) -> None:
+        for allocator in self._pools():
+            allocator.give_back(pool if pool not in (None, SHARED) else None)
+        self._bound_again()
+
+    def _bound_again(self) -> None:
         for device in self.machine.devices:
-            self.reserved(device.index)
-            self._reserved[device.index] = _segments(device.allocated)
-            self._peak_when_emptied[device.index] = device.peak
+            device.ledger.settle()
 
     def reset_peak(self, index: int) -> None:
-        device = self.machine.at(index)
-        self._peak_reserved[index] = self.reserved(index)
-        device.used |= device.peak > 0
-        self._peak_when_emptied[index] = device.peak = device.allocated
+        pool, device = self._pool(index), self.machine.at(index)
+        device.used |= pool.both.allocated_peak > 0
+        for figures in (pool.both, pool.small_pool, pool.large_pool, pool.oversize):
+            for name in _NAMES:
+                setattr(figures, f"{name}_peak", getattr(figures, name))
+
+    def reset_accumulated(self, index: int) -> None:
+        pool = self._pool(index)
+        pools = {"all": (pool.small_pool, pool.large_pool)}
+        pools |= {"small_pool": (pool.small_pool,), "large_pool": (pool.large_pool,)}
+        self._since[index] = {
+            (title, name): (sum(_gained(p, name) for p in parts), sum(getattr(p, name) for p in parts))
+            for title, parts in pools.items()
+            for name in _NAMES
+        }
+        pool.retries = pool.ooms = pool.synchronized = pool.device_allocs = pool.device_frees = 0
 
     def set_fraction(self, fraction: float, index: int) -> None:
-        device = self.machine.at(index)
-        self._fraction[index] = fraction
-        device.limit_bytes = int(fraction * device.total_bytes)
+        pool = self._pool(index)
+        pool.allowed = int(fraction * pool.total)
+        self._bound_again()
 
     def fraction(self, index: int) -> float:
-        return self._fraction.get(index, 1.0)
+        pool = self._pool(index)
+        return pool.allowed / pool.total if pool.allowed is not None else 1.0
 
-    def info(self, index: int) -> tuple[int, int]:
-        """(free, total) as cudaMemGetInfo says: what the allocator keeps is not free."""
+    def configure(self, text: str) -> None:
+        """torch.cuda.memory._set_allocator_settings."""
+        for pool in self._pools():
+            pool.configure(allocator_settings.parsed(text, pool.settings))
+        self._bound_again()
+
+    def info(self, index: int | None = None) -> tuple[int, int]:
+        """(free, total) as cudaMemGetInfo says: what the allocator keeps and CUDA's own share are not free."""
         device = self.machine.at(index)
-        return max(0, device.total_bytes - self.reserved(index)), device.total_bytes
+        return max(0, device.total_bytes - device.context_bytes - device.reserved), device.total_bytes
 
     def nested(self, index: int) -> dict[str, Any]:
-        device, reserved = self.machine.at(index), self.reserved(index)
+        pool = self._pool(index)
+        since = self._since.get(index, {})
+        small, large = pool.small_pool, pool.large_pool
+        waiting = _waiting(pool)
 
-        def figures(current: int, peak: int) -> dict[str, int]:
-            return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
+        def each(name: str, waits: int | None = None) -> dict[str, dict[str, int]]:
+            found = {}
+            for title, figures, parts in (
+                ("all", pool.both, (small, large)),
+                ("small_pool", small, (small,)),
+                ("large_pool", large, (large,)),
+            ):
+                late = waiting[title][waits] if waits is not None else 0
+                gained = sum(_gained(part, name) for part in parts)
+                found[title] = _said_of(figures, name, gained, late, since.get((title, name), (0, 0)))
+            return found
 
-        def pools(current: int, peak: int) -> dict[str, dict[str, int]]:
-            both = figures(current, peak)
-            return {"all": both, "small_pool": figures(0, 0), "large_pool": both}
-
-        used = pools(device.allocated, device.peak)
         return {
-            **dict.fromkeys(("allocated_bytes", "requested_bytes", "active_bytes"), used),
-            "reserved_bytes": pools(reserved, self._peak_reserved[index]),
-            "inactive_split_bytes": pools(max(0, reserved - device.allocated), 0),
-            **dict.fromkeys(("allocation", "active", "inactive_split"), pools(0, 0)),
-            "segment": pools(reserved // SEGMENT, self._peak_reserved[index] // SEGMENT),
-            **dict.fromkeys(("oversize_allocations", "oversize_segments"), figures(0, 0)),
-            **dict.fromkeys(_COUNTS, 0),
-            "max_split_size": -1,
+            "allocation": each("allocations"),
+            "segment": each("segments"),
+            "active": each("allocations", 0),
+            "inactive_split": each("splits"),
+            "allocated_bytes": each("allocated"),
+            "reserved_bytes": each("reserved"),
+            "active_bytes": each("allocated", 1),
+            "inactive_split_bytes": each("split_bytes"),
+            "requested_bytes": each("requested"),
+            **{
+                f"oversize_{name}": _said_of(pool.oversize, name, _gained(pool.oversize, name), 0, (0, 0))
+                for name in ("allocations", "segments")
+            },
+            "num_alloc_retries": pool.retries,
+            "num_ooms": pool.ooms,
+            "num_sync_all_streams": pool.synchronized,
+            "num_device_alloc": pool.device_allocs,
+            "num_device_free": pool.device_frees,
+            "num_oom_rejections": 0,
+            # C++ shows the largest number there is as -1.
+            "max_split_size": _signed(pool.settings.max_split),
         }
 
-    def snapshot(self, *_: Any) -> dict[str, Any]:
-        """One segment per device: which tensor lies where inside it is not modelled."""
+    def snapshot(self, only: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
+        """Every segment with its blocks and addresses; of one private pool where one is named."""
+        wanted = tuple(only[:2]) if only is not None else SHARED
         segments = [
-            {
-                "device": device.index,
-                "address": 0,
-                "total_size": self.reserved(device.index),
-                **dict.fromkeys(("allocated_size", "active_size", "requested_size"), device.allocated),
-                "stream": 0,
-                "segment_type": "large",
-                "segment_pool_id": (0, 0),
-                "is_expandable": False,
-                "frames": [],
-                "blocks": [],
-            }
+            _segment(device.index, run, {piece.address for piece in device.pool.waiting})
             for device in self.machine.devices
+            for run in self._pool(device.index).segments()
+            if wanted == SHARED or run[0].home.pool == wanted
         ]
+        settings = self.machine.devices[0].pool.settings if self.machine.devices else None
         return {
             "segments": segments,
             "device_traces": [[] for _ in self.machine.devices],
-            "allocator_settings": {},
+            "allocator_settings": _said(settings) if settings is not None else {},
+            "external_annotations": [],
         }
+
+
+def _gained(figures: Figures, name: str) -> int:
+    return int(getattr(figures, f"{name}_gained"))
+
+
+def _said_of(
+    figures: Figures, name: str, gained: int, waiting: int, since: tuple[int, int]
+) -> dict[str, int]:
+    """One figure as torch says it: now, at most, and what came and went since that was last set back."""
+    current = getattr(figures, name) + waiting
+    came = gained - since[0]
+    peak = max(getattr(figures, f"{name}_peak"), current)
+    return {"current": current, "peak": peak, "allocated": came, "freed": came - (current - since[1])}
+
+
+def _waiting(pool: Allocator) -> dict[str, tuple[int, int]]:
+    """Number and bytes of the pieces that were freed and may be in use on another stream."""
+    small = [piece.size for piece in pool.waiting if piece.home.small]
+    large = [piece.size for piece in pool.waiting if not piece.home.small]
+    found = {"all": small + large, "small_pool": small, "large_pool": large}
+    return {title: (len(sizes), sum(sizes)) for title, sizes in found.items()}
+
+
+def _signed(size: int) -> int:
+    return size if size < 1 << 63 else -1
+
+
+def _segment(index: int, run: list[Piece], late: set[int]) -> dict[str, Any]:
+    head = run[0]
+    active = [piece for piece in run if not piece.free]
+    return {
+        "device": index,
+        "address": head.address,
+        "total_size": sum(piece.size for piece in run),
+        "allocated_size": sum(piece.size for piece in active if piece.address not in late),
+        "active_size": sum(piece.size for piece in active),
+        "requested_size": sum(piece.requested for piece in active),
+        "stream": head.home.stream,
+        "segment_type": "small" if head.home.small else "large",
+        "segment_pool_id": head.home.pool,
+        "is_expandable": head.grows,
+        "frames": [],
+        "blocks": [
+            {
+                "address": piece.address,
+                "size": piece.size,
+                "requested_size": piece.requested,
+                "state": "inactive"
+                if piece.free
+                else "active_pending_free"
+                if piece.address in late
+                else "active_allocated",
+                "frames": [],
+            }
+            for piece in run
+        ],
+    }
+
+
+def _said(settings: allocator_settings.Settings) -> dict[str, Any]:
+    """The settings by the names under which torch shows them."""
+    sizes = (str(1 << power) for power in range(16))
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": settings.text,
+        "max_split_size": _signed(settings.max_split),
+        "garbage_collection_threshold": settings.collect_above,
+        "expandable_segments": settings.expandable,
+        "pinned_num_register_threads": 1,
+        "release_lock_on_cudamalloc": False,
+        "pinned_use_cuda_host_register": False,
+        "roundup_power2_divisions": dict(zip(sizes, settings.divisions, strict=True)),
+    }
 
 
 _pools = itertools.count(1)
 
 
 class Pool:
-    """torch.cuda.MemPool. Nothing is fragmented here, so a pool is a name and no more."""
+    """torch.cuda.MemPool: memory that only requests made for it are met from."""
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         self.allocator = allocator
@@ -126,17 +230,40 @@ class Pool:
         return 1
 
     def snapshot(self, include_traces: bool = True) -> list[Any]:
-        return []
+        return torch.cuda.memory_snapshot(self.id)  # type: ignore[no-any-return]
+
+    def __del__(self) -> None:
+        in_force = state.machine()
+        for device in in_force.devices if in_force is not None else ():
+            device.ledger.settle()
+            device.pool.let_go(self.id)
 
 
-def pool_patches() -> list[Patch]:
+def _route(machine: Machine) -> Callable[..., None]:
+    def begin(index: int, pool: PoolId) -> None:
+        device = machine.at(index)
+        device.ledger.settle()
+        device.pool.select(device.pool.stream, pool)
+
+    return begin
+
+
+def pool_patches(machine: Machine) -> list[Patch]:
     """What torch.cuda knows of pools: it took the names when it was imported."""
-    cuda = torch.cuda
+    cuda, begin = torch.cuda, _route(machine)
+
+    def patched(name: str) -> Callable[..., None]:
+        if name.startswith("_cuda_begin"):
+            return begin
+        if name.startswith("_cuda_end"):
+            return lambda index, _: begin(index, SHARED)
+        return lambda *_: None
+
     routing = [
         name for name in vars(cuda.memory) if name.endswith(("AllocateToPool", "ThreadToPool", "releasePool"))
     ]
     return [
         *((owner, "MemPool", Pool) for owner in (cuda, cuda.memory)),
-        *((cuda.memory, name, lambda *_: None) for name in routing),
+        *((cuda.memory, name, patched(name)) for name in routing),
         (cuda.graphs, "_graph_pool_handle", lambda: (0, next(_pools))),
     ]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from trimtab.virtual import bootstrap, faults, state
+from trimtab.virtual.allocator_settings import from_environment
 from trimtab.virtual.state import Machine, Patch, VirtualDevice
 from trimtab.virtual.wording import AcceleratorError, runtime_error
 
@@ -55,8 +56,11 @@ def initialise(in_force: Machine, message: str = BAD_FORK, raises: type[RuntimeE
     if not seen:
         raise RuntimeError("No CUDA GPUs are available")
     del in_force.devices[len(seen) :]
+    settings = from_environment()
     for device, card in zip(in_force.devices, seen, strict=True):
         device.card = card
+        if not in_force.initialised:
+            device.pool.configure(settings)
     # After a repaired fault too: as if the process had been spawned.
     in_force.pid = os.getpid()
     in_force.initialised = in_force.ready = True
@@ -91,6 +95,8 @@ def _after_fork() -> None:
     in_force = state.machine()
     if in_force is not None:
         in_force.ready = False
+        for device in in_force.devices:
+            device.pool.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
 
+from trimtab.gpu_models import MIB, nearest
+from trimtab.virtual.allocator import Allocator
 from trimtab.virtual.ledger import Ledger
 from trimtab.virtual.observer import Asked, Observer
 from trimtab.virtual.wording import AcceleratorError, runtime_error
@@ -26,6 +29,12 @@ HOST = 127
 """The index by which C++ knows tensors on the host that have a shape only."""
 
 
+def context_bytes(name: str, total_bytes: int, capability: tuple[int, int]) -> int:
+    """What CUDA holds of a GPU; of one that is smaller than any there is, an eighth at most."""
+    model = nearest(name, f"{capability[0]}.{capability[1]}")
+    return min(model.architecture.context_mib * MIB, total_bytes // 8)
+
+
 class VirtualDevice:
     """One virtual accelerator. Tensors keep a reference to it, so it outlives the context that made it."""
 
@@ -35,15 +44,42 @@ class VirtualDevice:
         """Its number among all GPUs: another than the index where CUDA_VISIBLE_DEVICES hides some."""
         self.name = name
         self.total_bytes = total_bytes
-        self.limit_bytes = total_bytes  # less after torch.cuda.set_per_process_memory_fraction
         self.capability = capability
-        self.allocated = 0
-        self.peak = 0
-        self.ledger = Ledger()
+        self.context_bytes = context_bytes(name, total_bytes, capability) if index != HOST else 0
+        """What CUDA itself holds from the first use on: its context, and the code of kernels."""
+        self.pool = Allocator(total_bytes, self.context_bytes)
+        self.ledger = Ledger(self)
+        self.made = 0
+        """The number of allocations so far; the next one's number."""
+        self.held = 0
+        """The bytes that tensors hold, before any rounding."""
+        self.watch = 0
+        """Where they stand beyond this, the ledger asks who allocates."""
+        self.room = 0
+        """A bound on what can be allocated before it has to be known how much is reserved."""
+        self.log: Callable[[int], None] = self.ledger.lap.events.append
         self.used = False  # whether it held anything before the program set its peak back
         self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")
         # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.
         self.meta = torch.device("meta", index)
+
+    @property
+    def allocated(self) -> int:
+        """What torch.cuda.memory_allocated says."""
+        self.ledger.settle()
+        return self.pool.both.allocated
+
+    @property
+    def peak(self) -> int:
+        """What torch.cuda.max_memory_allocated says."""
+        self.ledger.settle()
+        return self.pool.both.allocated_peak
+
+    @property
+    def reserved(self) -> int:
+        """What torch.cuda.memory_reserved says."""
+        self.ledger.settle()
+        return self.pool.both.reserved
 
     def __repr__(self) -> str:
         return f"VirtualDevice({self.device}, {self.name!r}, {self.allocated} of {self.total_bytes} bytes)"
@@ -83,6 +119,10 @@ class Machine:
         self.pid = os.getpid()
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Modules that were moved or called while this machine was in force."""
+        self.teller: Any = None
+        """Who tells the ledgers what memory is for (kinds.py), where an observer listens."""
+        for device in self.devices:
+            device.ledger.modules = self.modules
         self.visible_at_install = os.environ.get("CUDA_VISIBLE_DEVICES")
         """A setting that was found, and not made by the program."""
         self.repaired = False

@@ -158,3 +158,7 @@ def select(stream: Stream) -> None:
     in_force = machine()
     if in_force is not None:
         in_force.current_device = stream.device_index
+        device = in_force.at(stream.device_index)
+        if device.pool.stream != stream.stream_id:
+            device.ledger.settle()
+            device.pool.select(stream.stream_id)

@@ -34,8 +34,17 @@ class BatchStream:
     """
 
     def __init__(
-        self, examples: Sequence[Example], batch_size: int, micro_batches: int, seed: int, collate: Collate
+        self,
+        examples: Sequence[Example],
+        batch_size: int,
+        micro_batches: int,
+        seed: int,
+        collate: Collate,
+        *,
+        longest_first: bool = False,
     ) -> None:
+        """`longest_first`: in place of a shuffled order, so that the largest step is the first."""
+        self.longest_first = longest_first
         self.examples, self.batch_size, self.micro_batches = examples, batch_size, micro_batches
         self.seed, self.collate = seed, collate
         self.taken = 0
@@ -60,9 +69,16 @@ class BatchStream:
         if turn not in self._orders:
             # Only neighbouring passes are ever needed at once.
             self._orders = {t: order for t, order in self._orders.items() if t >= turn - 1}
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + turn) % 2**63)
-            self._orders[turn] = torch.randperm(len(self.examples), generator=generator).tolist()
+            self._orders[turn] = self._order(turn)
         return self.examples[self._orders[turn][index]]
+
+    def _order(self, turn: int) -> list[int]:
+        if self.longest_first:
+            sizes = [example.length * example.rows for example in self.examples]
+            return sorted(range(len(sizes)), key=lambda place: -sizes[place])
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + turn) % 2**63)
+        order: list[int] = torch.randperm(len(self.examples), generator=generator).tolist()
+        return order
 
 
 def by_length(examples: Sequence[Example], batch_size: int, *, by_rows: bool = False) -> list[list[int]]:

@@ -1,0 +1,264 @@
+"""Looks for settings under which a run fits on given GPUs, the fastest first. What fits is executed, speed estimated.
+
+The rows of a step stay what they are: a smaller micro-batch is accumulated more often. In this order a run is made to
+fit: fewer rows at once, less kept for the backward pass, a model that is sharded or split, four bits for frozen
+weights, more GPUs, and shorter rows last of all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trimtab.config.schema import Config
+from trimtab.errors import RequestError
+from trimtab.hardware import Hardware
+from trimtab.hardware.catalogue import Card
+from trimtab.placement import PlacementPlan
+from trimtab.placement.plan import Strategy
+from trimtab.placement.sizing import PlacementError
+from trimtab.recipes.fit_options import MARGIN, Found, Kept, Option, Way
+from trimtab.recipes.planning import Known, know_model, resolve_for
+from trimtab.recipes.roofline import Load, tokens_a_second
+from trimtab.recipes.table import recipe_of
+from trimtab.recipes.trial_server import Answer
+from trimtab.recipes.trial_step import Executed, Trial
+from trimtab.recipes.trials import Trials
+
+SHORTEST = 128
+"""Rows are not made shorter than this."""
+HALF = 0.5
+"""`speed.activation_memory_budget` of the layouts that keep half."""
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A layout with its plan, and what executing it took; None where it could not be."""
+
+    config: Config
+    plan: PlacementPlan
+    executed: Executed | None
+
+
+class Search:
+    """One search. Each layout is executed at most once; GPUs for which the same is computed share it."""
+
+    def __init__(
+        self, config: Config, rows: int, machine: Hardware, trials: Trials, tell: Callable[[str], None]
+    ) -> None:
+        """`rows` are those of one step, `tell` hears what is being executed."""
+        recipe = recipe_of(config)
+        if recipe.fullest is None:
+            raise RequestError.of(
+                f"`trimtab fit` of recipe {config.recipe}",
+                "what fits is executed, and a step of this recipe cannot be without its data",
+                "use `trimtab plan --gpus`, which estimates it",
+            )
+        self._config, self._rows, self._machine, self._trials, self._tell = (
+            config,
+            rows,
+            machine,
+            trials,
+            tell,
+        )
+        self._trains = recipe.workload(config, False).training
+        self._known: dict[str | None, Known] = {}
+        self._answers: dict[str, Answer] = {}
+        self._flops: dict[int, float] = {}
+        """Of one row of each length, once a pass of such rows was executed."""
+        self._at_once = max(1, os.cpu_count() or 1)
+        self.found = Found()
+
+    def on(self, card: Card, counts: Sequence[int], *, all_counts: bool = False) -> None:
+        """Search on one kind of GPU, by growing numbers of them: to the first that fits, or through all counts."""
+        longest = self._config.data.max_length
+        lengths = [longest >> k for k in range(longest.bit_length()) if k == 0 or longest >> k >= SHORTEST]
+        for length in lengths:
+            for count in counts if card.accelerator.kind == "cuda" else [1]:
+                if self._with(card, count, length) and not all_counts:
+                    return
+            if self.found.fits_on(card.key):
+                return
+
+    def _with(self, card: Card, count: int, length: int) -> bool:
+        """Whether something fits on so many GPUs: whole, sharded or split, then the same in four bits."""
+        as_asked = self._config.model.quantize
+        packs = as_asked is None and self._config.method == "lora" and self._trains
+        four_bit = ["nf4"] if packs and card.accelerator.kind == "cuda" else []
+        kept: tuple[Kept, ...] = ("all", "half", "checkpointed") if self._trains else ("all",)
+        tiers: list[tuple[Strategy, ...]] = (
+            [("single",)] if count == 1 else [("data_parallel", "sharded"), ("split",)]
+        )
+        for quantize in [as_asked, *four_bit]:
+            for tier in tiers:
+                if self._fastest(card, [Way(s, count, k, quantize, length) for s in tier for k in kept]):
+                    return True
+        return False
+
+    def _fastest(self, card: Card, ways: Sequence[Way]) -> bool:
+        """Execute what may be the fastest of these; a way that cannot beat what fits already is left out."""
+        best: Option | None = None
+        for way in ways:
+            if self._rows % way.ranks:
+                why = f"the {self._rows} rows of a step cannot be shared out evenly"
+                self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = why
+                continue
+            sizes = [n for n in range(1, self._rows // way.ranks + 1) if self._rows // way.ranks % n == 0]
+            if best is not None and not self._may_beat(card, way, sizes[-1], best):
+                continue
+            option = self._largest(card, way, sizes)
+            if option is not None and (
+                best is None or (option.tokens_a_second or 0) > (best.tokens_a_second or 0)
+            ):
+                best = option
+        return best is not None
+
+    def _may_beat(self, card: Card, way: Way, size: int, best: Option) -> bool:
+        """Whether a way could be faster if all of its rows went through at once and nothing but products took time."""
+        flops = self._flops.get(way.length)
+        if best.tokens_a_second is None or flops is None:
+            return False
+        made = self._planned(card, way, size)
+        bound = self._speed(card, way, made[1], size, flops * size, 0) if made is not None else None
+        return bound is not None and bound > best.tokens_a_second * 1.01
+
+    def _largest(self, card: Card, way: Way, sizes: Sequence[int]) -> Option | None:
+        """The largest micro-batch that fits. Need grows with it: two of them tell about where the last one lies."""
+        room = card.accelerator.total_bytes * (1 - MARGIN)
+        tried = self._execute(card, way, sizes[:2])
+        if not tried or not tried[0].fits:
+            return None
+        fits, misses = 0, len(sizes)
+        while True:
+            for option in tried:
+                place = sizes.index(option.micro_batch)
+                fits, misses = (max(fits, place), misses) if option.fits else (fits, min(misses, place))
+            if misses - fits <= 1:
+                return next(
+                    o
+                    for o in reversed(self.found.options)
+                    if (o.gpu, o.way, o.micro_batch) == (card.key, way, sizes[fits])
+                )
+            near = self._guess(card, way, sizes, room)
+            near = min(max(near, fits + 1), misses - 1)
+            tried = self._execute(card, way, sorted({sizes[near], sizes[min(near + 1, misses - 1)]}))
+            if not tried:
+                return None
+
+    def _guess(self, card: Card, way: Way, sizes: Sequence[int], room: float) -> int:
+        """The place of the largest size that fits by a line through the two largest that were executed."""
+        known = sorted(
+            (o.micro_batch, o.needed) for o in self.found.options if (o.gpu, o.way) == (card.key, way)
+        )[-2:]
+        (low, least), (high, most) = known[0], known[-1]
+        each = max((most - least) / max(high - low, 1), 1.0)
+        most_rows = high + (room - most) / each
+        return max((place for place, size in enumerate(sizes) if size <= most_rows), default=0)
+
+    def _execute(self, card: Card, way: Way, sizes: Sequence[int]) -> list[Option]:
+        """Options of these micro-batches, executed at once; none where the layout cannot be had or executed."""
+        made = {size: planned for size in sizes if (planned := self._planned(card, way, size)) is not None}
+        asked: dict[int, str] = {}
+        for size, (config, plan) in made.items():
+            key = _key(config, plan, card)
+            if key not in self._answers and key not in asked.values():
+                self._tell(
+                    f"{way.gpus} × {card.key}, {way.words()}, {size} row{'s' * (size > 1)} of {way.length:,}"
+                )
+                trial = Trial(config=config, plan=plan, gpus=card.several(way.gpus))
+                asked[self._trials.ask(trial)] = key
+        for _ in range(len(asked)):
+            number, answer = self._trials.answer()
+            self._answers[asked[number]] = answer
+        options = [self._option(card, way, size, *planned) for size, planned in made.items()]
+        found = [option for option in options if option is not None]
+        self.found.options += [option for option in found if option not in self.found.options]
+        return found
+
+    def _option(self, card: Card, way: Way, size: int, config: Config, plan: PlacementPlan) -> Option | None:
+        answer = self._answers[_key(config, plan, card)]
+        executed = answer.executed
+        if executed is None:
+            self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = answer.failed
+            return None
+        fullest = max(executed.memory.values(), key=lambda held: held.reserved)
+        if executed.flops:
+            self._flops[way.length] = executed.flops / size
+        weights = max(share.weights for share in plan.memory.values())
+        activations = max(fullest.peak - weights, 0)
+        speed = self._speed(card, way, plan, size, executed.flops, activations) if executed.flops else None
+        passes = self._rows // (size * way.ranks)
+        return Option(card.key, way, size, passes, fullest, card.accelerator.total_bytes, speed, config)
+
+    def _speed(
+        self, card: Card, way: Way, plan: PlacementPlan, size: int, flops: float, activations: float
+    ) -> float | None:
+        if card.model is None:
+            return None
+        # The forward pass is a third of the work where all weights are trained, and half where they are frozen.
+        forward = 1 / 3 if self._config.method == "full" else 1 / 2
+        again = {"all": 0.0, "half": forward * HALF, "checkpointed": forward}[way.kept]
+        load = Load(
+            flops=flops,
+            again=again,
+            weights=max(share.weights for share in plan.memory.values()),
+            activations=activations,
+            trained=self._known[way.quantize].profile.trainable * 4,
+            tokens=size * way.length,
+            passes=self._rows // (size * way.ranks),
+        )
+        half = plan.precision != "fp32"
+        return tokens_a_second(
+            card.model, way.gpus, way.strategy, load, compiled=plan.speed.compile, half=half
+        )
+
+    def _planned(self, card: Card, way: Way, size: int) -> tuple[Config, PlacementPlan] | None:
+        """The settings of a layout and their plan; None where such a plan cannot be, which is told."""
+        config = self._as_config(card, way, size)
+        if way.quantize not in self._known:
+            self._known[way.quantize] = know_model(config)
+        kind = card.accelerator.kind
+        gpus = card.several(way.gpus) if kind == "cuda" else (card.accelerator,)
+        machine = replace(self._machine, accelerators=gpus)
+        try:
+            return config, resolve_for(config, machine, self._known[way.quantize], refuses=False)
+        except PlacementError as error:
+            self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = " ".join(str(error).split())
+            return None
+
+    def _as_config(self, card: Card, way: Way, size: int) -> Config:
+        config = self._config
+        passes = self._rows // (size * way.ranks)
+        placed: dict[str, dict[str, Any]] = {
+            "single": {"processes": 1, "model_parallel": False, "sharding": None},
+            "data_parallel": {"processes": way.gpus, "model_parallel": False, "sharding": False},
+            "sharded": {"processes": way.gpus, "model_parallel": None, "sharding": True},
+            "split": {"processes": None, "model_parallel": True, "sharding": None},
+        }
+        training = {
+            "batch_size": size,
+            "gradient_accumulation_steps": passes,
+            "gradient_checkpointing": way.kept == "checkpointed",
+        }
+        if config.training.effective_batch_size is not None:
+            training["effective_batch_size"] = self._rows
+        return config.model_copy(
+            update={
+                **placed[way.strategy],
+                "device": card.accelerator.kind,
+                "training": config.training.model_copy(update=training),
+                "data": config.data.model_copy(update={"max_length": way.length}),
+                "model": config.model.model_copy(update={"quantize": way.quantize}),
+                "speed": config.speed.model_copy(
+                    update={"activation_memory_budget": HALF if way.kept == "half" else None}
+                ),
+            }
+        )
+
+
+def _key(config: Config, plan: PlacementPlan, card: Card) -> str:
+    """What a trial hangs on: all but how much memory the GPUs have."""
+    bare = replace(plan, memory={}, reasons={}, notes=())
+    return f"{config.model_dump_json()} {bare} {card.accelerator.capability}"

@@ -1,0 +1,115 @@
+"""The process in which trials are made: it imports once what a training step needs, and forks for each of them.
+
+`python -m trimtab.recipes.trial_server FD`: requests and answers go over the connection that is handed to it. A fork
+starts from libraries in which nothing was used yet, changes what it likes, and ends. No GPU is ever opened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from trimtab.recipes.trial_step import Executed, Trial
+
+
+class Answer(NamedTuple):
+    """What became of a trial: what it took, or why it could not be made."""
+
+    executed: Executed | None
+    failed: str = ""
+    trace: str = ""
+
+
+def serve(asked: Connection) -> None:
+    """Answer until nobody is there to ask; what still runs then is ended."""
+    running: dict[Connection, tuple[int, int]] = {}
+    while True:
+        for ready in wait([asked, *running]):
+            assert isinstance(ready, Connection)
+            if ready is not asked:
+                number, child = running.pop(ready)
+                asked.send((number, _answer(ready, child)))
+                continue
+            try:
+                number, trial = asked.recv()
+            except EOFError:
+                for _, child in running.values():
+                    os.kill(child, signal.SIGKILL)
+                return
+            told, tells = Pipe(duplex=False)
+            child = os.fork()
+            if not child:
+                _in_the_fork(trial, tells)
+            tells.close()
+            running[told] = number, child
+
+
+def _answer(told: Connection, child: int) -> Answer:
+    try:
+        answer: Answer | None = told.recv()
+    except EOFError:
+        answer = None
+    told.close()
+    _, status = os.waitpid(child, 0)
+    if answer is not None:
+        return answer
+    ended = os.waitstatus_to_exitcode(status)
+    by = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else f"ended with status {ended}"
+    return Answer(None, f"its process {by}")
+
+
+def _in_the_fork(trial: Trial, tells: Connection) -> None:
+    """Make one trial and end, whatever happens."""
+    status = 1
+    try:
+        tells.send(_made(trial))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _made(trial: Trial) -> Answer:
+    from trimtab.recipes.trial_step import NotExecuted, execute
+
+    try:
+        return Answer(execute(trial))
+    except NotExecuted as error:
+        return Answer(None, str(error))
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        return Answer(None, f"{type(error).__name__}: {said}", traceback.format_exc())
+
+
+def import_what_steps_need() -> None:
+    """All that takes long to import, once for every fork."""
+    import accelerate
+    import peft
+    import torch
+    import torch.distributed.tensor
+    import torch.testing._internal.distributed.fake_pg
+    import transformers
+    from transformers import Trainer
+
+    from trimtab.recipes import run, sft_trainer, trainer_driver
+    from trimtab.rehearse import phases
+    from trimtab.virtual import context
+
+    del accelerate, peft, torch, transformers, Trainer, run, sft_trainer, trainer_driver, phases, context
+
+
+def main(connection: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
+    import_what_steps_need()
+    serve(Connection(connection))
+
+
+if __name__ == "__main__":
+    # Imported under its real name, by which answers are unpickled.
+    from trimtab.recipes import trial_server
+
+    trial_server.main(int(sys.argv[1]))

@@ -1,0 +1,217 @@
+"""Some training steps of a config, executed on virtual GPUs by shapes alone: what every GPU held at its fullest.
+
+The parts are those of a run: the recipe's driver over the plan's model, with rows as long as the settings let them be
+(fullest_rows.py). No weights and no data are read, nothing is kept, and of several processes rank 0 stands for all. It
+changes the process that it is called in for good: trial_server.py calls it in one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from trimtab.config.schema import Config
+from trimtab.hardware import Accelerator
+from trimtab.placement import PlacementPlan
+from trimtab.placement.profile import CUDA_CONTEXT_BYTES
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import VirtualDevice
+
+STEPS = 2
+"""The first makes the optimizer's state, the second has it beside its activations."""
+_ROOM = 1 << 50
+"""Memory of each virtual GPU: no step fails for want of it, so that what is needed is known where it is too much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is to be executed."""
+
+    config: Config
+    plan: PlacementPlan
+    gpus: tuple[Accelerator, ...]
+    """Those of the plan, whatever is in this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One GPU at its fullest, in bytes."""
+
+    peak: int
+    """Of all tensors: `torch.cuda.max_memory_allocated`."""
+    reserved: int
+    """What torch's allocator took from the device for them: `torch.cuda.max_memory_reserved`."""
+    context: int
+    """What CUDA holds beside torch."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """The peak by what it was made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executed:
+    """What the steps took."""
+
+    memory: Mapping[str, Held]
+    rows: str
+    """What was pushed through the model in one pass, in words."""
+    flops: float = 0.0
+    """Operations of one pass, as models/flops.py counts them; 0 where it cannot."""
+    seconds: float = 0.0
+
+
+class NotExecuted(Exception):
+    """Why a step could not be executed, in one line."""
+
+
+def execute(trial: Trial) -> Executed:
+    """Make the steps in this process, which is of no other use afterwards."""
+    import torch
+
+    from trimtab.hardware.launcher import RANK_VARIABLES
+    from trimtab.recipes.table import recipe_of
+    from trimtab.rehearse import loading, one_rank
+    from trimtab.rehearse.phases import Phases
+    from trimtab.virtual import processes
+    from trimtab.virtual.context import install
+
+    began, config, apple = time.monotonic(), trial.config, trial.plan.kind == "mps"
+    # What an Apple GPU holds is counted as on a CUDA GPU, but for attention: it keeps all scores.
+    plan = replace(trial.plan, device="cuda:0") if apple else trial.plan
+    if recipe_of(config).fullest is None:
+        raise NotExecuted(f"recipe {config.recipe} has no step that could be executed without its data")
+    torch.set_num_threads(1)
+    processes.hide_real_gpus()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in (*RANK_VARIABLES, "TRIMTAB_LAUNCHER"):
+        os.environ.pop(name, None)
+    if plan.processes > 1:
+        os.environ.update(one_rank.variables(0, plan.processes, plan.processes, 29500, "trial"))
+    first = trial.gpus[0]
+    major, _, minor = (first.capability or "9.0").partition(".")
+    machine = install(
+        len(trial.gpus),
+        memory=_ROOM,
+        name=first.model,
+        capability=(int(major), int(minor or 0)),
+        shapes=True,
+    )
+    loading.build_from_configs(machine)
+    # It listens alone: there is no process of a rehearsal to report to.
+    Phases(cast(Any, None)).install()
+    if apple:
+        for fused in ("flash", "mem_efficient", "cudnn"):
+            getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-trial-"))
+    try:
+        rows, flops = _steps(replace(trial, plan=plan), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    memory = {str(device.device): _held(device) for device in machine.devices if device.peak}
+    if plan.processes > 1:
+        # The other ranks hold on their GPUs what this one holds on its own.
+        memory = {f"cuda:{rank}": memory["cuda:0"] for rank in range(plan.processes)}
+    return Executed(memory=memory, rows=rows, flops=flops, seconds=time.monotonic() - began)
+
+
+def _steps(trial: Trial, folder: Path) -> tuple[str, float]:
+    from transformers import set_seed
+
+    from trimtab.fast.apply import make_fast
+    from trimtab.models.tuned import load_tuned
+    from trimtab.placement import prepare_process
+    from trimtab.recipes.recipe import Job
+    from trimtab.recipes.run_folder import RunFolder
+    from trimtab.recipes.table import recipe_of
+    from trimtab.rehearse import kinds
+
+    config, plan = _only_the_steps(trial.config), trial.plan
+    recipe = recipe_of(config)
+    assert recipe.fullest is not None
+    prepare_process(plan)
+    set_seed(config.seed)
+    passes = config.training.gradient_accumulation_steps * plan.processes * STEPS
+    made = recipe.fullest(config, config.training.batch_size * passes)
+    run = RunFolder(folder)
+    job = Job(config, plan, run, _silent, None, made.prepared)
+    job.model = load_tuned(config, plan, recipe.family, recipe.fit)
+    flops = made.flops(job.model) if made.flops is not None else 0.0
+    if recipe.fast:
+        job.fast = make_fast(job.model, plan, _silent, rows=made.prepared.train)
+    with recipe.build(job) as driver:
+        driver.open()
+        _train(driver)
+        kinds.tell_weights(driver.model)
+    return made.rows, flops
+
+
+def _only_the_steps(config: Config) -> Config:
+    """The same run without what a step does not need: evaluations, trackers, workers, more accumulated passes than two.
+
+    From the second pass on gradients lie beside the activations, and no later pass holds more.
+    """
+    training = config.training.model_copy(
+        update={
+            "max_steps": STEPS,
+            "gradient_accumulation_steps": min(config.training.gradient_accumulation_steps, 2),
+            "effective_batch_size": None,
+            "resume": False,
+            "halve_batch_on_oom": False,
+            "dataloader_workers": 0,
+        }
+    )
+    # A row of full length is a packed sequence of one row.
+    data = config.data.model_copy(update={"packing": False})
+    monitor = config.monitor.model_copy(update={"report_to": None})
+    return config.model_copy(
+        update={"training": training, "data": data, "monitor": monitor, "output_dir": None}
+    )
+
+
+class _Enough(BaseException):
+    """The steps are made."""
+
+
+def _train(driver: Any) -> None:
+    """As many steps as asked for, by the driver's own loop; what comes after them (saving) is left out."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    engine = getattr(driver, "engine", None)
+    if engine is not None:
+        for _ in range(STEPS):
+            engine.step()
+        return
+    made = 0
+
+    def stepped(*_: Any) -> None:
+        nonlocal made
+        made += 1
+        if made == STEPS:
+            raise _Enough
+
+    register_optimizer_step_post_hook(stepped)
+    try:
+        driver.train()
+    except _Enough:
+        return
+    raise NotExecuted(f"the trainer ended after {made} of {STEPS} steps")
+
+
+def _held(device: VirtualDevice) -> Held:
+    fullest = max(device.ledger.peaks(), key=lambda peak: peak.peak_bytes)
+    return Held(
+        peak=device.peak,
+        reserved=max(peak.reserved_bytes for peak in device.ledger.peaks()),
+        context=CUDA_CONTEXT_BYTES,
+        kinds=fullest.kinds,
+    )
+
+
+def _silent(text: str) -> None:
+    """Nobody listens to a trial."""
