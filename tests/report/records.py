@@ -129,6 +129,7 @@ def rehearsal() -> dict[str, Any]:
             "lm_head": ["cuda:1"],
         },
         "sources": {"/home/me/project/train.py": {str(21 + n): line for n, line in enumerate(SOURCE)}},
+        "collectives": [],
         "steps": 3,
         "seconds": 4.2,
         "notes": ["it was called as torchrun calls it"],
@@ -142,6 +143,28 @@ def rehearsal() -> dict[str, Any]:
         "beyond": [],
         "instead": [],
     }
+
+
+def collectives() -> list[dict[str, Any]]:
+    """Two ranks, of which the second gives far more in the end."""
+
+    def call(op: str, elements: int, count: int, step: int) -> dict[str, Any]:
+        told = {
+            "op": op,
+            "group": "0",
+            "ranks": 2,
+            "dtype": "float32",
+            "elements": elements,
+            "bytes": 4 * elements,
+        }
+        return {**told, "where": place(27), "step": step, "count": count}
+
+    def rank(number: int, last: int) -> dict[str, Any]:
+        calls = [call("allreduce", 25_000_000, 3, 0), call("allreduce", last, 1, 1)]
+        given = sum(one["bytes"] * one["count"] for one in calls)
+        return {"rank": number, "calls": calls, "bytes": given, "bytes_per_step": given // 2}
+
+    return [rank(0, 1), rank(1, 402_653_184)]
 
 
 def fit() -> dict[str, Any]:

@@ -132,9 +132,8 @@ def hostile_rehearsal() -> dict[str, Any]:
     memory["at_peak"].update({"op": long, "module": first, "where": where, "phase": third})
     memory["phases"][0].update({"name": second, "module": fourth})
     told["memory"] = {first: memory, long: records.device_memory(0.5)}
-    told["collectives"] = [
-        {"op": first, "group": fourth, "count": 2, "bytes": 2**20, "where": where, second: [third]}
-    ]
+    told["collectives"] = records.collectives()
+    told["collectives"][0]["calls"][0].update({"op": first, "group": fourth, "dtype": second, "where": where})
     told["asked"] = [{"how": "decision", "op": first, "where": where, "inside": None}]
     return {**told, "target": first, "notes": HOSTILE}
 

@@ -48,8 +48,9 @@ def placement_of(model: nn.Module) -> dict[str, list[str]]:
     """The devices of each layer of a model, by its name; what merely wraps a model has no name of its own."""
     while len(inner := [m for m in model.children() if _holds(m)]) == 1 and not _own(model):
         model = inner[0]
-    found = dict(_layers(model))
-    return found or ({"": _devices(model)} if _holds(model) else {})
+    if inner:
+        return dict(_layers(model))
+    return {"": _devices(model)} if _holds(model) else {}
 
 
 def _layers(model: nn.Module, name: str = "") -> Iterator[tuple[str, list[str]]]:

@@ -13,7 +13,8 @@ from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.session import WORDS
 from trimtab.rehearse.written import Files, sentence
 from trimtab.report.code import Sources, place
-from trimtab.report.frame import LONGEST_NAME, cut, note, page, raw_facts, raw_table, section, table, text
+from trimtab.report.collectives import collectives_parts
+from trimtab.report.frame import LONGEST_NAME, cut, note, page, raw_facts, section, table, text
 from trimtab.report.layers import layer_map
 from trimtab.report.memory import memory_parts
 
@@ -28,7 +29,7 @@ def rehearsal_page(told: Told) -> str:
     parts = {
         "layers": ("Which layer is where", [layer_map(told.get("placement") or {})]),
         "memory": ("Memory", memory_parts(told["memory"], sources)),
-        "collectives": ("Collectives", [_collectives(told)]),
+        "collectives": ("What the ranks exchanged", collectives_parts(told.get("collectives") or [])),
     }
     return page(
         f"{verdict}: {target}",
@@ -114,24 +115,6 @@ def _savings(finding: Told) -> str:
         ),
     )
     return f"<h3>What would save memory, rehearsed</h3>{shown}" if shown else ""
-
-
-def _collectives(told: Told) -> str:
-    """What ranks exchanged, summed up; each row as the record tells it."""
-    rows = told.get("collectives") or []
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    shown = [[_collective(name, row.get(name)) for name in names] for row in rows]
-    return raw_table([name.replace("_", " ").removesuffix(" bytes") for name in names], shown)
-
-
-def _collective(name: str, value: Any) -> str:
-    if isinstance(value, Mapping) and "file" in value:
-        return place(value, {})
-    if name.endswith("bytes") and isinstance(value, int):
-        return text(size(value))
-    if isinstance(value, list):
-        return text(", ".join(map(str, value)))
-    return text("" if value is None else f"{value:,}" if isinstance(value, int) else value)
 
 
 def _not_proven(told: Told, sources: Sources) -> str:
