@@ -18,7 +18,7 @@ from trimtab.report.make import make_report
 from trimtab.report.rehearsal import rehearsal_page
 
 HOSTILE = [
-    "</script><img src=x onerror=window.hit=1><script>window.hit=1</script>",
+    "</script ><img src=x onerror=window.hit=1><script>window.hit=1</script>",
     "\"'><svg onload=window.hit=1> ]]> --> <!-- <script>",
     "{{hit}} ${window.hit=1} &lt;b&gt; \u2028\u2029 \\u003c/script>",
     "\u202egnp.txt\u202c \u200f \u2066x\u2069 🚢🏴‍☠️ 漢字 \x00\x1b[31m \ud83d",

@@ -21,7 +21,7 @@ def collectives_parts(ranks: Sequence[Told]) -> Iterable[str]:
         return
     groups = [list(group) for _, group in groupby(ranks, key=lambda rank: rank["calls"])]
     yield table(
-        ["rank", "collectives", "given in all", "given in a step, at most"],
+        ["rank", "collectives", "given in all", "most in a step"],
         (
             (
                 _named(group),

@@ -168,7 +168,7 @@ def _share(option: Told) -> str:
     shades = {kind: shade_of(kind) for kind in shown} if kinds else None
     bar = length(shown, max(capacity, sum(shown.values())), shades)
     share = f"{option['needed_bytes'] / capacity:.0%} of {size_of(capacity)}" if capacity else "–"
-    return f"<div>{bar}{text(share)}</div>"
+    return f"{bar}{text(share)}"
 
 
 def _config(told: Told) -> str:

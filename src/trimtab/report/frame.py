@@ -93,7 +93,8 @@ def raw_table(head: Sequence[object], rows: Iterable[Sequence[str]], *, cards: b
     names = [f' data-name="{text(name)}"' if cards else "" for name in head]
     lines = []
     for row in rows:
-        cells = (f"<td{name}>{cell}</td>" for name, cell in zip(names, row, strict=True))
+        whole = (f"<div>{cell}</div>" if cards else cell for cell in row)
+        cells = (f"<td{name}>{cell}</td>" for name, cell in zip(names, whole, strict=True))
         lines.append(f"<tr>{''.join(cells)}</tr>")
     if not lines:
         return ""

@@ -51,7 +51,7 @@ def _share(told: Told) -> str:
     held = max(told["peak_bytes"], told.get("reserved_bytes") or 0) + (told.get("context_bytes") or 0)
     share = held / told["capacity_bytes"] if told["capacity_bytes"] else 0.0
     bar = length({"held": min(share, 1.0)}, 1.0)
-    return f"<div>{bar}{text(f'{share:.1%}')}</div>"
+    return f"{bar}{text(f'{share:.1%}')}"
 
 
 def _over_time(devices: str, told: Told) -> str:
@@ -153,7 +153,8 @@ def size_of(count: int | None) -> str:
     """An amount of memory that no line breaks."""
     if count is None:
         return "–"
-    shown = size(count) if count >= 2**20 or not count else f"{count / 2**10:.0f} KiB"
+    small = f"{count / 2**10:.0f} KiB" if count >= 2**10 else f"{count} B"
+    shown = size(count) if count >= 2**20 else small if count else "0"
     return shown.replace(" ", "\N{NO-BREAK SPACE}")
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trimtab.monitor.wording import count_of, size
+from trimtab.monitor.wording import count_of
 from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.session import WORDS
 from trimtab.rehearse.written import Files, sentence
 from trimtab.report.code import Sources, place
 from trimtab.report.collectives import collectives_parts
-from trimtab.report.frame import LONGEST_NAME, cut, note, page, raw_facts, section, table, text
+from trimtab.report.frame import LONGEST_NAME, cut, note, page, raw_facts, raw_table, section, text
 from trimtab.report.layers import layer_map
-from trimtab.report.memory import memory_parts
+from trimtab.report.memory import memory_parts, size_of
 
 Told = Mapping[str, Any]
 
@@ -101,19 +101,18 @@ def _same_line(one: Told, other: Told | None) -> bool:
 
 def _savings(finding: Told) -> str:
     """What would save memory, each as it was rehearsed."""
-    shown = table(
-        ["change", "settings", "needs", "saves", "fits"],
+    rows = (
         (
-            (
-                saving["change"],
-                " ".join(saving.get("settings") or []),
-                size(saving["need_bytes"]),
-                size(saving["saved_bytes"]),
-                "yes" if saving["fits"] else "no",
-            )
-            for saving in finding.get("savings") or []
-        ),
+            saving["change"],
+            " ".join(saving.get("settings") or []),
+            size_of(saving["need_bytes"]),
+            size_of(saving["saved_bytes"]),
+            "yes" if saving["fits"] else "no",
+        )
+        for saving in finding.get("savings") or []
     )
+    head = ["change", "settings", "needs", "saves", "fits"]
+    shown = raw_table(head, ([text(cell) for cell in row] for row in rows), cards=True)
     return f"<h3>What would save memory, rehearsed</h3>{shown}" if shown else ""
 
 
