@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import CARRIED, UNKNOWN, Finding, Place
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
-from trimtab.rehearse import blame, old_code, packages, places, shield, unreachable
+from trimtab.rehearse import blame, old_code, packages, places, room_here, shield, unreachable
 from trimtab.rehearse.session import read_lines
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def finding_of(error: BaseException, process: Process) -> Finding | None:
     if doubt:
         finding, unproven = None, f"it then stopped with {type(error).__name__}: {error}; {doubt}"
     if unproven:
+        if unproven.endswith(blame.NO_ROOM) and not _KILLED.search(str(error)):
+            room_here.say(process.folder, "the program asks for more memory than this machine has")
         process.recorder.write(t="unproven", text=unproven)
     return finding
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trimtab.virtual.state import Machine
 
 _MODULE = "transformers.modeling_utils"
+_STOPPING = "transformers.generation.stopping_criteria"
 # What says where weights come from and how they are read; the rest is for the config or for the model's class.
 _OF_LOADING = words(
     """
@@ -34,13 +35,44 @@ _OF_FINDING = ("cache_dir", "force_download", "local_files_only", "token", "revi
 
 def build_from_configs(machine: Machine) -> None:
     """From now on models are built from their configs alone."""
-    changes = {_MODULE: _replace, "safetensors.torch": _refuse_to_write}
+    from trimtab.rehearse import unread_files
+
+    unread_files.leave_unread()
+    changes = {_MODULE: _replace, "safetensors.torch": _safetensors, _STOPPING: _go_on}
     settings = {name: _changing(name, change) for name, change in changes.items()}
     imports.when_imported(machine, machine.undo, settings)
 
 
 def _changing(name: str, change: Callable[[Any], None]) -> imports.Setting:
     return lambda _: change(sys.modules[name])
+
+
+def _go_on(module: Any) -> None:
+    """What a model generates is as long as it may be: no token that nobody computed ends it."""
+
+    def unless_unknown(real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def ended(self: Any, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            import torch
+
+            from trimtab.virtual import unknown
+
+            if unknown.is_unknown(input_ids):
+                return input_ids.new_zeros(input_ids.shape[0], dtype=torch.bool)
+            return real(self, input_ids, scores, **kwargs)
+
+        return ended
+
+    for name in ("EosTokenCriteria", "StopStringCriteria", "ConfidenceCriteria"):
+        if (criteria := getattr(module, name, None)) is not None:
+            criteria.__call__ = unless_unknown(criteria.__call__)
+
+
+def _safetensors(module: Any) -> None:
+    from trimtab.rehearse import unread_files
+
+    unread_files.leave_safetensors_unread(module)
+    _refuse_to_write(module)
 
 
 def _refuse_to_write(module: Any) -> None:

@@ -11,7 +11,8 @@ import torch
 from trimtab.diagnose import source
 from trimtab.diagnose.causes import diagnose
 from trimtab.diagnose.finding import KINDS, Finding
-from trimtab.rehearse import places, shield, shortage
+from trimtab.rehearse import places, room_here, shield, shortage
+from trimtab.virtual import memory
 from trimtab.virtual.observer import Asked, Observer
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class RehearsalObserver(Observer):
 
     def not_simulated(self, text: str) -> None:
         """Remember it with its line: what the program catches would leave no trace."""
+        if text.startswith(memory.SMALL_HOST):
+            room_here.say(
+                self._process.folder, "the program's values are more than this machine's memory holds"
+            )
         if not shield.is_paused():
             self._process.not_simulated.setdefault(text, places.here())
 

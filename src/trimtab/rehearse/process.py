@@ -197,7 +197,7 @@ def attach(machine: Machine) -> None:
 def _attach(process: Process, machine: Machine) -> None:
     import torch
 
-    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, what_if, workers
+    from trimtab.rehearse import checks, loading, observer, one_rank, quiet, room_here, what_if, workers
     from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
     from trimtab.virtual import bootstrap, deeds, kinds
@@ -207,6 +207,8 @@ def _attach(process: Process, machine: Machine) -> None:
     if machine.shapes:
         loading.build_from_configs(machine)
         one_rank.start_only_the_first()
+    else:
+        room_here.look_before_loading(process, machine)
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(functools.partial(_called, process))

@@ -6,6 +6,7 @@ It never imports torch (but for reading a torchrun line) and never runs the user
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -22,8 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import RequestError
-from trimtab.rehearse import excerpts, files_aside, hints, instead, left_behind, one_rank, rank_variables
+from trimtab.rehearse import (
+    excerpts,
+    files_aside,
+    hints,
+    instead,
+    left_behind,
+    one_rank,
+    rank_variables,
+    room_here,
+)
 from trimtab.rehearse.process import SETUP
+from trimtab.rehearse.room_here import ValuesDoNotFit, Watch
 from trimtab.rehearse.session import VARIABLE, Settings, gather
 from trimtab.rehearse.target import Target, parse_target
 from trimtab.rehearse.verdict import Result, judge
@@ -64,8 +75,34 @@ def rehearse(
 ) -> Result:
     """Rehearse what the words name. The script's output goes where ours goes.
 
-    What the script writes is thrown away, or moved to the folder `keep`; with `in_place` it is written for real.
+    What the script writes is thrown away, or moved to the folder `keep`; with `in_place` it is written for real. Where
+    this machine has no room for the program's values it begins again with shapes, and so do later rehearsals with
+    these settings.
     """
+    begun = time.monotonic()
+    once = functools.partial(
+        _rehearse, words, settings, ranks=ranks, start=start, keep=keep, in_place=in_place
+    )
+    try:
+        return once(timeout=timeout)
+    except ValuesDoNotFit as why:
+        settings.shapes_only = True
+        left = max(1.0, timeout - (time.monotonic() - begun))
+        result = once(timeout=left)
+        result.notes.insert(0, f"{why}: it was rehearsed by shapes alone (--shapes-only)")
+        return result
+
+
+def _rehearse(
+    words: list[str],
+    settings: Settings,
+    *,
+    ranks: int | None,
+    timeout: float,
+    start: Start,
+    keep: Path | None,
+    in_place: bool,
+) -> Result:
     place = Path(tempfile.gettempdir())
     left_behind.sweep([place])
     held = left_behind.make(left_behind.SESSION, place)
@@ -97,7 +134,8 @@ def rehearse(
                     for rank in range(1 if settings.shapes_only else world)
                 ]
                 try:
-                    timed_out, standstill = wait(children, started + timeout, folder)
+                    room = Watch(folder) if not settings.shapes_only else None
+                    timed_out, standstill = wait(children, started + timeout, folder, room)
                     # Before the rest is ended: a rank that sees another go would report that.
                     gathered = gather(folder)
                 finally:
@@ -105,6 +143,12 @@ def rehearse(
                         end_group(child)
                     signal_all(folder, signal.SIGKILL)
             seconds = time.monotonic() - started
+            if (why := room_here.said(folder)) and not settings.shapes_only:
+                if not in_place:
+                    raise ValuesDoNotFit(why)
+                # What it has written for real would be written twice.
+                gathered.unproven = True
+                gathered.notes.append(f"{why}: rehearse shapes only (--shapes-only)")
             if gathered.refused:
                 raise RequestError(gathered.refused)
             gathered.notes += target.notes

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from trimtab.diagnose.finding import Finding
+from trimtab.rehearse.room_here import Watch
 from trimtab.rehearse.session import read_lines, stop_file
 from trimtab.rehearse.standstill import Standstill
 from trimtab.rehearse.system import belongs
@@ -23,10 +24,12 @@ _AFTER_STOP = 3.0
 """Seconds that workers tied by RPC get to end by themselves after one has made the steps asked for."""
 
 
-def wait(children: list[Child], deadline: float, folder: Path) -> tuple[bool, Finding | None]:
+def wait(
+    children: list[Child], deadline: float, folder: Path, room: Watch | None = None
+) -> tuple[bool, Finding | None]:
     """Wait for all; true when time ran out, a finding when all ranks wait for each other.
 
-    A rank that fails leaves the others a short while.
+    A rank that fails leaves the others a short while. `room`: an eye on this machine's memory, whose end is theirs.
     """
     standstill = Standstill(folder)
     failed_at: float | None = None
@@ -35,6 +38,8 @@ def wait(children: list[Child], deadline: float, folder: Path) -> tuple[bool, Fi
         codes = [child.poll() for child in children]
         now = time.monotonic()
         if all(code is not None for code in codes):
+            return False, None
+        if room is not None and room.seen():
             return False, None
         if stopped.exists() and time.time() > stopped.stat().st_mtime + _AFTER_STOP:
             return False, None

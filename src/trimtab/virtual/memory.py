@@ -152,6 +152,8 @@ def exhausted(device: VirtualDevice, nbytes: int) -> None:
     faults.report("out-of-memory", message, "alloc", raises=torch.OutOfMemoryError)
 
 
+SMALL_HOST = "This machine has too little memory"
+"""How a refusal begins that is this machine's."""
 _WANTED = re.compile(r"tried to allocate (\d+) bytes")
 
 
@@ -162,7 +164,7 @@ def refuse_on_small_host(error: Exception) -> None:
     wanted = _WANTED.search(str(error))
     size = f" ({human(int(wanted.group(1)))} more were asked for)" if wanted else ""
     raise NotSimulated(
-        f"This machine has too little memory for the values that the program has on virtual GPUs{size}. Rehearse "
+        f"{SMALL_HOST} for the values that the program has on virtual GPUs{size}. Rehearse "
         "shapes only (--shapes-only, virtual_gpus(shapes=True)), or a smaller model or batch."
     ) from error
 

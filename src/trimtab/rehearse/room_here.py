@@ -1,0 +1,161 @@
+"""Whether this machine has the memory for a program's values. Where it has not, the rehearsal begins again with shapes.
+
+Known before weights are loaded, from the size of their files; otherwise seen while the program runs, when the machine
+has next to nothing left, or when an allocation fails. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trimtab.hardware.probe import probe_cpu
+from trimtab.rehearse.memory_text import size
+from trimtab.rehearse.system import belongs
+
+if TYPE_CHECKING:
+    from trimtab.rehearse.process import Process
+    from trimtab.virtual.state import Machine
+
+_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_LEFT = 0.03
+"""With less of the machine's memory left than this, the next large allocation ends a process."""
+_OURS = 0.25
+"""A rehearsal that has less than this of it is not what filled the memory."""
+_EVERY = 0.5
+"""Seconds between two looks."""
+
+
+class ValuesDoNotFit(Exception):
+    """The values of the program are more than this machine's memory holds."""
+
+
+def _file(folder: Path) -> Path:
+    return folder / "no-room"
+
+
+def say(folder: Path, why: str) -> None:
+    """Tell the parent: it ends what runs."""
+    _file(folder).write_text(why)
+
+
+def said(folder: Path) -> str:
+    """Why the values do not fit; nothing where they do."""
+    file = _file(folder)
+    return file.read_text() if file.exists() else ""
+
+
+class Watch:
+    """The parent's eye on the machine's memory, while a rehearsal with values runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next = 0.0
+
+    def seen(self) -> bool:
+        """Whether the values do not fit: somebody has said so, or next to nothing is left."""
+        if _file(self._folder).exists():
+            return True
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _EVERY
+        cpu = probe_cpu()
+        if cpu.free_bytes > _LEFT * cpu.total_bytes or _held(self._folder) < _OURS * cpu.total_bytes:
+            return False
+        say(self._folder, f"the program's values filled the memory of this machine ({size(cpu.total_bytes)})")
+        return True
+
+
+def _held(folder: Path) -> int:
+    """What the processes of a rehearsal hold of the machine's memory."""
+    total = 0
+    for path in folder.glob("stands-*"):
+        process = int(path.name.removeprefix("stands-"))
+        if belongs(folder, process):
+            with contextlib.suppress(OSError):  # it may just have ended
+                pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+                total += pages * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+def look_before_loading(process: Process, machine: Machine) -> None:
+    """From now on, files of weights are held against the memory that is there before they are read."""
+    import torch
+
+    from trimtab.virtual import imports
+
+    def checked(real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(file, str | os.PathLike) and os.path.isfile(file):
+                _check(process, os.fspath(file), os.path.getsize(file))
+            return real(file, *args, **kwargs)
+
+        return load
+
+    def in_transformers(_: Any) -> None:
+        owner = sys.modules["transformers.modeling_utils"].PreTrainedModel
+        real = owner.from_pretrained.__func__
+
+        @classmethod  # type: ignore[misc]
+        @functools.wraps(real)
+        def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(name, str | os.PathLike):
+                _check(process, str(name), weights_of(os.fspath(name)))
+            return real(cls, name, *args, **kwargs)
+
+        owner.from_pretrained = from_pretrained
+
+    def in_safetensors(_: Any) -> None:
+        module: Any = sys.modules["safetensors.torch"]
+        module.load_file = checked(module.load_file)
+
+    torch.load = checked(torch.load)
+    settings = {"transformers.modeling_utils": in_transformers, "safetensors.torch": in_safetensors}
+    imports.when_imported(machine, machine.undo, settings)
+
+
+def _check(process: Process, name: str, wanted: int) -> None:
+    copies = max(1, process.settings.launched)
+    free = probe_cpu().free_bytes
+    if wanted * copies > free:
+        each = f" in each of {copies} ranks" if copies > 1 else ""
+        say(
+            process.folder,
+            f"{name} has {size(wanted)} of weights{each}, and this machine {size(free)} of free memory",
+        )
+        process.give_up()
+
+
+def weights_of(name: str) -> int:
+    """The bytes of a model's weights, in a folder or in the hub's cache; 0 where they are not there."""
+    for index in _INDEXES:
+        file = _found(name, index)
+        if file is not None:
+            total = json.loads(file.read_text()).get("metadata", {}).get("total_size", 0)
+            return int(total)
+    for single in _SINGLE:
+        if (file := _found(name, single)) is not None:
+            return file.stat().st_size
+    folder = Path(name)
+    files = folder.iterdir() if folder.is_dir() else ()
+    return sum(file.stat().st_size for file in files if file.name.endswith(_ENDINGS))
+
+
+def _found(name: str, file: str) -> Path | None:
+    if os.path.isdir(name):
+        path = Path(name) / file
+        return path if path.is_file() else None
+    hub = sys.modules.get("huggingface_hub")
+    cached = hub.try_to_load_from_cache(name, file) if hub is not None and name.count("/") <= 1 else None
+    return Path(cached) if isinstance(cached, str) else None
