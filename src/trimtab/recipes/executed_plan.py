@@ -55,7 +55,7 @@ class Settling:
             plan = self._again(self.resolve(self.request, _largest(plan), False))
         elif plan.strategy in ("split", "sharded") and self._may_stay_whole():
             plan = self._whole_if_it_fits(plan)
-            note = note or (None if plan is done else _contradiction(first, plan))
+            note = note if plan is done else _contradiction(first, plan)
         if not _fits(plan):
             raise self._too_large(plan)
         return replace(plan, notes=(*plan.notes, note)) if note else plan

@@ -99,7 +99,8 @@ class Found:
     def in_order(self) -> list[Option]:
         """What fits first, and of it the fastest by the estimate."""
         return sorted(
-            self.options, key=lambda o: (not o.fits, -(o.tokens_a_second or 0.0), o.way.gpus, -o.micro_batch)
+            self.options,
+            key=lambda o: (not o.fits, -round(o.tokens_a_second or 0.0, 1), o.way.gpus, -o.micro_batch),
         )
 
     def fits_on(self, gpu: str) -> bool:

@@ -6,6 +6,7 @@ starts from libraries in which nothing was used yet, changes what it likes, and 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -96,15 +97,16 @@ def import_what_steps_need() -> None:
     from transformers import Trainer
 
     from trimtab.recipes import run, sft_trainer, trainer_driver
-    from trimtab.rehearse import phases
+    from trimtab.rehearse import loading
     from trimtab.virtual import context
 
-    del accelerate, peft, torch, transformers, Trainer, run, sft_trainer, trainer_driver, phases, context
+    del accelerate, peft, torch, transformers, Trainer, run, sft_trainer, trainer_driver, loading, context
 
 
 def main(connection: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
     import_what_steps_need()
+    gc.freeze()  # what is imported is not looked through in every fork
     serve(Connection(connection))
 
 

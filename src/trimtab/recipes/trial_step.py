@@ -14,12 +14,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Accelerator
 from trimtab.placement import PlacementPlan
-from trimtab.placement.profile import CUDA_CONTEXT_BYTES
 
 if TYPE_CHECKING:
     from trimtab.virtual.state import VirtualDevice
@@ -77,8 +76,7 @@ def execute(trial: Trial) -> Executed:
     from trimtab.hardware.launcher import RANK_VARIABLES
     from trimtab.recipes.table import recipe_of
     from trimtab.rehearse import loading, one_rank
-    from trimtab.rehearse.phases import Phases
-    from trimtab.virtual import processes
+    from trimtab.virtual import kinds, processes
     from trimtab.virtual.context import install
 
     began, config, apple = time.monotonic(), trial.config, trial.plan.kind == "mps"
@@ -103,8 +101,7 @@ def execute(trial: Trial) -> Executed:
         shapes=True,
     )
     loading.build_from_configs(machine)
-    # It listens alone: there is no process of a rehearsal to report to.
-    Phases(cast(Any, None)).install()
+    kinds.listen(machine)
     if apple:
         for fused in ("flash", "mem_efficient", "cudnn"):
             getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
@@ -129,7 +126,6 @@ def _steps(trial: Trial, folder: Path) -> tuple[str, float]:
     from trimtab.recipes.recipe import Job
     from trimtab.recipes.run_folder import RunFolder
     from trimtab.recipes.table import recipe_of
-    from trimtab.rehearse import kinds
 
     config, plan = _only_the_steps(trial.config), trial.plan
     recipe = recipe_of(config)
@@ -147,7 +143,6 @@ def _steps(trial: Trial, folder: Path) -> tuple[str, float]:
     with recipe.build(job) as driver:
         driver.open()
         _train(driver)
-        kinds.tell_weights(driver.model)
     return made.rows, flops
 
 
@@ -182,11 +177,15 @@ def _train(driver: Any) -> None:
     """As many steps as asked for, by the driver's own loop; what comes after them (saving) is left out."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    from trimtab.placement import PlacementGuard
+
     engine = getattr(driver, "engine", None)
     if engine is not None:
         for _ in range(STEPS):
             engine.step()
         return
+    # What proves a run's placement reads every gradient, which shapes do not have.
+    driver.trainer.remove_callback(PlacementGuard)
     made = 0
 
     def stepped(*_: Any) -> None:
@@ -204,11 +203,12 @@ def _train(driver: Any) -> None:
 
 
 def _held(device: VirtualDevice) -> Held:
-    fullest = max(device.ledger.peaks(), key=lambda peak: peak.peak_bytes)
+    peaks = device.ledger.peaks()
+    fullest = max(peaks, key=lambda peak: peak.peak_bytes)
     return Held(
-        peak=device.peak,
-        reserved=max(peak.reserved_bytes for peak in device.ledger.peaks()),
-        context=CUDA_CONTEXT_BYTES,
+        peak=fullest.peak_bytes,
+        reserved=max(peak.reserved_bytes for peak in peaks),
+        context=device.context_bytes,
         kinds=fullest.kinds,
     )
 

@@ -1,0 +1,138 @@
+"""Which plan stands when a formula and an executed step do not agree, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trimtab.config import load_request
+from trimtab.config.schema import Config
+from trimtab.placement.plan import PlacementPlan
+from trimtab.placement.sizing import DoesNotFit
+from trimtab.recipes.executed_plan import Settling
+from trimtab.recipes.planning import Known, know_model, machine_with, plan_run
+from trimtab.recipes.trial_server import Answer
+from trimtab.recipes.trial_step import Executed, Held, Trial
+
+GIB = 2**30
+Need = Callable[[PlacementPlan], float | str]
+"""GiB on every GPU of a plan, or why it cannot be executed."""
+
+
+class Scripted:
+    """In the place of a process that executes."""
+
+    def __init__(self, need: Need) -> None:
+        self._need = need
+        self.plans: list[PlacementPlan] = []
+
+    def make(self, trial: Trial) -> Answer:
+        self.plans.append(trial.plan)
+        found = self._need(trial.plan)
+        if isinstance(found, str):
+            return Answer(None, found)
+        held = Held(peak=int(found * GIB), reserved=int(found * GIB), context=0, kinds={"weights": GIB})
+        return Answer(Executed(memory=dict.fromkeys(trial.plan.memory, held), rows="1 row of 64 tokens"))
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    words = [
+        "model=Qwen/Qwen3-8B",
+        "data.source=/nowhere.jsonl",
+        "data.max_length=512",
+        "training.batch_size=1",
+    ]
+    return load_request(None, words).config
+
+
+@pytest.fixture(scope="module")
+def known(config: Config) -> Known:
+    return know_model(config)
+
+
+def settled(
+    config: Config, known: Known, gpus: str, need: Need, **more: Any
+) -> tuple[PlacementPlan, list[PlacementPlan]]:
+    script = Scripted(need)
+    plan = Settling(config, machine_with(gpus), known, script).plan(**more)  # type: ignore[arg-type]
+    return plan, script.plans
+
+
+def test_the_executed_figure_stands_in_the_formulas_place(config: Config, known: Known) -> None:
+    plan, tried = settled(config, known, "H200", lambda plan: 100.0)
+    share = plan.memory["cuda:0"]
+    assert share.executed
+    assert share.needed == 100 * GIB
+    assert share.weights == GIB
+    assert share.allocated == 100 * GIB
+    assert plan.reasons["memory"].startswith("executed on virtual GPUs: 2 steps, 1 row of 64 tokens")
+    assert len(tried) == 1
+    assert not plan.notes
+
+
+def test_what_cannot_be_executed_is_estimated_and_said(config: Config, known: Known) -> None:
+    plan, _ = settled(config, known, "H200", lambda plan: "its class is unknown")
+    assert not plan.memory["cuda:0"].executed
+    assert plan.reasons["memory"] == "estimated by formula: no step could be executed (its class is unknown)"
+
+
+def test_a_model_that_fits_by_the_formula_alone_is_divided(config: Config, known: Known) -> None:
+    plan, tried = settled(
+        config, known, "2xRTX-4090", lambda plan: 30.0 if plan.strategy != "split" else 15.0
+    )
+    assert [one.strategy for one in tried] == ["data_parallel", "split"]
+    assert plan.strategy == "split"
+    assert "executed on virtual GPUs" in plan.reasons["strategy"]
+    (note,) = plan.notes
+    assert note.startswith("by the formula it fits")
+    assert "executed, it does not fit (30.0 GiB)" in note
+
+
+def test_a_model_that_fits_when_executed_is_not_divided(config: Config, known: Known) -> None:
+    long = config.model_copy(update={"data": config.data.model_copy(update={"max_length": 8192})})
+    plan, tried = settled(long, known, "2xRTX-4090", lambda plan: 20.0)
+    assert [one.strategy for one in tried] == ["split", "single", "data_parallel"]
+    assert plan.strategy == "data_parallel"
+    assert "would have divided" in plan.notes[-1]
+
+
+def test_one_gpu_that_is_too_small_is_refused_with_the_executed_figure(config: Config, known: Known) -> None:
+    with pytest.raises(DoesNotFit, match=r"needs 30\.0 GiB \(executed on virtual GPUs\) and has 23\.5 GiB"):
+        settled(config, known, "RTX-4090", lambda plan: 30.0)
+
+
+def test_a_refusal_of_the_formula_is_no_last_word(config: Config, known: Known) -> None:
+    long = config.model_copy(update={"data": config.data.model_copy(update={"max_length": 8192})})
+    with pytest.raises(DoesNotFit, match="estimate"):
+        plan_run(long, machine_with("RTX-4090"))
+    plan, _ = settled(long, known, "RTX-4090", lambda plan: 20.0)
+    assert plan.strategy == "single"
+    assert plan.notes[-1].startswith("by the formula it does not fit")
+
+
+def test_a_demanded_split_that_is_too_large_is_refused(config: Config, known: Known) -> None:
+    split = config.model_copy(update={"model_parallel": True})
+    with pytest.raises(DoesNotFit, match="the split model does not fit"):
+        settled(split, known, "2xRTX-4090", lambda plan: 30.0)
+
+
+def test_train_executes_only_what_is_in_doubt(config: Config, known: Known) -> None:
+    plan, tried = settled(config, known, "B200", lambda plan: 20.0, near_only=True)
+    assert not tried
+    assert "nothing hangs on it" in plan.reasons["memory"]
+    _, tried = settled(config, known, "RTX-4090", lambda plan: 20.0, near_only=True)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"), [(["device=cpu"], "only what CUDA GPUs hold"), (["recipe=grpo"], "grpo")]
+)
+def test_what_is_not_executed_is_estimated(words: list[str], why: str) -> None:
+    more = ["grpo.rewards=[length]"] if "recipe=grpo" in words else []
+    config = load_request(None, ["model=smollm2", "data.source=/nowhere.jsonl", *words, *more]).config
+    plan, tried = settled(config, know_model(config), "H200", lambda plan: 1.0)
+    assert not tried
+    assert why in plan.reasons["memory"]

@@ -1,0 +1,165 @@
+"""Steps that are executed by shapes alone in a process beside this one: what they count, and how they fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimtab.config import load_request
+from trimtab.config.schema import Config
+from trimtab.hardware.catalogue import accelerators
+from trimtab.recipes.planning import Known, know_model, machine_with, resolve_for
+from trimtab.recipes.trial_server import Answer
+from trimtab.recipes.trial_step import Executed, Trial
+from trimtab.recipes.trials import Trials
+
+SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+}
+LAYER = 256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 512 + 2 * 256
+"""Numbers in a layer, by hand: queries and output, keys and values, gate, up and down, two norms."""
+WHOLE = 2 * 4096 * 256 + 4 * LAYER + 256
+R = 8
+ADAPTER = 4 * R * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 512))
+"""Numbers of the adapters on all seven products of four layers."""
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[Trials]:
+    with Trials() as made:
+        made.begin()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder with a config and nothing else: no weights, no tokenizer."""
+    path = tmp_path_factory.mktemp("model")
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SHAPE}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def config_of(folder: Path, *words: str) -> Config:
+    given = (
+        *(f"model={folder}", "data.source=/nowhere.jsonl", f"lora.r={R}", "device=cuda"),
+        *(
+            "data.max_length=512",
+            "training.batch_size=2",
+            "speed.compile=false",
+            "speed.kernels=plain",
+            *words,
+        ),
+    )
+    return load_request(None, list(given)).config
+
+
+def made(trials: Trials, config: Config, gpus: str = "H200") -> Answer:
+    known: Known = know_model(config)
+    plan = resolve_for(config, machine_with(gpus), known)
+    return trials.make(Trial(config=config, plan=plan, gpus=accelerators(gpus)))
+
+
+def executed(trials: Trials, config: Config, gpus: str = "H200") -> Executed:
+    answer = made(trials, config, gpus)
+    assert answer.executed is not None, answer.failed + answer.trace
+    return answer.executed
+
+
+def near(found: int, counted: int, share: float = 0.01) -> bool:
+    return abs(found - counted) <= share * counted
+
+
+def test_weights_and_moments_are_those_counted_by_hand(trials: Trials, folder: Path) -> None:
+    done = executed(trials, config_of(folder))
+    held = done.memory["cuda:0"]
+    # Frozen numbers in bf16, adapters in fp32. Buffers are a few numbers more.
+    assert near(held.kinds["weights"], 2 * WHOLE + 4 * ADAPTER)
+    # Two moments of each number, and of each of 56 tensors a count of its steps, for which CUDA gives out 512 bytes.
+    assert held.kinds["optimizer"] == 2 * 4 * ADAPTER + 56 * 512
+    assert held.peak == sum(held.kinds.values())
+    assert held.reserved >= held.peak
+    assert held.context > 0
+    assert done.rows == "2 rows of 512 tokens"
+    # A token takes four operations for each frozen number of the layers and six for each of the adapters.
+    assert done.flops > 2 * 512 * (4 * 4 * (LAYER - 512) + 6 * ADAPTER)
+
+
+def test_activations_grow_with_the_rows_and_shrink_with_checkpointing(trials: Trials, folder: Path) -> None:
+    def activations(*words: str) -> int:
+        kinds = executed(trials, config_of(folder, *words)).memory["cuda:0"].kinds
+        return kinds["activations"]
+
+    two, four = activations(), activations("training.batch_size=4")
+    assert near(four, 2 * two, 0.03)
+    # At least the input of every layer in bf16.
+    assert two > 4 * 2 * 512 * 256 * 2
+    assert activations("training.gradient_checkpointing=true") < two / 2
+
+
+def test_accumulated_gradients_lie_beside_the_activations(trials: Trials, folder: Path) -> None:
+    once = executed(trials, config_of(folder)).memory["cuda:0"]
+    often = executed(trials, config_of(folder, "training.gradient_accumulation_steps=16")).memory["cuda:0"]
+    assert near(often.peak - once.peak, 4 * ADAPTER, 0.1)
+
+
+def test_every_strategy_is_executed(trials: Trials, folder: Path) -> None:
+    single = executed(trials, config_of(folder)).memory["cuda:0"].kinds["weights"]
+    copies = executed(trials, config_of(folder), "2xH200").memory
+    assert copies["cuda:0"] == copies["cuda:1"]
+    assert near(copies["cuda:0"].kinds["weights"], single)
+    sharded = executed(trials, config_of(folder, "sharding=true"), "2xH200").memory["cuda:0"].kinds["weights"]
+    assert 0 < sharded < 0.6 * single
+    split = executed(trials, config_of(folder, "model_parallel=true"), "2xH200").memory
+    assert near(sum(held.kinds["weights"] for held in split.values()), single)
+    assert min(held.kinds["weights"] for held in split.values()) > LAYER
+
+
+def test_all_weights_are_tuned_in_fp32(trials: Trials, folder: Path) -> None:
+    held = executed(trials, config_of(folder, "method=full")).memory["cuda:0"]
+    assert near(held.kinds["weights"], 4 * WHOLE)
+    assert near(held.kinds["optimizer"], 8 * WHOLE)
+
+
+def test_steps_without_gradients_are_executed_too(trials: Trials, folder: Path) -> None:
+    words = [
+        "recipe=zeroth_order",
+        f"model={folder}",
+        "zeroth.task=sst2",
+        "device=cuda",
+        "data.max_length=128",
+    ]
+    held = executed(trials, load_request(None, words).config).memory["cuda:0"]
+    assert near(held.kinds["weights"], 2 * WHOLE, 0.2)
+    assert not held.kinds.get("optimizer")
+
+
+def test_a_trial_that_fails_says_why_and_the_next_one_is_made(trials: Trials, folder: Path) -> None:
+    config = config_of(folder)
+    other = config.model_copy(update={"lora": config.lora.model_copy(update={"targets": ["no_such_layer"]})})
+    plan = resolve_for(config, machine_with("H200"), know_model(config))
+    answer = trials.make(Trial(config=other, plan=plan, gpus=accelerators("H200")))
+    assert answer.executed is None
+    assert "no_such_layer" in answer.failed
+    assert executed(trials, config)
+
+
+def test_a_process_that_dies_is_told(trials: Trials, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(folder)
+    plan = resolve_for(config, machine_with("H200"), know_model(config))
+    trial = Trial(config=config, plan=plan, gpus=accelerators("H200"))
+    with Trials() as own:
+        own.begin()
+        process: Any = own._process
+        process.kill()
+        assert "the process that executes steps ended" in own.make(trial).failed
