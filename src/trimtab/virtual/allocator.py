@@ -234,23 +234,22 @@ class Allocator:
                 return
         if piece.before is None and piece.after is None:
             self._split_change(figures, count - 1, size - piece.size)
-        elif count > 0:
-            self._split_change(figures, 1, size)
         else:
-            figures.splits += count
-            both.splits += count
-            figures.split_bytes = now = figures.split_bytes + size
-            figures.split_bytes_gained += size
-            if now > figures.split_bytes_peak:
-                figures.split_bytes_peak = now
-            both.split_bytes = now = both.split_bytes + size
-            if now > both.split_bytes_peak:
-                both.split_bytes_peak = now
+            self._split_change(figures, count, size)
 
     def _split_change(self, figures: Figures, count: int, nbytes: int) -> None:
+        """The free pieces that cannot go back have become more or fewer."""
+        if nbytes > 0:
+            figures.split_bytes_gained += nbytes
+        if count > 0:
+            figures.splits_gained += count
         for part in (figures, self.both):
-            part.add("splits", count)
-            part.add("split_bytes", nbytes)
+            part.splits = now = part.splits + count
+            if now > part.splits_peak:
+                part.splits_peak = now
+            part.split_bytes = now = part.split_bytes + nbytes
+            if now > part.split_bytes_peak:
+                part.split_bytes_peak = now
 
     def use(self, number: int, stream: int) -> None:
         """An allocation is used on another stream (Tensor.record_stream)."""

@@ -163,26 +163,25 @@ class Ledger:
 
     def _turn(self, phase: str) -> None:
         """Close the lap under way and open the next one."""
-        pool = self.device.pool
-        self._tell_weights()
+        pool, lap = self.device.pool, self.lap
         with pool.lock:
-            self.device.pool.replay(self.lap)
-            lap = self.lap
+            following = Lap(phase, {}, 0, 0)
+            self.device.log = following.events.append  # what other threads note from now on belongs there
+            pool.replay(lap)
             self.kept = self._laps()
             self.reserved[lap.phase] = max(self.reserved.get(lap.phase, 0), lap.reserved)
-            forward = replay.forward_begins(lap) if self.part == "forward" else pool.number
-            held = {number: piece.size for number, piece in pool.live.items()}
             if self.kept.get(lap.phase) is lap:
+                self._tell_weights()
                 lap.kinds = dict(self.kinds)
-            self.kinds = {number: kind for number, kind in self.kinds.items() if number in held}
-            following = Lap(
-                phase, held, pool.number, forward, peak=pool.both.allocated, reserved=pool.both.reserved
-            )
-            # What another thread noted in the meantime is not lost.
-            rest = lap.events[lap.done :]
-            self._open(following)
-            following.events.extend(rest)
-            del lap.events[lap.done :]
+            following.held = {number: piece.size for number, piece in pool.live.items()}
+            following.first = following.forward = pool.number
+            if self.part == "forward":
+                following.forward = replay.forward_begins(lap)
+            following.peak, following.reserved = pool.both.allocated, pool.both.reserved
+            self.kinds = {
+                n: kind for n, kind in self.kinds.items() if n >= pool.number or n in following.held
+            }
+            self.lap = following
 
     def _open(self, lap: Lap) -> None:
         self.lap = lap

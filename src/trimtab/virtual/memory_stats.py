@@ -54,7 +54,7 @@ class Statistics:
 
     def reset_accumulated(self, index: int) -> None:
         pool = self._pool(index)
-        pools = {"all": (pool.small_pool, pool.large_pool)}
+        pools: dict[str, tuple[Figures, ...]] = {"all": (pool.small_pool, pool.large_pool)}
         pools |= {"small_pool": (pool.small_pool,), "large_pool": (pool.large_pool,)}
         self._since[index] = {
             (title, name): (sum(_gained(p, name) for p in parts), sum(getattr(p, name) for p in parts))
