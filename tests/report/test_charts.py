@@ -135,7 +135,7 @@ def test_bars_are_as_long_as_their_values(parse: Parse) -> None:
 
 
 def test_parts_of_a_bar_have_their_own_colours(parse: Parse) -> None:
-    told = parse(length({"weights": 1.0, "none": 0.0, "<cache>": 3.0}, 8.0, {"weights": 0, "<cache>": 13}))
+    told = parse(length({"weights": 1.0, "none": 0.0, "<cache>": 3.0}, 8.0, {"weights": 0, "<cache>": 5}))
     assert [(i["class"], i["style"], i["title"]) for i in told.all("i")] == [
         ("shade-0", "width:12.50%", "weights"),
         ("shade-5", "width:37.50%", "<cache>"),

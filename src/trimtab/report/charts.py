@@ -137,7 +137,7 @@ def length(parts: Mapping[str, float], longest: float, shades: Mapping[str, int]
 
 
 def _shade(name: str, shades: Mapping[str, int] | None) -> str:
-    return f' class="shade-{shades[name] % 8}"' if shades and name in shades else ""
+    return f' class="shade-{shades[name]}"' if shades and name in shades else ""
 
 
 def short(name: str) -> str:

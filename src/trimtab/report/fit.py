@@ -11,7 +11,7 @@ from typing import Any
 from trimtab.monitor.wording import count_of
 from trimtab.report.charts import Chart, Line, Mark, figure, length
 from trimtab.report.frame import facts, folded, note, page, plain, raw_table, section, text
-from trimtab.report.memory import in_order, keys, shade_of, size_of
+from trimtab.report.memory import KINDS, in_order, keys, shade_of, size_of
 
 Told = Mapping[str, Any]
 BESIDE = "reserved and CUDA's own"
@@ -122,7 +122,7 @@ def _tables(told: Told) -> Iterable[str]:
     options = told["options"]
     yield _table(options[:FIRST], told.get("best"))
     used = {kind: 0 for option in options for kind, held in (option.get("kinds") or {}).items() if held}
-    yield keys([*(kind for kind, _ in in_order(used)), BESIDE]) if used else ""
+    yield keys({kind: _shade(kind) for kind, _ in in_order({**used, BESIDE: 0})}) if used else ""
     if options[FIRST:]:
         more = count_of(len(options) - FIRST, "layout")
         yield folded(f"{more} more", _table(options[FIRST:], None))
@@ -165,16 +165,21 @@ def _share(option: Told) -> str:
     kinds = dict(in_order(option.get("kinds") or {}))
     beyond = max(0, option["needed_bytes"] - sum(kinds.values()))
     shown = {**kinds, BESIDE: beyond} if kinds else {"": option["needed_bytes"]}
-    shades = {kind: shade_of(kind) for kind in shown} if kinds else None
+    shades = {kind: _shade(kind) for kind in shown} if kinds else None
     bar = length(shown, max(capacity, sum(shown.values())), shades)
     share = f"{option['needed_bytes'] / capacity:.0%} of {size_of(capacity)}" if capacity else "–"
     return f"{bar}{text(share)}"
 
 
+def _shade(kind: str) -> int:
+    return len(KINDS) if kind == BESIDE else shade_of(kind)
+
+
 def _config(told: Told) -> str:
     if not told.get("config"):
         return ""
-    return note("Saved as a file, `trimtab train` takes it as it is.") + f"<pre>{text(told['config'])}</pre>"
+    whole = f"<pre>{text(told['config'])}</pre>"
+    return note("Saved as a file, `trimtab train` takes it as it is.") + folded("config.yaml", whole)
 
 
 def _not_executed(told: Told) -> str:

@@ -14,7 +14,7 @@ from trimtab.report.layers import together
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "cache", "workspace", "other")
 """From the bottom of a stack to its top; each has its colour everywhere."""
-_NEAR = 0.5
+_NEAR = 0.7
 """The share of the capacity from which on it is drawn into the chart."""
 Told = Mapping[str, Any]
 
@@ -125,12 +125,12 @@ def _phases(told: Told) -> str:
     drawn = raw_table(
         ["phase", "at its peak", "allocated", "reserved", "where the peak was"], rows, cards=True
     )
-    return f"<h4>Phases</h4>{drawn}{keys(kinds)}{folded('By kind', by_kind) if kinds else ''}"
+    return f"<h4>Phases</h4>{drawn}{keys({kind: shade_of(kind) for kind in kinds})}{folded('By kind', by_kind) if kinds else ''}"
 
 
-def keys(kinds: Iterable[str]) -> str:
+def keys(shades: Mapping[str, int]) -> str:
     """Which colour and hatching of a bar is which kind."""
-    shown = "".join(f'<span><i class="shade-{shade_of(kind)}"></i>{text(kind)}</span>' for kind in kinds)
+    shown = "".join(f'<span><i class="shade-{n}"></i>{text(kind)}</span>' for kind, n in shades.items())
     return f'<p class="keys length">{shown}</p>' if shown else ""
 
 

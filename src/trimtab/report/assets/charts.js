@@ -304,7 +304,9 @@
       if (low === null) return [0, 1];
       if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
       if (kind !== "dots" || low !== at[0] || high !== at[at.length - 1]) return [low, high];
-      return [Math.min(low, Math.max(0, low - (high - low) * 0.05)), high + (high - low) * 0.08];
+      const near = this.told.marks.map((mark) => mark.at).filter((place) => place < 1.6 * high);
+      const end = Math.max(high, ...near);
+      return [Math.min(low, Math.max(0, low - (end - low) * 0.05)), end + (end - low) * 0.08];
     }
 
     upward() {
