@@ -125,7 +125,8 @@ def _phases(told: Told) -> str:
     drawn = raw_table(
         ["phase", "at its peak", "allocated", "reserved", "where the peak was"], rows, cards=True
     )
-    return f"<h4>Phases</h4>{drawn}{keys({kind: shade_of(kind) for kind in kinds})}{folded('By kind', by_kind) if kinds else ''}"
+    more = keys({kind: shade_of(kind) for kind in kinds}) + folded("By kind", by_kind) if kinds else ""
+    return f"<h4>Phases</h4>{drawn}{more}"
 
 
 def keys(shades: Mapping[str, int]) -> str:

@@ -6,6 +6,8 @@
   const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [16, 5], [5, 2, 2, 2, 2, 2]];
   /* Distances of ticks between which nothing is: 1, 2, 5, 10, … */
   const WHOLE = Array.from({ length: 14 }, (_, power) => [1, 2, 5].map((first) => first * 10 ** power)).flat();
+  /* No wider on paper, in pixels of CSS: what A4 and Letter have room for between the margins and the box. */
+  const PAPER = 620;
   const KEYS = "Left and right go from point to point, plus and minus zoom, 0 shows all.";
   const root = document.documentElement;
   const charts = [];
@@ -317,8 +319,8 @@
       return { range: (plot, low, high) => [0, (high || 1) * (this.told.marks.length ? 1.06 : 1.12)] };
     }
 
-    fit() {
-      const width = Math.floor(this.place.clientWidth);
+    fit(most = Infinity) {
+      const width = Math.min(most, Math.floor(this.place.clientWidth));
       if (!width) return;
       if (this.plot === undefined) {
         const { data, ...options } = this.options(width);
@@ -599,10 +601,12 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   addEventListener("beforeprint", () => {
     root.classList.add("paper");
+    charts.forEach((chart) => chart.fit(PAPER));
     again();
   });
   addEventListener("afterprint", () => {
     root.classList.remove("paper");
+    charts.forEach((chart) => chart.fit());
     again();
   });
 })();
