@@ -16,7 +16,7 @@ from trimtab.monitor.metrics import MetricsFile
 from trimtab.report import inlined
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
-OURS = [inlined._file(name) for name in inlined._SCRIPTS]
+OURS = inlined.script_texts()
 LOADS = {"src", "srcset", "data", "action", "background", "poster", "xlink:href"}
 
 

@@ -1,4 +1,4 @@
-"""The charts of all pages: data that a script in the page draws (assets/charts.js), with a table of it.
+"""The charts of all pages: data that a script in the page draws (assets/chart_*.js), with a table of it.
 
 A long line is thinned to what its width can show: of each column of pixels the lowest and the highest point stay, so
 that no peak is lost. The caption says so. Bars need no script. Nothing is measured or judged here.
