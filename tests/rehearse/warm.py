@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch._dynamo  # every optimizer imports it
 
-from trimtab.rehearse import child, process, shield
+from trimtab.rehearse import child, process, savings, shield
 from trimtab.rehearse.checks import all_checks  # noqa: F401
 from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
@@ -107,6 +107,10 @@ def answer(request: dict) -> None:
         keep=Path(request["keep"]) if request.get("keep") else None,
         in_place=request.get("in_place", False),
     )
+    if request.get("savings"):
+        again = savings.again_with(request["words"], settings, ranks=request["ranks"], start=Forked)
+        changes = savings.changes_for(request["words"], settings.gpus)
+        savings.try_savings(result, changes, again, request["timeout"])
     out.write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
 
 

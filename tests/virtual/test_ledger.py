@@ -120,19 +120,36 @@ def test_a_cache_of_keys_and_values() -> None:
         assert by_phase(ledger)["generate"].kinds["cache"] == 2 * ROWS
 
 
-def test_checkpointing_keeps_the_inputs_of_its_parts_alone() -> None:
-    peaks = {}
+def test_checkpointing_keeps_the_input_and_computes_the_rest_again() -> None:
+    kept: dict[bool, list[int]] = {}
     for checkpointing in (False, True):
         with virtual_gpus(1, observer=Observer()) as machine:
             net = model().cuda()
-            x = torch.ones(BATCH, NARROW, device="cuda", requires_grad=True)
             run = (
                 partial(torch.utils.checkpoint.checkpoint, net, use_reentrant=False) if checkpointing else net
             )
-            run(x).sum().backward()
+            run(torch.ones(BATCH, NARROW, device="cuda", requires_grad=True)).sum().backward()
             timeline = machine.devices[0].ledger.timeline("first step")
-            peaks[checkpointing] = max(timeline.kinds["activations"])
-    assert peaks[False] >= WIDE_ROWS > peaks[True]
+            backward = next(at for at, name in timeline.marks if name == "backward")
+            series = timeline.kinds["activations"]
+            kept[checkpointing] = [series[timeline.at.index(backward)], max(series[backward:])]
+    small = kept[False][0] % WIDE_ROWS
+    assert kept[False] == [WIDE_ROWS + small, WIDE_ROWS + small]
+    assert kept[True][0] == small
+    assert kept[True][1] >= WIDE_ROWS
+
+
+def test_weights_that_are_freed_and_made_again_stay_weights() -> None:
+    with virtual_gpus(1, observer=Observer()) as machine:
+        ledger = machine.devices[0].ledger
+        weight = torch.ones(1 << 20, device="cuda")
+        ledger.tell(weight, "weights")
+        storage = weight.untyped_storage()
+        storage.resize_(0)
+        assert torch.cuda.memory_allocated() == 0
+        ledger.begin("steady step")
+        storage.resize_(4 << 20)
+        assert by_phase(ledger)["steady step"].kinds["weights"] == 4 << 20
 
 
 def test_gradients_that_are_accumulated_without_an_optimizer() -> None:

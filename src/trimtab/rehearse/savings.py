@@ -132,6 +132,10 @@ def try_savings(
             if trials.made(change) and finding.savings[-1].fits:
                 break
     finding.savings.sort(key=lambda saving: (not saving.fits, saving.need_bytes if not saving.fits else 0))
+    if finding.savings and finding.savings[0].fits:
+        first = finding.savings[0]
+        how = f" ({' '.join(first.settings)})" if first.settings else ""
+        finding.fix = f"{first.change}{how}: so rehearsed, it fits"
     if trials.left_out:
         result.notes.append(
             f"not rehearsed, for want of time: {', '.join(trials.left_out)} (--timeout gives more)"

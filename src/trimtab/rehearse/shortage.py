@@ -18,12 +18,8 @@ def device_of(message: str) -> str:
 
 
 def need(told: dict[str, Any]) -> int:
-    """What a program needs of a device: what its tensors come to, and what CUDA holds beside them.
-
-    Where that would fit, memory in pieces is what does not: then all that is reserved.
-    """
-    held = int(told["peak_bytes"] + told["context_bytes"])
-    return held if held > told["capacity_bytes"] else int(told["reserved_bytes"] + told["context_bytes"])
+    """What a program needs of a device: what its tensors come to, and what CUDA holds beside them."""
+    return int(told["peak_bytes"] + told["context_bytes"])
 
 
 def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
@@ -33,6 +29,9 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
         if told is None or finding.lack is not None:
             continue
         device, capacity, needed = device_of(finding.message), told["capacity_bytes"], need(told)
+        if needed <= capacity:
+            # It would fit in one piece: what the allocator reserves to give it out in pieces does not.
+            needed = max(needed, int(told["reserved_bytes"] + told["context_bytes"]))
         finding.lack = Lack(device, capacity, needed, max(0, needed - capacity))
         if needed > capacity:
             short = size(needed - capacity)

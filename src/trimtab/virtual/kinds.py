@@ -28,7 +28,7 @@ class Teller:
         self.machine = machine
         self.part = ""
         self._stack: list[nn.Module] = []
-        self._frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._frozen: dict[int, weakref.ReferenceType[nn.Module]] = {}
         """Modules that were called with nothing to train in them, since the last step."""
 
     def _mark(self, part: str) -> None:
@@ -38,16 +38,23 @@ class Teller:
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         """A module is called."""
-        machine = self.machine
-        if state.machine() is not machine:
+        if state.machine() is not self.machine:
             return
         remember(module)
+        for parameter in module._parameters.values():
+            block = parameter.__dict__.get("_block") if parameter is not None else None
+            # Weights that were gathered for this call are in other memory than those that the module was moved with.
+            if block is not None and block.serial not in block.device.ledger.kinds:
+                block.device.ledger.tell(block, "weights")
         if not torch.is_grad_enabled():
             return
-        if self.part != "forward":
-            if self.part == "backward" or not self._trains(module):
+        if self.part == "backward":
+            if not self._stack:
+                self._note("recompute")
+        elif self.part != "forward":
+            if not self._trains(module):
                 return
-            for device in machine.devices:
+            for device in self.machine.devices:
                 if device.ledger.lap.phase == "load":
                     device.ledger.begin("first step")
             ROUTE.clear()
@@ -57,33 +64,42 @@ class Teller:
         ROUTE.enter(module)
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A module has returned."""
-        if self.part == "forward":
-            if self._stack and self._stack[-1] is module:
+        """A module has returned, or failed."""
+        if self._stack:
+            if self._stack[-1] is module:
                 self._stack.pop()
                 if self._stack:
                     ROUTE.enter(self._stack[-1])
+                elif self.part == "backward":
+                    self._note("recomputed")
         elif _holds_cache(output.__class__) and state.machine() is self.machine:
             _tell(_tensors(output.past_key_values, 4), "cache")
 
+    def _note(self, name: str) -> None:
+        for device in self.machine.devices:
+            device.ledger.note(name)
+
     def _trains(self, module: nn.Module) -> bool:
-        if module in self._frozen:
+        known = self._frozen.get(id(module))
+        if known is not None and known() is module:
             return False
         if any(parameter.requires_grad for parameter in module.parameters()):
             return True
-        self._frozen.update(module.modules())
+        self._frozen.update((id(part), weakref.ref(part)) for part in module.modules())
         return False
 
     def backward(self, run: Callable[[], Any]) -> Any:
         """A backward pass: what it leaves in `.grad` are gradients."""
         if state.machine() is not self.machine or torch._C._current_graph_task_id() != -1:
             return run()
+        self._stack.clear()
         self._mark("backward")
         try:
             return run()
         finally:
             parameters = [p for module in tuple(self.machine.modules) for p in module._parameters.values()]
             _tell_gradients(parameters)
+            self._stack.clear()
             self._mark("")
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -118,7 +134,7 @@ def listen(machine: Machine) -> Callable[[], None]:
     undo = ExitStack()
     for hook in (
         nn.modules.module.register_module_forward_pre_hook(teller.before),
-        nn.modules.module.register_module_forward_hook(teller.after),
+        nn.modules.module.register_module_forward_hook(teller.after, always_call=True),
         register_optimizer_step_pre_hook(teller.before_step),
         register_optimizer_step_post_hook(teller.after_step),
     ):

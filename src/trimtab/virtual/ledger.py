@@ -87,11 +87,16 @@ class Ledger:
     def mark(self, name: str) -> None:
         """A part of the step begins: "forward", "backward", "optimizer"; "" for none of them."""
         self.part = name
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        """As `mark`, of something within a part: "recompute" and "recomputed" in a backward pass."""
         self.lap.marks.append((len(self.lap.events), name))
 
     def tell(self, held: Any, kind: str) -> None:
-        """The memory of a tensor (or a block) is of this kind."""
+        """The memory of a tensor (or a block) is of this kind, also after its storage was freed and made again."""
         block = getattr(held, "_block", held)
+        block.kind = kind
         if block.nbytes:
             self.kinds[block.serial] = kind
 
@@ -109,7 +114,7 @@ class Ledger:
             settings = pool.settings
             bounded = not any(settings.divisions) and settings.large_segment + 512 <= LARGEST_REST
             device.room = min(pool.limit - pool.both.reserved, LONGEST * LARGEST_REST) if bounded else 0
-        if len(lap.events) > LONGEST and not pool.busy:
+        if len(lap.events) > LONGEST and lap is self.lap:
             self._turn(lap.phase)
 
     def look(self) -> None:
@@ -151,8 +156,8 @@ class Ledger:
         for module in tuple(self.modules):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 for block in blocks_of(tensor) if tensor is not None else ():
-                    if block.device is device and block.nbytes:
-                        kinds.setdefault(block.serial, "weights")
+                    if block.device is device and block.serial not in kinds:
+                        self.tell(block, "weights")
 
     def _laps(self) -> dict[str, Lap]:
         """The lap that stands for each phase, the one under way included."""
@@ -163,9 +168,11 @@ class Ledger:
 
     def _turn(self, phase: str) -> None:
         """Close the lap under way and open the next one."""
-        pool, lap = self.device.pool, self.lap
+        pool = self.device.pool
         with pool.lock:
-            following = Lap(phase, {}, 0, 0)
+            if pool.busy:
+                return  # a finalizer inside of the allocator's work: the lap goes on
+            lap, following = self.lap, Lap(phase, {}, 0, 0)
             self.device.log = following.events.append  # what other threads note from now on belongs there
             pool.replay(lap)
             self.kept = self._laps()

@@ -37,7 +37,7 @@ def parse_bytes(size: str | int) -> int:
 class Block:
     """One allocation. All virtual tensors that alias a storage share its block; dropping the last one frees it."""
 
-    __slots__ = ("device", "held", "nbytes", "serial", "unknown")
+    __slots__ = ("device", "held", "kind", "nbytes", "serial", "unknown")
 
     held: torch.Tensor
     """Memory of the host behind a shape there, once its address was asked for."""
@@ -45,6 +45,8 @@ class Block:
     """What was asked for; nothing is allocated for nought bytes."""
     serial: int
     """The number of the allocation on its device."""
+    kind: str
+    """What it is for, once the ledger was told."""
 
     def __init__(self, device: VirtualDevice, nbytes: int) -> None:
         self.device = device
@@ -120,6 +122,8 @@ def resize(block: Block, nbytes: int) -> None:
     other = Block(block.device, nbytes)
     block.nbytes, other.nbytes = other.nbytes, block.nbytes
     block.serial, other.serial = other.serial, block.serial
+    if nbytes and hasattr(block, "kind"):
+        block.device.ledger.kinds[block.serial] = block.kind
 
 
 def ensure(device: VirtualDevice, nbytes: int) -> None:

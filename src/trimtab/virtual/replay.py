@@ -1,7 +1,8 @@
 """Reads a stretch of a ledger: what each allocation was for, what was held at the peak, the bytes by kind over time.
 
 An allocation of which nothing was told is an activation if it was made in a forward pass and is held when the backward
-pass begins; one that was there before the stretch began is "other"; the rest is temporary. Never changes a ledger.
+pass begins, or in one that is computed again and held when that is done; one that was there before the stretch began
+is "other"; the rest is temporary. Never changes a ledger.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "cache", "workspace", "other")
+PARTS = ("forward", "backward", "optimizer")
 Kinds = dict[int, str]
 
 
@@ -67,9 +69,9 @@ def kinds_of(lap: Lap, told: Kinds) -> Kinds:
     at, name = next(marks)
     for index in range(len(lap.events) + 1):
         while at == index:
-            if name == "forward" and part != "forward":
+            if name == "recompute" or (name == "forward" and part != "forward"):
                 forward = number
-            elif part == "forward" or name == "backward":
+            elif name in ("backward", "recomputed") or part == "forward":
                 # The pass is over, or the stretch: what it left behind is kept for the backward pass.
                 for kept in held:
                     if kept >= forward:
@@ -132,5 +134,5 @@ def timeline(lap: Lap, told: Kinds, points: int) -> Timeline:
             for kind, nbytes in zip(KINDS, best[2], strict=True):
                 series[kind].append(nbytes)
             best = None
-    marks = [(index, name) for index, name in lap.marks if name]
+    marks = [(index, name) for index, name in lap.marks if name in PARTS]
     return Timeline(lap.phase, at, series, marks)

@@ -1,0 +1,193 @@
+"""Shapes that a rehearsal chooses by itself, and files of weights that are too big to be read."""
+
+from __future__ import annotations
+
+import json
+import struct
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trimtab.rehearse import room_here
+
+Rehearse = Callable[..., dict[str, Any]]
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    **{"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"intermediate_size": 512, "vocab_size": 1000, "dtype": "bfloat16"},
+}
+MODEL = """
+    import sys
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map=sys.argv[2])
+    ids = torch.randint(0, 1000, (2, 32), device=model.device)
+    model(input_ids=ids, labels=ids).loss.backward()
+    with torch.no_grad():
+        print("generated", model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=0).shape)
+"""
+
+
+def written(folder: Path, code: str) -> str:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(code))
+    return str(path)
+
+
+def model_folder(folder: Path, weights: str) -> Path:
+    """A model's folder with a config, and with weights of which only the size is there, an index alone, or none."""
+    made = folder / "model"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(CONFIG))
+    if weights == "file":
+        with (made / "model.safetensors").open("wb") as file:
+            file.truncate(1 << 42)
+    if weights == "index":
+        index = {
+            "metadata": {"total_size": 1 << 42},
+            "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"},
+        }
+        (made / "model.safetensors.index.json").write_text(json.dumps(index))
+    return made
+
+
+@pytest.mark.parametrize("weights", ["file", "index"])
+def test_shapes_are_chosen_where_weights_do_not_fit(
+    rehearse_warmer: Rehearse, tmp_path: Path, weights: str
+) -> None:
+    model = model_folder(tmp_path, weights)
+    report = rehearse_warmer(written(tmp_path, MODEL), str(model), "cuda:0")
+    assert report["verdict"] == "clean", report["text"]
+    assert report["shapes_only"]
+    assert "4096.0 GiB of weights" in report["notes"][0]
+    assert "by shapes alone" in report["text"]
+
+
+@pytest.mark.parametrize("device_map", ["auto", "cuda:1"])
+@pytest.mark.parametrize("weights", ["none", "index"])
+def test_a_model_is_built_from_its_config_alone(
+    rehearse_warmer: Rehearse, tmp_path: Path, weights: str, device_map: str
+) -> None:
+    model = model_folder(tmp_path, weights)
+    report = rehearse_warmer(written(tmp_path, MODEL), str(model), device_map, shapes_only=True)
+    assert [finding["kind"] for finding in report["findings"]] == []
+    assert "generated torch.Size([2, 37])" in report["stdout"]
+    found = {phase["name"] for told in report["memory"].values() for phase in told["phases"]}
+    assert {"load", "first step", "generate"} <= found
+    caches = [
+        p["kinds"]["cache"] for t in report["memory"].values() for p in t["phases"] if p["name"] == "generate"
+    ]
+    assert max(caches) > 0
+
+
+def test_what_was_written_for_real_is_not_written_twice(ask: Rehearse, tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    with file.open("wb") as opened:
+        opened.truncate(1 << 42)
+    code = """
+        import torch
+        from safetensors.torch import load_file
+
+        open("log", "a").write("once")
+        load_file("weights.safetensors")
+    """
+    report = ask(written(tmp_path, code), ranks=None, timeout=120, settings={}, in_place=True)
+    assert (report["verdict"], report["shapes_only"]) == ("unproven", False)
+    assert any("--shapes-only" in note for note in report["notes"])
+    assert (tmp_path / "log").read_text() == "once"
+
+
+LOAD = """
+    import sys
+    import torch
+    from safetensors.torch import load_file
+
+    file = sys.argv[1]
+    kept = torch.load(file, map_location=sys.argv[2]) if file.endswith("pt") else load_file(file, device=sys.argv[2])
+    print("ids", kept["ids"].tolist())
+    layer = torch.nn.Linear(1 << 15, 1 << 20, bias=False, dtype=torch.bfloat16)
+    layer.load_state_dict({"weight": kept["weight"]})
+    layer.cuda()
+    torch.nn.functional.linear(torch.ones(2, 1 << 15, dtype=torch.bfloat16, device="cuda"), layer.weight)
+    print("weight", kept["weight"].device, tuple(kept["weight"].shape))
+"""
+SHAPE = (1 << 20, 1 << 15)
+
+
+def safetensors_file(path: Path) -> None:
+    size = 2 * SHAPE[0] * SHAPE[1]
+    head = {
+        "ids": {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]},
+        "weight": {"dtype": "BF16", "shape": list(SHAPE), "data_offsets": [24, 24 + size]},
+    }
+    text = json.dumps(head).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + struct.pack("<3q", 7, 8, 9))
+        file.truncate(8 + len(text) + 24 + size)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_file_that_no_machine_holds_is_loaded_by_its_head(
+    rehearse_warm: Rehearse, tmp_path: Path, device: str
+) -> None:
+    file = tmp_path / "weights.safetensors"
+    safetensors_file(file)
+    report = rehearse_warm(written(tmp_path, LOAD), str(file), device, shapes_only=True, memory_bytes=1 << 38)
+    assert report["verdict"] == "clean", report["text"] + report["stderr"]
+    assert "ids [7, 8, 9]" in report["stdout"]
+    assert f"weight {device} {SHAPE}" in report["stdout"]
+
+
+def test_torch_load_leaves_big_weights_in_their_file(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    code = """
+        import torch
+
+        kept = torch.load("weights.pt")
+        print("few", kept["few"].tolist(), "tied", kept["tied"].data_ptr() == kept["big"].data_ptr())
+        layer = torch.nn.Linear(1 << 11, 1 << 14, bias=False)
+        layer.load_state_dict({"weight": kept["big"]})
+        if layer.cuda().weight[0, 0] > 2:
+            print("not reached")
+    """
+    big = torch.zeros(1 << 14, 1 << 11)
+    torch.save({"few": torch.tensor([1, 2]), "big": big, "tied": big}, tmp_path / "weights.pt")
+    report = rehearse_warm(written(tmp_path, code), shapes_only=True)
+    assert report["findings"] == [], report["text"]
+    assert "few [1, 2] tied True" in report["stdout"]
+    assert [asked["how"] for asked in report["asked"]] == ["decision"]
+    assert phase_of(report)["kinds"]["weights"] == big.nbytes
+
+
+def phase_of(report: dict[str, Any]) -> dict[str, Any]:
+    (phase,) = report["memory"]["cuda:0"]["phases"]
+    assert isinstance(phase, dict)
+    return phase
+
+
+def test_the_weights_of_a_model_are_measured_by_their_files(tmp_path: Path) -> None:
+    assert room_here.weights_of(str(tmp_path / "not there")) == 0
+    (tmp_path / "part.bin").write_bytes(b"x" * 100)
+    (tmp_path / "config.json").write_text("{}")
+    assert room_here.weights_of(str(tmp_path)) == 100
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 40)
+    assert room_here.weights_of(str(tmp_path)) == 40
+
+
+def test_a_machine_that_is_nearly_full_ends_a_rehearsal_with_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cpu:
+        total_bytes, free_bytes = 1000, 20
+
+    monkeypatch.setattr(room_here, "probe_cpu", Cpu)
+    monkeypatch.setattr(room_here, "_held", lambda folder: 100)
+    assert not room_here.Watch(tmp_path).seen()  # somebody else filled it
+    monkeypatch.setattr(room_here, "_held", lambda folder: 900)
+    assert room_here.Watch(tmp_path).seen()
+    assert "filled the memory" in room_here.said(tmp_path)
