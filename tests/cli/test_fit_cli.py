@@ -1,0 +1,105 @@
+"""`trimtab plan --gpus` and `trimtab fit` as a user meets them, with a model of which only the config is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Trimtab = Callable[..., subprocess.CompletedProcess[str]]
+SHAPE = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Say it.", "completion": "It."}\n' * 8)
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"model: {folder}\n"
+        f"data: {{source: {tmp_path / 'rows.jsonl'}, max_length: 512}}\n"
+        "training: {batch_size: 4, max_steps: 2}\n"
+        "speed: {compile: false, kernels: plain}\n"
+        f"output_dir: {tmp_path / 'run'}\n"
+    )
+    return str(file)
+
+
+def test_a_plan_for_gpus_that_are_not_here_says_what_was_executed(trimtab: Trimtab, config: str) -> None:
+    done = trimtab("plan", config, "--gpus", "2xH200", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["strategy"] == "data_parallel"
+    assert plan["reasons"]["memory"].startswith("executed on virtual GPUs: 2 steps, 4 rows of 512 tokens")
+    for share in plan["memory"].values():
+        assert share["executed"]
+        assert share["weights"] < share["allocated"] < share["needed"]
+    told = trimtab("plan", config, "--gpus=H200").stdout
+    assert "allocated at the peak (weights" in told
+    assert "executed on virtual GPUs" in told
+
+
+def test_a_plan_for_the_processor_says_that_it_is_estimated(trimtab: Trimtab, config: str) -> None:
+    done = trimtab("plan", config, "device=cpu")
+    assert done.returncode == 0, done.stderr
+    assert "(estimate)" in done.stdout
+    assert "estimated by formula: only what CUDA GPUs hold is executed" in done.stdout
+
+
+def test_fit_writes_a_config_that_plan_takes(trimtab: Trimtab, config: str, tmp_path: Path) -> None:
+    out = tmp_path / "fitted.yaml"
+    done = trimtab("fit", config, "--gpu", "RTX-3060", "training.batch_size=8", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "best: 1 × RTX-3060, whole, training.batch_size=8" in done.stdout
+    assert "tokens/s are an estimate" in done.stdout
+    planned = json.loads(trimtab("plan", str(out), "--gpus", "RTX-3060", "--json").stdout)
+    assert planned["strategy"] == "single"
+    again = trimtab("fit", config, "--gpu", "RTX-3060", "--out", str(out))
+    assert again.returncode == 2
+    assert "there is such a file" in again.stderr
+
+
+def test_fit_tells_machines_all_that_it_executed(trimtab: Trimtab, config: str) -> None:
+    words = ("--gpu", "H100", "--gpu", "h200", "--gpus", "2", "--tokens-per-step", "8192", "--json")
+    done = trimtab("fit", config, *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["rows_a_step"] == 16
+    assert {option["gpu"] for option in told["options"]} == {"H100", "H200"}
+    best = told["best"]
+    assert best["fits"]
+    assert best["gpus"] == 2
+    assert best["rows_a_step"] == 16
+    assert best["needed_bytes"] == best["reserved_bytes"] + best["context_bytes"]
+    assert "sharding: false" in told["config"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "without --gpu"),
+        (("--gpu", "H2000"), "not known here"),
+        (("--gpu", "MPS-5GB"), "not a size"),
+        (("--gpu", "H200", "--out", "/no/such/folder/x.yaml"), "there is no folder"),
+    ],
+)
+def test_a_wrong_request_ends_with_two(
+    trimtab: Trimtab, config: str, words: tuple[str, ...], said: str
+) -> None:
+    done = trimtab("fit", config, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
