@@ -211,7 +211,10 @@ def gather(folder: Path) -> Gathered:
                 case "placement":
                     for layer, devices in record["layers"].items():
                         known = result.placement.get(layer, [])
-                        result.placement[layer] = [*dict.fromkeys([*known, *devices])]
+                        # By number, whichever process wrote first.
+                        result.placement[layer] = sorted(
+                            {*known, *devices}, key=lambda name: (len(name), name)
+                        )
                 case "steps":
                     result.steps = max(result.steps, record["n"])
                 case "note" | "unproven":
