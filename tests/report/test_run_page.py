@@ -209,6 +209,7 @@ def test_neighbouring_layers_share_a_name() -> None:
     device_map = {"embed": "a", "layers.0": "a", "layers.1": "a", "layers.2": "b", "norm": "b", "head": "a"}
     assert layers_by_device(device_map) == [("a", "embed, layers.0-1, head"), ("b", "layers.2, norm")]
     assert layers_by_device({"": "cpu"}) == [("cpu", "(whole model)")]
+    assert layers_by_device({"0": "a", "1": "a", "2": "b"}) == [("a", "0-1"), ("b", "2")]
 
 
 def test_spread_out_keeps_both_ends() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trimtab.report.code import place
 from trimtab.report.frame import folded, note, raw_table, table, text
+from trimtab.report.layers import together
 from trimtab.report.memory import size_of
 
 MOST = 200
@@ -39,8 +40,7 @@ def collectives_parts(ranks: Sequence[Told]) -> Iterable[str]:
 
 
 def _named(group: Sequence[Told]) -> str:
-    first, last = group[0]["rank"], group[-1]["rank"]
-    return f"{first}" if len(group) == 1 else f"{first} to {last}, each"
+    return together([str(rank["rank"]) for rank in group])
 
 
 def _calls(who: str, calls: Sequence[Told], *, opened: bool) -> str:

@@ -40,14 +40,17 @@ def layers_by_device(device_map: Mapping[str, str]) -> list[tuple[str, str]]:
     for (stem, device), group in groupby(device_map.items(), key=lambda item: (_stem(item[0]), item[1])):
         names = [name for name, _ in group]
         numbers = [name.rpartition(".")[2] for name in names]
-        joined = f"{stem}.{numbers[0]}-{numbers[-1]}" if len(names) > 1 else names[0] or "(whole model)"
+        several = f"{stem}.{numbers[0]}-{numbers[-1]}".removeprefix(".")
+        joined = several if len(names) > 1 else names[0] or "(whole model)"
         by_device.setdefault(str(device), []).append(joined)
     return [(device, ", ".join(names)) for device, names in by_device.items()]
 
 
 def together(devices: Sequence[str]) -> str:
     """Several devices in few words."""
-    return devices[0] if len(devices) == 1 else f"{devices[0]} to {devices[-1]}, each"
+    if len(devices) == 1:
+        return devices[0]
+    return f"{devices[0]} {'to' if len(devices) > 2 else 'and'} {devices[-1]}, each"
 
 
 def _of(held: Mapping[str, Sequence[str]], device: str) -> dict[str, str]:

@@ -67,7 +67,7 @@ def _over_time(devices: str, told: Told) -> str:
     near = capacity and totals[highest] > _NEAR * capacity
     chart = Chart(
         f"Memory over the phase “{line.get('phase', '')}” ({devices})",
-        "allocations and releases",
+        "allocation or release",
         unit,
         [
             Line(kind, [(float(x), held[n] / scale) for n, x in enumerate(at)], shade=shade_of(kind))

@@ -28,7 +28,6 @@ def hide(*folders: str) -> None:
     _hidden = folders
 
 
-
 class Place(NamedTuple):
     """Where something was allocated."""
 

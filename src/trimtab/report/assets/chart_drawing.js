@@ -99,7 +99,7 @@ class Drawing {
     return {
       width,
       height: this.height(width),
-      padding: [told.marks.length ? 20 : 8, 14, 0, 0],
+      padding: [(plot) => this.above(plot.width), 14, 0, 0],
       series: [{}, ...series],
       bands,
       scales: { x: { time: false, range: (plot, low, high) => this.across(low, high) }, y: this.upward() },
@@ -118,6 +118,14 @@ class Drawing {
       },
       data,
     };
+  }
+
+  /* Room for the names of marks: a second row where two of them would meet. */
+  above(width) {
+    const { marks, at } = this.told;
+    const each = (width - 80) / (at[at.length - 1] - at[0] || 1);
+    const room = (n) => (marks[n].at - marks[n - 1].at) * each - 7 * marks[n - 1].name.length - 8;
+    return !marks.length ? 8 : marks.some((_, n) => n && room(n) < 0) ? 36 : 20;
   }
 
   height(width) {
@@ -178,7 +186,7 @@ class Drawing {
     pen.save();
     pen.font = `${12 * ratio}px system-ui, sans-serif`;
     pen.textBaseline = "middle";
-    let taken = left - 4 * ratio;
+    const taken = [left - 4 * ratio, left - 4 * ratio];
     for (const { at, name } of told.marks) {
       const x = plot.valToPos(at, "x", true);
       if (x < left - 1 || x > left + width + 1) continue;
@@ -192,12 +200,10 @@ class Drawing {
       pen.setLineDash([]);
       const size = pen.measureText(name).width;
       const start = Math.min(x, left + width - size);
-      if (start > taken) {
-        pen.fillStyle = colour("--ink");
-        pen.textAlign = "left";
-        pen.fillText(name, start, top - 11 * ratio);
-        taken = start + size + 8 * ratio;
-      }
+      const row = taken.findIndex((end) => start > end);
+      if (row < 0) continue;
+      label(pen, ratio, name, start, top - (12 + 16 * row) * ratio, "right");
+      taken[row] = start + size + 8 * ratio;
     }
     if (told.kind === "stack") this.nameAreas(plot, pen, ratio);
     if (told.kind === "dots") this.dots(plot, pen, ratio);
