@@ -49,7 +49,7 @@ def imported(tree: ast.AST, module: str, path: Path) -> Iterator[str]:
                 kept = home.split(".")[: len(home.split(".")) - node.level + 1]
                 start = ".".join([*kept, *([start] if start else [])])
             if start.split(".")[0] == "trimtab":
-                # `from trimtab import bench` names a room, `from trimtab.bench import svg` one of its modules.
+                # `from trimtab import bench` names a room, `from trimtab.bench import plots` one of its modules.
                 yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
@@ -127,7 +127,7 @@ def test_no_string_hides_an_import() -> None:
         ("import trimtab.bench.glue as g", ["trimtab.bench.glue"]),
         ("def f():\n    from trimtab.bench.glue import run_glue", ["trimtab.bench.glue.run_glue"]),
         ("if TYPE_CHECKING:\n    from trimtab.recipes import sft", ["trimtab.recipes.sft"]),
-        ("from ..bench import svg", ["trimtab.bench.svg"]),
+        ("from ..bench import plots", ["trimtab.bench.plots"]),
         ("from . import settings", ["trimtab.zeroth.settings"]),
         ("import torch\nfrom torch import nn", []),
     ],

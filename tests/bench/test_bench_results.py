@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trimtab.bench import svg
+from trimtab.bench.plots import Bars, Lines
 from trimtab.bench.results import Results, shown, spread, table
 from trimtab.errors import RequestError
 
@@ -115,16 +114,16 @@ def test_another_model_and_other_folders_are_refused(results: Results, tmp_path:
         Results.open(tmp_path / "full", header())
 
 
-def test_plots_are_svg_of_what_was_measured(results: Results) -> None:
-    plots = results.plots()
-    assert set(plots) == {"score.svg", "memory.svg"}
-    for name, text in plots.items():
-        assert (results.path / name).read_text(encoding="utf-8") == text
-        ET.fromstring(text)
-    assert "sst2" in plots["score.svg"]
-    assert "shipped sample" in plots["score.svg"]
-    assert "2 GiB" in plots["memory.svg"]
-    assert "not measured" in plots["memory.svg"]
+def test_plots_hold_what_was_measured(results: Results) -> None:
+    sst2, cola, memory = results.plots()
+    assert isinstance(sst2, Lines)
+    assert sst2.title == "sst2 — tiny — shipped sample"
+    assert sst2.series == {"dizo": [(40, pytest.approx(60))]}
+    assert sst2.levels == {"zero-shot": pytest.approx(55)}
+    assert isinstance(cola, Lines)
+    assert (cola.series, cola.levels) == ({}, {})  # one is not defined, the other failed
+    assert isinstance(memory, Bars)
+    assert memory.bars == {"dizo": 2.0, "zero-shot": pytest.approx(math.nan, nan_ok=True)}
 
 
 def test_a_curve_is_the_mean_of_the_same_steps(tmp_path: Path) -> None:
@@ -146,57 +145,6 @@ def test_a_folder_that_cannot_be_made_is_a_wrong_request(tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     with pytest.raises(RequestError, match="cannot be written to"):
         Results.open(tmp_path / "file" / "out", header())
-
-
-def test_a_line_goes_through_its_points() -> None:
-    panel = svg.line_panel("a & b", {"m": [(0, 0), (10, 50), (20, 100)]}, x_label="x", y_label="y")
-    text = svg.document([panel], 640, 360)
-    root = ET.fromstring(text)
-    line = root.find(".//{http://www.w3.org/2000/svg}polyline")
-    assert line is not None
-    points = [tuple(map(float, p.split(","))) for p in line.attrib["points"].split()]
-    assert points[1] == pytest.approx(((points[0][0] + points[2][0]) / 2, (points[0][1] + points[2][1]) / 2))
-    assert points[0][1] > points[2][1]
-    assert "a &amp; b" in text
-
-
-def test_bars_are_as_long_as_their_values() -> None:
-    root = ET.fromstring(svg.bars_plot("t", {"a": 1.0, "b": 4.0}, unit="GiB"))
-    widths = [
-        float(r.attrib["width"])
-        for r in root.findall(".//{http://www.w3.org/2000/svg}g/*")
-        if "fill" in r.attrib and r.tag.endswith("rect")
-    ]
-    assert widths[1] == pytest.approx(4 * widths[0], rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [
-        *((0, 1), (0.48, 0.93), (-3, 17), (5, 5), (-2, -2), (0, 0), (0, 123456)),
-        *((93447245.27622993, 93447245.27622995), (-1e308, 1e308), (0, 5e-324), (5e-324, 1e-323)),
-    ],
-)
-def test_ticks_are_round_and_cover(low: float, high: float) -> None:
-    marks = svg.ticks(low, high)
-    assert marks[0] <= low
-    assert marks[-1] >= high
-    assert 2 <= len(marks) <= 8
-    assert svg.line_panel("t", {"a": [(1, low), (2, high)]}, x_label="x", y_label="y")
-
-
-@pytest.mark.parametrize(("low", "high"), [(12340, 12400), (2.34561, 2.34569), (0.1, 0.7)])
-def test_no_two_ticks_have_the_same_label(low: float, high: float) -> None:
-    panel = svg.line_panel("t", {"a": [(0, low), (5, high)]}, x_label="x", y_label="y", legend=False)
-    texts = [t.text for t in ET.fromstring(svg.document([panel], 640, 360)).iter() if t.tag.endswith("text")]
-    marks = [t for t in texts[1 : 1 + len(svg.ticks(low, high))] if t]
-    assert len(set(marks)) == len(marks) == len(svg.ticks(low, high))
-    assert max(map(len, marks)) <= 7
-
-
-def test_a_value_that_stays_the_same_is_seen_on_its_own_scale() -> None:
-    assert svg.ticks(0.001, 0.001)[-1] == pytest.approx(0.001)
-    assert svg.ticks(0.0, 0.0)[0] == 0
 
 
 def test_a_table_lines_up_and_escapes() -> None:

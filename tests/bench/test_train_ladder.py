@@ -76,7 +76,6 @@ def test_rows_are_runs_of_train_and_what_the_plan_leaves_is_told(
     assert "+ head in chunks" in page
     assert "compiling pays on GPUs" in page
     assert json.loads((out / "results.json").read_text(encoding="utf-8"))["cells"][1]["row"] == "head"
-    assert (out / "train.svg").is_file()
     assert (out / "rows/head/metrics.jsonl").is_file()
     assert not (out / "rows/head/run").exists(), "the weights of a short run are not kept"
     written = trimtab("report", str(out), "--out", str(tmp_path / "page.html"))

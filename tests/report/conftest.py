@@ -1,36 +1,46 @@
-"""A page read back as a browser would, and a run's folder written by hand."""
+"""A page read back as a browser would, a real browser where there is one, and a run's folder written by hand."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
+from chromium import Browser
 
 from trimtab.monitor.metrics import MetricsFile
+from trimtab.report import inlined
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
+OURS = inlined.script_texts()
 LOADS = {"src", "srcset", "data", "action", "background", "poster", "xlink:href"}
 
 
 class Page(HTMLParser):
-    """A page's text and tags. Fails on a tag that is not closed in order, a script, or anything from elsewhere."""
+    """A page's text, tags and charts.
+
+    Fails on a tag that is not closed in order, a script that is not ours, or anything from elsewhere.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.charts: dict[str, dict[str, Any]] = {}
+        """What the script is to draw, by title."""
         self.feed(page)
         self.close()
         assert not self.open, f"not closed: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         told = dict(attrs)
-        assert tag not in {"script", "iframe", "object", "embed", "link"}, tag
+        assert tag not in {"iframe", "object", "embed", "link"}, tag
+        assert tag != "script" or told in ({}, {"type": "application/json"}), told
         if tag == "img":  # a picture is inside the page, and a PNG: an SVG could bring a script
             assert (told.pop("src") or "").startswith("data:image/png;base64,"), told
             assert "alt" in told
@@ -55,21 +65,33 @@ class Page(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> closes another tag"
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if self.open[-1:] == ["script"]:
+            if self.tags[-1][1]:
+                chart = json.loads(data)
+                self.charts[chart["title"]] = chart
+            else:
+                assert data in OURS, data[:200]
+        elif "style" not in self.open:
             self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attrs for name, attrs in self.tags if name == tag]
 
     def points(self, title: str) -> list[int]:
-        """How many points each line of the drawing of this title has."""
-        found, inside = [], False
-        for tag, attrs in self.tags:
-            if tag == "svg":
-                inside = attrs.get("aria-label") == title
-            if inside and tag == "polyline":
-                found.append(len((attrs["points"] or "").split()))
-        return found
+        """How many points each line of the chart of this title has; none where there is no such chart."""
+        lines = self.charts[title]["series"] if title in self.charts else []
+        return [sum(value is not None for value in line["values"]) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One Chromium for all tests of a process."""
+    program = chromium.found()
+    if program is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
+    opened = Browser(program, tmp_path_factory.mktemp("chromium"))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from trimtab.diagnose.finding import Cause, Finding, Place
 from trimtab.rehearse.report import render
 from trimtab.rehearse.session import AskedAt
 from trimtab.rehearse.verdict import Result
-from trimtab.report.page import rehearsal_page
+from trimtab.report.rehearsal import rehearsal_page
 
 
 class _Tags(HTMLParser):
@@ -30,7 +30,7 @@ def page(message: str) -> str:
         fix="x = x.to(device)",
     )
     memory = {"cuda:0": {"peak_bytes": 2**20, "capacity_bytes": 2**30}}
-    return rehearsal_page(Result("fault", [finding], memory, 3, 1.5, ["a <note>"], "train.py"))
+    return rehearsal_page(Result("fault", [finding], memory, 3, 1.5, ["a <note>"], "train.py").to_dict())
 
 
 def test_a_page_holds_the_finding_and_the_verdict() -> None:
@@ -41,7 +41,7 @@ def test_a_page_holds_the_finding_and_the_verdict() -> None:
         "train.py:41",
         "train.py:18",
         "x = x.to(device)",
-        "1.0 MiB",
+        "1\N{NO-BREAK SPACE}MiB",
     ):
         assert part in text
 
@@ -57,7 +57,9 @@ def test_texts_of_a_program_are_no_markup() -> None:
 
 def test_what_shapes_do_not_prove_is_on_the_page() -> None:
     asked = AskedAt("decision", "Tensor.__bool__", Place("train.py", 7, "if loss < limit:"), None)
-    text = rehearsal_page(Result("unproven", [], {}, 1, 1.5, [], "train.py", shapes_only=True, asked=[asked]))
+    text = rehearsal_page(
+        Result("unproven", [], {}, 1, 1.5, [], "train.py", shapes_only=True, asked=[asked]).to_dict()
+    )
     assert "unproven in shapes" in text
     assert "train.py:7" in text
     assert "if loss &lt; limit:" in text
@@ -72,4 +74,4 @@ def test_notes_of_a_clean_rehearsal_are_told_everywhere() -> None:
     ]
     assert lines[-1].startswith("clean: train.py ran without a fault")
     assert result.to_dict()["notes"] == notes
-    assert all(f"<p>{note}</p>" in rehearsal_page(result) for note in notes)
+    assert all(f"<p>{note}</p>" in rehearsal_page(result.to_dict()) for note in notes)

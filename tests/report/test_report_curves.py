@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from trimtab.report.curves import COLUMNS, Panel, Series, draw, panels, thin, thin_band
+from trimtab.report.charts import COLUMNS, thin, thin_band
+from trimtab.report.curves import Panel, Series, draw, panels
 
 
 def test_a_short_curve_stays_whole() -> None:
@@ -39,27 +40,35 @@ def test_a_thinned_curve_says_so(parse: Callable[[str], Any]) -> None:
     (count,) = page.points("Loss")
     assert count <= 2 * COLUMNS + 2
     assert f"{count:,} of 10,000 points" in page.text
-    assert not page.all("circle")
 
 
 def test_a_caption_says_the_last_values_and_what_a_band_is(parse: Callable[[str], Any]) -> None:
     rows = [{"step": n, "phase": "train", "reward": n / 8, "reward_std": 0.5, "loss": 1.0} for n in range(5)]
     (reward, loss, *_), _ = panels(rows)
-    assert parse(draw(reward, rows)).text.endswith("mean ± deviation; last: 0.5")
-    assert parse(draw(loss, rows)).text.endswith("last: 1")
+    assert parse(draw(reward, rows)).text.count("mean ± deviation; last: 0.5") == 1
+    assert parse(draw(loss, rows)).text.count("last: 1") == 1
     again = [*rows, {"step": 4, "phase": "eval", "loss": 0.25}]
-    assert parse(draw(loss, again)).text.endswith(
-        "last: 0.25"
-    )  # of two at one step the later, not the larger
+    page = parse(draw(loss, again))
+    assert "last: 0.25" in page.text  # of two at one step the later, not the larger
+    assert page.charts["Loss"]["series"][0]["values"][-1] == 0.25
     both = Panel("Both", "", [Series("reward", "one"), Series("loss", "other")])
-    assert parse(draw(both, rows)).text.endswith("last: one 0.5, other 1")
+    assert "last: one 0.5, other 1" in parse(draw(both, rows)).text
 
 
-def test_a_short_curve_tells_each_value(parse: Callable[[str], Any]) -> None:
-    rows = [{"step": n, "loss": n / 4} for n in range(1, 4)]
-    page = parse(draw(Panel("Loss", "loss", [Series("loss", "train")]), rows))
-    assert len(page.all("circle")) == 3
-    assert "3: 0.75" in page.text
+def test_every_value_stands_in_a_table_too(parse: Callable[[str], Any]) -> None:
+    rows = [{"step": n, "loss": n / 4, **({"eval_loss": 9.5} if n == 2 else {})} for n in range(1, 4)]
+    page = parse(
+        draw(Panel("Loss", "loss", [Series("loss", "train"), Series("eval_loss", "held out")]), rows)
+    )
+    assert page.charts["Loss"]["at"] == [1, 2, 3]
+    assert [line["values"] for line in page.charts["Loss"]["series"]] == [
+        [0.25, 0.5, 0.75],
+        [None, 9.5, None],
+    ]
+    assert len(page.all("td")) == 9
+    assert "Values in loss" in page.text
+    for value in ("0.75", "9.5", "–"):
+        assert value in page.text
 
 
 def test_held_out_figures_join_those_of_training_or_stand_alone() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from trimtab.monitor.metrics import MetricsFile
+from trimtab.report.layers import layers_by_device
 from trimtab.report.make import make_report
-from trimtab.report.run import STEPS_SHOWN, layers_by_device, spread_out
+from trimtab.report.run import STEPS_SHOWN, spread_out
 
 Parse = Callable[[str], Any]
 
@@ -55,8 +56,10 @@ def test_curves_have_a_point_for_each_row(grpo_run: Path, parse: Parse) -> None:
     assert page.points("Memory") == [30] * 4
     assert page.points("Busy share of each device") == [30, 30]
     assert page.points("step_time") == [30]  # among all else
-    bands = [len((attrs["points"] or "").split()) for attrs in page.all("polygon")]
-    assert bands == [60, 60]  # the spread of the reward, and of its one function
+    spread = [line for chart in page.charts.values() for line in chart["series"] if "low" in line]
+    assert [len(line["low"]) for line in spread] == [30, 30]  # of the reward, and of its one function
+    assert spread[0]["low"][9] == pytest.approx(10 / 30 - 0.2)
+    assert spread[0]["high"][9] == pytest.approx(10 / 30 + 0.2)
 
 
 def test_completions_are_shown_with_prompt_and_rewards_and_are_no_markup(
@@ -65,7 +68,9 @@ def test_completions_are_shown_with_prompt_and_rewards_and_are_no_markup(
     text = page_of(grpo_run)
     page = parse(text)  # fails on a script
     assert "<script>alert(1)</script>" in page.text
-    assert "<script" not in text
+    assert (
+        text.count("<script") == len(page.charts) + 2
+    )  # the data of each chart, the library and what draws with it
     for part in ("2 < 3 & so?", "the last word", "0.75", "-0.5", f"{STEPS_SHOWN} of 30 logged steps"):
         assert part in page.text
     assert page.text.count("2 < 3 & so?") == STEPS_SHOWN
@@ -204,6 +209,7 @@ def test_neighbouring_layers_share_a_name() -> None:
     device_map = {"embed": "a", "layers.0": "a", "layers.1": "a", "layers.2": "b", "norm": "b", "head": "a"}
     assert layers_by_device(device_map) == [("a", "embed, layers.0-1, head"), ("b", "layers.2, norm")]
     assert layers_by_device({"": "cpu"}) == [("cpu", "(whole model)")]
+    assert layers_by_device({"0": "a", "1": "a", "2": "b"}) == [("a", "0-1"), ("b", "2")]
 
 
 def test_spread_out_keeps_both_ends() -> None:

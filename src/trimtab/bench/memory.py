@@ -54,4 +54,4 @@ def render(stand: Stand) -> tuple[str, Plots]:
     ]
     columns = ["peak", "of inference", "weights", "anchors", "format", "copies"]
     text = stand.page("Peak memory by method", columns, figures, below)
-    return text, stand.bars("memory", "Peak memory", "GiB", bar)
+    return text, stand.bars("Peak memory", "GiB", bar)

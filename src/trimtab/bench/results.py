@@ -1,4 +1,4 @@
-"""Keeps what a benchmark measured: one JSON file a cell as it comes, and from these the tables and plots.
+"""Keeps what a benchmark measured: one JSON file a cell as it comes, and from these the tables, and what a page draws.
 
 A cell is one task, one method, one seed. Nothing is written that was not measured: a cell that failed keeps its
 reason, and a figure that is not defined is null.
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trimtab.bench import svg
+from trimtab.bench.plots import Bars, Lines, Plot, Point
 from trimtab.errors import RequestError, TrimtabError
 from trimtab.files import plain_value, write_json_whole, write_whole
 from trimtab.monitor.wording import size
@@ -108,9 +108,9 @@ class Results:
         write_json_whole(self.path / "cells" / _file_name(*_key(cell)), cell)
 
     def save(self) -> None:
-        """Write the header, the JSON, the tables and the plots anew."""
+        """Write the header, the JSON and the tables anew."""
         write_json_whole(self.path / "run.json", _defined(self.header))
-        write_results(self.path, self.as_dict(), self.markdown(), self.plots())
+        write_results(self.path, self.as_dict(), self.markdown())
 
     def as_dict(self) -> dict[str, Any]:
         whole = {
@@ -206,29 +206,25 @@ class Results:
         lines += ["## Settings", "", *self._settings(methods), ""]
         return "\n".join(lines)
 
-    def plots(self) -> dict[str, str]:
+    def plots(self) -> list[Plot]:
         """Score over passes for each task, and memory by method where it was measured."""
-        plots, pairs = {}, self.pairs()
+        plots: list[Plot] = []
+        pairs = self.pairs()
         methods = list(dict.fromkeys(m for _, m in pairs))
-        colours = {m: svg.COLOURS[n % len(svg.COLOURS)] for n, m in enumerate(methods)}
-        panels = []
         for task in dict.fromkeys(t for t, _ in pairs):
             series = {m: self._curve(task, m) for t, m in pairs if t == task}
             levels = {m: self.summary(task, m)["score"]["mean"] for m in series if not series[m]}
             sample = self.header["data"].get(task, {}).get("origin") == "sample"
             mark = " — shipped sample" if sample else ""
-            panels.append(
-                svg.line_panel(
+            plots.append(
+                Lines(
                     f"{task} — {self.header['model_shown'].split(' (')[0]}{mark}",
+                    "forward passes of a batch (a backward pass counts as two)",
+                    "score",
                     {m: points for m, points in series.items() if points},
-                    x_label="forward passes of a batch (a backward pass counts as two)",
-                    y_label="score",
-                    levels={m: 100 * value for m, value in levels.items() if value is not None},
-                    colours=colours,
+                    {m: 100 * value for m, value in levels.items() if value is not None},
                 )
             )
-        if panels:
-            plots["score.svg"] = svg.document(panels, 640, 360, columns=2)
         peaks = {
             m: max(
                 (p for t, n in pairs if n == m and (p := self.summary(t, n)["peak_memory_bytes"])), default=0
@@ -237,12 +233,10 @@ class Results:
         }
         if any(peaks.values()):
             bars = {m: p / 2**30 if p else math.nan for m, p in peaks.items()}
-            plots["memory.svg"] = svg.bars_plot(
-                "Peak memory while tuning", bars, unit="GiB", note=self.header["model_shown"]
-            )
+            plots.append(Bars("Peak memory while tuning", "GiB", bars, self.header["model_shown"]))
         return plots
 
-    def _curve(self, task: str, method: str) -> list[svg.Point]:
+    def _curve(self, task: str, method: str) -> list[Point]:
         """Mean over seeds at each step that all finished seeds have."""
         curves = [c["curve"] for c in self._of(task, method, finished=True) if c["curve"]]
         points = []
@@ -351,13 +345,11 @@ def _file_name(task: str, method: str, seed: int) -> str:
     return f"{task}--{method}--{seed}.json"
 
 
-def write_results(path: Path, content: Any, text: str, plots: Mapping[str, str]) -> list[str]:
-    """JSON, Markdown and plots of a benchmark, each whole or not at all; their names."""
+def write_results(path: Path, content: Any, text: str) -> list[str]:
+    """JSON and Markdown of a benchmark, each whole or not at all; their names."""
     write_json_whole(path / "results.json", content)
-    files = {"results.md": text, **plots}
-    for name, written in files.items():
-        write_whole(path / name, written)
-    return ["results.json", *files]
+    write_whole(path / "results.md", text)
+    return ["results.json", "results.md"]
 
 
 def show(content: Mapping[str, Any], text: str, *, as_json: bool) -> None:

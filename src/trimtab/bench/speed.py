@@ -166,7 +166,7 @@ def render(stand: Stand) -> tuple[str, Plots]:
         "peak",
     ]
     text = stand.page("Step time by method", columns, shown, below)
-    return text, stand.bars("speed", "Step by its bare forwards", "×", bar, without=INFERENCE)
+    return text, stand.bars("Step by its bare forwards", "×", bar, without=INFERENCE)
 
 
 def _target_lines(stand: Stand) -> list[str]:
@@ -189,7 +189,8 @@ def _target_lines(stand: Stand) -> list[str]:
         "",
         "Where the target was not reached, the figures are those of the whole run. Seconds are those of tuning, "
         "evaluations not counted. The curve is evaluated now and then, so the target may "
-        "have been passed up to one interval of evaluation earlier; the curves are in runs/score.svg.",
+        "have been passed up to one interval of evaluation earlier; `trimtab report` of the folder runs/ draws the "
+        "curves.",
         *(["", "Failed:", "", *reasons] if reasons else []),
     ]
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from trimtab import __version__
-from trimtab.bench import svg
 from trimtab.bench.cells import INFERENCE, Cell, Ways, measure, run_cell
 from trimtab.bench.methods import METHODS, method
 from trimtab.bench.nursery import nursery
+from trimtab.bench.plots import Bars, Plot
 from trimtab.bench.results import check_folder, make_folder, notes, reason_of, show, table, write_results
 from trimtab.bench.sources import SCALES, choose_model, hub_reachable, in_model_cache
 from trimtab.config.schema import ModelSettings
@@ -32,8 +32,7 @@ from trimtab.models.presets import PRESETS
 from trimtab.monitor.progress import Quiet
 from trimtab.placement import PlacementRequest, resolve
 
-Plots = dict[str, str]
-"""SVG by file name."""
+Plots = list[Plot]
 Bar = tuple[str, float]
 TUNED = tuple(name for name, m in METHODS.items() if m.family != "none")
 RANDOM_NOTE = "random weights in its shapes; neither memory nor the time of a step depends on their values"
@@ -72,8 +71,8 @@ class Stand:
     cells: list[dict[str, Any]] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
     """What a benchmark keeps beside its cells."""
-    render: Callable[[Stand], tuple[str, Plots]] = lambda stand: ("", {})
-    """Markdown, and plots by file name, from all that is there."""
+    render: Callable[[Stand], tuple[str, Plots]] = lambda stand: ("", [])
+    """Markdown, and what a page draws, from all that is there."""
 
     @property
     def failures(self) -> list[dict[str, Any]]:
@@ -113,30 +112,24 @@ class Stand:
             lines += ["## Failed", "", *(f"- {where(cell)}: {cell['reason']}" for cell in self.failures), ""]
         return "\n".join(lines)
 
-    def bars(
-        self, name: str, title: str, unit: str, bar: Callable[[dict[str, Any]], Bar], without: str = ""
-    ) -> Plots:
+    def bars(self, title: str, unit: str, bar: Callable[[dict[str, Any]], Bar], without: str = "") -> Plots:
         """One plot for each model and batch; `bar` gives the name and the value of a finished cell."""
-        made: Plots = {}
+        made: Plots = []
         wanted = list(dict.fromkeys((c["subject"], c["batch"], c["length"]) for c in self.cells))
-        for number, (subject, batch, length) in enumerate(wanted, 1):
+        for subject, batch, length in wanted:
             drawn = [
                 bar(cell) if finished(cell) else (cell["method"], math.nan)
                 for cell in self.cells
                 if (cell["subject"], cell["batch"], cell["length"]) == (subject, batch, length)
                 and cell["method"] != without
             ]
-            made[f"{name}.svg" if len(wanted) == 1 else f"{name}-{number}.svg"] = svg.bars_plot(
-                f"{title}, {batch} rows × {length} tokens",
-                dict(drawn),
-                unit=unit,
-                note=f"{subject}, {self.header['device']}",
-            )
+            named = f"{title}, {batch} rows × {length} tokens"
+            made.append(Bars(named, unit, dict(drawn), f"{subject}, {self.header['device']}"))
         return made
 
     def save(self) -> list[str]:
-        """Write JSON, Markdown and plots anew; their names."""
-        return write_results(self.path, self.as_dict(), *self.render(self))
+        """Write JSON and Markdown anew; their names."""
+        return write_results(self.path, self.as_dict(), self.render(self)[0])
 
 
 def open_stand(benchmark: str, request: StandRequest, out: Path, say: Callable[[str], None]) -> Stand:
@@ -224,7 +217,7 @@ def finish(stand: Stand, whole: bool, say: Callable[[str], None], *, as_json: bo
     stand.header["whole"] = whole
     files = stand.save()
     show(stand.as_dict(), stand.render(stand)[0], as_json=as_json)
-    say(f"kept in {stand.path}: {', '.join(files)}")
+    say(f"kept in {stand.path}: {', '.join(files)}; drawn by: trimtab report {stand.path}")
     if not whole:
         say("interrupted; what was measured is kept")
     failed = sum(run["status"] == "failed" for run in stand.more.get("to_target", []))

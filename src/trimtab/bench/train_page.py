@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trimtab.bench import svg
 from trimtab.bench.ladder import FIRST
+from trimtab.bench.plots import Bars
 from trimtab.bench.results import notes, table
 from trimtab.bench.stand import Plots, Stand, finished
 from trimtab.monitor.wording import count_of, size
@@ -47,8 +47,7 @@ def render(stand: Stand) -> tuple[str, Plots]:
     bars = {cell["title"]: speed for cell in done if (speed := _speed(cell)) is not None}
     unit = "tokens/s" if all(cell["tokens_per_second"] for cell in done) else "steps/s"
     note = f"{h['model']}, {h['machine']}"
-    plots = {"train.svg": svg.bars_plot("Training speed", bars, unit=unit, note=note)} if bars else {}
-    return "\n".join(lines), plots
+    return "\n".join(lines), [Bars("Training speed", unit, bars, note)] if bars else []
 
 
 def _about(header: Mapping[str, Any]) -> str:

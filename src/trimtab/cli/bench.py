@@ -127,7 +127,7 @@ def glue(
     outcome = run_glue(request, folder, progress.say, progress)
     results = outcome.results
     show(results.as_dict(), results.markdown(), as_json=as_json)
-    progress.say(f"kept in {folder}: {', '.join(['results.md, results.json, cells/', *results.plots()])}")
+    progress.say(f"kept in {folder}: results.md, results.json, cells/; drawn by: trimtab report {folder}")
     if outcome.interrupted:
         progress.say(f"interrupted; what is done is kept. Go on with the same command and --out {folder}")
     if outcome.failed:

@@ -164,13 +164,13 @@ def rehearse(
         )
     hide = hiding()
     print(hide(render(result, colour=sys.stdout.isatty())))
+    told = plain_value(result.to_dict(), of_text=hide) if json_file or html_file else {}
     if json_file is not None:
-        told = plain_value(result.to_dict(), of_text=hide)
         json_file.write_text(json.dumps(told, indent=1) + "\n")
     if html_file is not None:
-        from trimtab.report.page import rehearsal_page
+        from trimtab.report.rehearsal import rehearsal_page
 
-        html_file.write_text(hide(rehearsal_page(result)), encoding="utf-8")
+        html_file.write_text(rehearsal_page(told), encoding="utf-8")
     if write_fixes is not None:
         print(
             f"the fixes that help: {write_fixes} (git apply, or patch -p1)"

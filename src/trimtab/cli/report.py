@@ -1,4 +1,4 @@
-"""`trimtab report`: one HTML page for a run, a benchmark or a rehearsal."""
+"""`trimtab report`: one HTML page for a run, a benchmark, a rehearsal or a fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def report(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="The folder of a run or of a benchmark, or the file of `rehearse --json`.",
+            help="The folder of a run or of a benchmark, or the JSON of `rehearse --json` or `fit --json`.",
             show_default=False,
         ),
     ],

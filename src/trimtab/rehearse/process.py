@@ -208,6 +208,7 @@ def _attach(process: Process, machine: Machine) -> None:
         what_if,
         workers,
     )
+    from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
     from trimtab.virtual import bootstrap, deeds, kinds, places
 
@@ -232,7 +233,7 @@ def _attach(process: Process, machine: Machine) -> None:
     workers.install()
     quiet.silence()
     what_if.put_in(process.settings.what_if)
-    process.checks = [Phases(process), *checks.all_checks(process)]
+    process.checks = [Phases(process), Layers(process), *checks.all_checks(process)]
     for check in process.checks:
         shield.install(check)
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from trimtab.errors import RequestError
 from trimtab.rehearse import (
+    excerpts,
     files_aside,
     hints,
     instead,
@@ -162,6 +163,8 @@ def _rehearse(
             )
             result.instead = sorted(instead.used(folder))
             result.collectives = traffic.gathered(folder)
+            result.placement = gathered.placement
+            result.sources = excerpts.of(result.findings, result.asked, result.memory)
         return result
     finally:
         dismiss()

@@ -172,6 +172,8 @@ class Gathered:
 
     findings: list[Finding] = field(default_factory=list)
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
+    placement: dict[str, list[str]] = field(default_factory=dict)
+    """The devices of each layer that ran, of all processes."""
     steps: int = 0
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     """How each process ended, by process id; one that was killed is missing."""
@@ -213,6 +215,13 @@ def gather(folder: Path) -> Gathered:
                 case "memory":
                     result.used |= record["used"]
                     memory = record["devices"]
+                case "placement":
+                    for layer, devices in record["layers"].items():
+                        known = result.placement.get(layer, [])
+                        # By number, whichever process wrote first.
+                        result.placement[layer] = sorted(
+                            {*known, *devices}, key=lambda name: (len(name), name)
+                        )
                 case "steps":
                     result.steps = max(result.steps, record["n"])
                 case "note" | "unproven":

@@ -53,6 +53,10 @@ class Result:
     """Whether the program came to its end, or to the steps asked for."""
     instead: list[str] = field(default_factory=list)
     """The files that were read with another text, to try a fix."""
+    placement: dict[str, list[str]] = field(default_factory=dict)
+    """The devices of each layer that ran, in the model's order."""
+    sources: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The lines around those that are named here, by file and number."""
 
     @property
     def exit_code(self) -> int:
@@ -142,6 +146,10 @@ def _alike(gathered: Gathered) -> None:
     used = max(gathered.memory.values(), key=lambda figures: figures["peak_bytes"], default=None)
     for figures in list(gathered.memory.values())[: gathered.stands_for]:
         figures.update(copy.deepcopy(used or {}))
+    everywhere = list(gathered.memory)[: gathered.stands_for]
+    for devices in gathered.placement.values():
+        if len(devices) == 1 and devices[0] in everywhere:
+            devices[:] = everywhere
 
 
 def _hard_exit(status: int) -> Finding:

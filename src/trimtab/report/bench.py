@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trimtab.bench.plots import Bars, Plot
 from trimtab.monitor.wording import count_of
-from trimtab.report.frame import drawing, facts, page, raw_table, section, text
+from trimtab.report.charts import Chart, Line, bars, figure
+from trimtab.report.frame import facts, page, raw_table, section, text
 
 TITLES = {
     "glue+": "GLUE+ benchmark",
@@ -48,14 +50,13 @@ def bench_page(path: Path, content: Mapping[str, Any]) -> str:
     first, rest = _parted(list(html_of(markdown)))
     reasons = [f"<p><strong>{text(name)}</strong>: {text(reason)}</p>" for name, reason in failed.items()]
     kind = "fault" if failed else "clean" if cells and whole else "warning"
-    drawn = [drawing(plot, f"{title}: {name.removesuffix('.svg')}") for name, plot in plots.items()]
     return page(
         f"{title}: {path.resolve().name}",
         [
             f"<h1>{title} <code>{text(path.resolve().name)}</code></h1>",
             section(state if cells else "no cell was measured yet", [*reasons, facts(told)], kind=kind),
             section("Results", first),
-            section("Plots", drawn),
+            section("Plots", [f'<div class="curves">{"".join(map(_drawn, plots))}</div>'] if plots else []),
             section("Details", rest),
         ],
     )
@@ -86,7 +87,14 @@ def failures(content: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _rendered(path: Path, content: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+def _drawn(plot: Plot) -> str:
+    if isinstance(plot, Bars):
+        return bars(plot.title, plot.bars, plot.unit, plot.note)
+    lines = [Line(name, points) for name, points in plot.series.items()]
+    return figure(Chart(plot.title, plot.x_label, plot.y_label, lines, levels=plot.levels))
+
+
+def _rendered(path: Path, content: Mapping[str, Any]) -> tuple[str, list[Plot]]:
     header, cells = dict(content["run"]), list(content["cells"])
     if header["benchmark"] == "glue+":
         from trimtab.bench.results import Results

@@ -1,23 +1,14 @@
-"""The curves of a run from the rows of its metrics.jsonl, as SVG inside a page. It draws what was logged, nothing else.
-
-A long curve is thinned to what its width can show: of each column of pixels the lowest and the highest point stay, so
-that no peak is lost. The caption says so.
-"""
+"""The curves of a run from the rows of its metrics.jsonl: which there are, and what belongs into one chart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trimtab.bench import svg
-from trimtab.monitor.wording import count_of
-from trimtab.report.frame import drawing
+from trimtab.report.charts import Chart, Line, figure
 from trimtab.report.run_facts import Row, number
 
-COLUMNS = 300
-"""Columns of pixels of a curve; up to twice as many points are drawn as they are."""
-_WIDTH, _HEIGHT = 500, 260
 _GIB = 2**30
 _NO_CURVE = {"step", "time", "epoch", "elapsed_seconds", "num_tokens", "eval_num_tokens"}
 _NO_CURVE_ENDINGS = ("_runtime", "_samples_per_second", "_steps_per_second")
@@ -115,70 +106,25 @@ def _some(series: Iterable[Series], logged: Sequence[str]) -> list[Series]:
 
 def draw(panel: Panel, rows: Sequence[Row]) -> str:
     """The panel as a figure of the page."""
-    lines, bands, told, broken, all_points = {}, {}, 0, 0, 0
+    lines, spreads = [], []
     for one in panel.series:
         measured = [(row, value) for row in rows if (value := number(row.get(one.key))) is not None]
-        finite = [(float(row["step"]), v * one.scale) for row, v in measured if math.isfinite(v)]
-        broken += len(measured) - len(finite)
-        lines[one.name] = thin(finite)
-        told, all_points = told + len(lines[one.name]), all_points + len(finite)
         around = [
             (float(row["step"]), value - spread, value + spread)
             for row, value in measured
             if one.spread and (spread := number(row.get(one.spread))) is not None
-            if math.isfinite(value + spread)
         ]
-        if around:
-            bands[one.name] = thin_band(around)
-    caption = [*(bands if len(lines) == 1 else ()), _last(lines)]
-    if told < all_points:
-        caption.append(f"{told:,} of {all_points:,} points: the lowest and the highest of each column")
-    if broken:
-        caption.append(f"{count_of(broken, 'value')} not finite, and so not drawn")
-    drawn = svg.line_panel(
-        panel.title,
-        lines,
-        x_label="step",
-        y_label=panel.unit,
-        width=_WIDTH,
-        height=_HEIGHT,
-        bands=bands,
-        legend=len(lines) > 1,  # one line is what the title and the caption say
-    )
-    picture = svg.document([drawn], _WIDTH, _HEIGHT)
-    return drawing(picture, panel.title, "; ".join(filter(None, caption)))
+        points = [(float(row["step"]), value * one.scale) for row, value in measured]
+        lines.append(Line(one.name, points, around))
+        spreads += [one.name] if around else []
+    caption = [*(spreads if len(lines) == 1 else ()), _last(lines)]
+    return figure(Chart(panel.title, "step", panel.unit, lines), caption)
 
 
-def _last(lines: Mapping[str, Sequence[svg.Point]]) -> str:
+def _last(lines: Sequence[Line]) -> str:
     """The last value of each line, for those who cannot see it or do not want to read it off."""
-    ends = {name: points[-1][1] for name, points in lines.items() if points}
+    ends = {
+        line.name: fine[-1] for line in lines if (fine := [y for _, y in line.points if math.isfinite(y)])
+    }
     named = (f"{name} {value:.4g}" if len(ends) > 1 else f"{value:.4g}" for name, value in ends.items())
     return f"last: {', '.join(named)}" if ends else ""
-
-
-def thin(points: Sequence[svg.Point], columns: int = COLUMNS) -> list[svg.Point]:
-    """At most the first, the last, and of each column the lowest and the highest; short curves stay whole."""
-    if len(points) <= 2 * columns:
-        return list(points)
-    kept = {0, len(points) - 1}
-    for places in _by_column([x for x, _ in points], columns):
-        kept |= {min(places, key=lambda n: points[n][1]), max(places, key=lambda n: points[n][1])}
-    return [points[n] for n in sorted(kept)]
-
-
-def thin_band(band: Sequence[svg.Span], columns: int = COLUMNS) -> list[svg.Span]:
-    """Of each column the whole range."""
-    if len(band) <= 2 * columns:
-        return list(band)
-    parts = [[band[n] for n in places] for places in _by_column([x for x, *_ in band], columns)]
-    return [(part[0][0], min(low for _, low, _ in part), max(high for *_, high in part)) for part in parts]
-
-
-def _by_column(xs: Sequence[float], columns: int) -> list[list[int]]:
-    """Places in the list by the column that they fall into, in order."""
-    low, high = min(xs), max(xs)
-    width = (high - low) / columns or 1.0
-    found: dict[int, list[int]] = {}
-    for place, x in enumerate(xs):
-        found.setdefault(min(columns - 1, int((x - low) / width)), []).append(place)
-    return [found[column] for column in sorted(found)]

@@ -1,4 +1,4 @@
-"""`trimtab report`: finds out what it is given (a run, a benchmark, a rehearsal), and writes its page.
+"""`trimtab report`: finds out what it is given (a run, a benchmark, a rehearsal, a fit), and writes its page.
 
 It replaces a page that it made before, and no other file.
 """
@@ -21,7 +21,7 @@ from trimtab.report.run_facts import RUN_FILES, RunFacts, hidden, read_run
 NAME = "report.html"
 _WANTED = (
     "a report is made of a folder that `trimtab train` or `trimtab bench` wrote, or of a JSON file of "
-    "`trimtab rehearse --json`"
+    "`trimtab rehearse --json` or `trimtab fit --json`"
 )
 
 
@@ -39,7 +39,7 @@ def make_report(source: Path) -> Report:
     """The page of whatever `source` is."""
     source = source.expanduser()
     if source.is_file():
-        return _of_rehearsal(source)
+        return _of_file(source)
     if not source.is_dir():
         raise RequestError.of(f"{source}: there is no such folder or file", _WANTED, "check the path")
     if (source / "results.json").is_file():
@@ -117,30 +117,22 @@ def _of_benchmark(folder: Path) -> Report:
     return Report(page, told | dict(content), folder / NAME)
 
 
-def _of_rehearsal(file: Path) -> Report:
+def _of_file(file: Path) -> Report:
     from trimtab.diagnose.finding import Finding
-    from trimtab.rehearse.session import AskedAt
-    from trimtab.rehearse.verdict import EXIT_CODES, Result
-    from trimtab.rehearse.written import Files
-    from trimtab.report.page import rehearsal_page
+    from trimtab.rehearse.verdict import EXIT_CODES
+    from trimtab.report.fit import fit_page, is_fit
+    from trimtab.report.rehearsal import rehearsal_page
 
-    content = _json(file)
+    content = hidden(_json(file))
+    if is_fit(content):
+        with _whole(file, "output of a fit", "make it again: trimtab fit … --json"):
+            return Report(fit_page(content), {"kind": "fit", **content}, file.with_suffix(".html"))
     if not isinstance(content, Mapping) or content.get("verdict") not in list(EXIT_CODES):
         raise RequestError.of(f"{file}: not the report of a rehearsal", _WANTED, "check the path")
     with _whole(file, "report of a rehearsal", "rehearse again with --json"):
-        result = Result(
-            verdict=content["verdict"],
-            findings=[Finding.from_dict(finding) for finding in content["findings"]],
-            memory=content["memory"],
-            steps=content["steps"],
-            seconds=content["seconds"],
-            notes=content.get("notes", []),
-            target=content.get("target") or file.name,
-            shapes_only=content.get("shapes_only", False),
-            asked=[AskedAt.from_dict(asked) for asked in content.get("asked", [])],
-            files=Files.from_dict(content.get("files", {})),
-        )
-        page = rehearsal_page(result)
+        for finding in content["findings"]:
+            Finding.from_dict(finding)  # what is none is not shown as one
+        page = rehearsal_page({**content, "target": content.get("target") or file.name})
     return Report(page, {"kind": "rehearsal", **content}, file.with_suffix(".html"))
 
 

@@ -6,13 +6,13 @@ It tells what the run's folder holds; what is not there is said to be missing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from trimtab.monitor.wording import count_of, duration, size
 from trimtab.report import clips
 from trimtab.report.curves import Panel, draw, panels
 from trimtab.report.frame import cut, facts, folded, note, page, plain, raw_table, said, section, table, text
+from trimtab.report.layers import layer_map
 from trimtab.report.pictures import shown
 from trimtab.report.run_facts import Event, Row, RunFacts, moment
 
@@ -232,7 +232,7 @@ def _plan(run: RunFacts) -> Iterable[str]:
     yield from (f"<p>{text(line)}</p>" for line in plan.get("notes") or [])
     if plan.get("device_map"):
         yield "<h3>Layers by device</h3>"
-        yield table(["device", "modules"], layers_by_device(plan["device_map"]))
+        yield layer_map(plan["device_map"])
     memory: Mapping[str, Any] = plan.get("memory") or {}
     if memory:
         measured = _measured(run)
@@ -263,22 +263,6 @@ def _measured(run: RunFacts) -> dict[str, int]:
             if what == "peak_memory_bytes" and isinstance(value, int):
                 found[name or device] = max(found.get(name or device, 0), value)
     return found
-
-
-def layers_by_device(device_map: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Each device with its modules; neighbouring layers of one device share a name, as `model.layers.0-11`."""
-    by_device: dict[str, list[str]] = {}
-    for (stem, device), group in groupby(device_map.items(), key=lambda item: (_stem(item[0]), item[1])):
-        names = [name for name, _ in group]
-        numbers = [name.rpartition(".")[2] for name in names]
-        joined = f"{stem}.{numbers[0]}-{numbers[-1]}" if len(names) > 1 else names[0] or "(whole model)"
-        by_device.setdefault(str(device), []).append(joined)
-    return [(device, ", ".join(names)) for device, names in by_device.items()]
-
-
-def _stem(name: str) -> str:
-    stem, _, last = name.rpartition(".")
-    return stem if last.isdigit() else name
 
 
 def _data(data: Mapping[str, Any]) -> Iterable[str]:

@@ -1,0 +1,49 @@
+"""Lines of a program on a page, with what stands around them. Reads no file: a record carries the text."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from trimtab.report.frame import text
+
+AROUND = 3
+"""Lines before and after the one that is meant."""
+Sources = Mapping[str, Mapping[str, str]]
+"""Lines of files, by path and number."""
+_LONGEST = 400
+
+
+def place(where: Mapping[str, Any] | None, sources: Sources) -> str:
+    """A line of a program as HTML: its place, and its code with the lines around it where they are known."""
+    if not where:
+        return ""
+    return f"{text(short_path(str(where['file'])))}:{text(where['line'])}{_code(where, sources)}"
+
+
+def short_path(file: str) -> str:
+    """A path, of an installed package from its name on."""
+    for marker in ("site-packages", "dist-packages"):
+        if f"{os.sep}{marker}{os.sep}" in file:
+            return file.split(f"{os.sep}{marker}{os.sep}", 1)[1]
+    return file
+
+
+def _code(where: Mapping[str, Any], sources: Sources) -> str:
+    known = sources.get(str(where["file"])) or {}
+    here = where["line"]
+    if isinstance(here, int) and str(here) in known:
+        numbers = [n for n in range(here - AROUND, here + AROUND + 1) if str(n) in known]
+        shown = textwrap.dedent("\n".join(known[str(n)] for n in numbers)).split("\n")
+        lines = [_line(n, line, n == here) for n, line in zip(numbers, shown, strict=True)]
+        return f'<code class="lines" tabindex="0">{"".join(lines)}</code>'
+    return f"\n<code>{text(where['code'])}</code>" if where.get("code") else ""
+
+
+def _line(number: int, code: str, here: bool) -> str:
+    marked = ' class="here"' if here else ""
+    shown = text(code[:_LONGEST]) or " "
+    arrow = "→ " if here else ""
+    return f"<span{marked}><i>{arrow}{number}</i><b>{shown}</b></span>"
