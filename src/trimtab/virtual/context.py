@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trimtab.virtual import (
     amp,
     bootstrap,
+    compiled,
     ctypes_libraries,
     cuda,
     deeds,
@@ -53,7 +54,7 @@ from trimtab.virtual.tensor import PARAMETERS, VIRTUAL
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (cuda, legacy, generators, processes, ranks, scripted, serialization, threads)
+_PATCHING = (compiled, cuda, legacy, generators, processes, ranks, scripted, serialization, threads)
 
 
 def install(

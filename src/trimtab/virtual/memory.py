@@ -43,6 +43,7 @@ class Block:
     def __init__(self, device: VirtualDevice, nbytes: int) -> None:
         # CUDA's allocator hands out multiples of 512 bytes.
         nbytes = (nbytes + 511) & -512
+        device = device.aside or device
         self.device = device
         self.nbytes = 0
         self.unknown = False  # whether what it holds was written from values that nobody computed (shapes.py)
@@ -66,6 +67,21 @@ class Block:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         return self
+
+
+def move(block: Block, device: VirtualDevice) -> None:
+    """Count an allocation on another device from now on."""
+    nbytes, unknown = block.nbytes, block.unknown
+    release(block)
+    Block.__init__(block, device, nbytes)
+    block.unknown = unknown
+
+
+def release(block: Block) -> None:
+    """An allocation ends before its last tensor does: nobody reads it any more."""
+    if block.nbytes:
+        Block.__del__(block)
+        Block.__init__(block, block.device, 0)
 
 
 def host_address(block: Block) -> int:

@@ -40,6 +40,8 @@ class VirtualDevice:
         self.allocated = 0
         self.peak = 0
         self.ledger = Ledger()
+        self.aside: VirtualDevice | None = None
+        """Where allocations are counted instead, while a compiled piece runs (compiled.py)."""
         self.used = False  # whether it held anything before the program set its peak back
         self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")
         # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.

@@ -1,0 +1,112 @@
+"""From what was written down of a piece and of its backward pass to the two graphs that a compiler makes of them.
+
+The joint graph is made and cut by torch's own tools: inductor's decompositions, functionalisation, the min-cut
+partitioner with whatever settings are in force. What is kept for the backward pass is what torch.compile would keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from trimtab.virtual.recorded import Kernel, Record
+from trimtab.virtual.tensor import VIRTUAL
+
+INSIDE = "virtual_inside"
+"""In the annotations of a node: the bytes that its operation takes while it runs."""
+_SKIPPED = ("aten::detach", "aten::alias", "aten::lift_fresh", "aten::detach_")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The graphs, and what goes from one to the other."""
+
+    forward: fx.Graph
+    backward: fx.Graph | None
+    outputs: int
+    """How many of the forward graph's results are the piece's own; the others are kept for the backward graph."""
+
+
+def cut(record: Record, outputs: Sequence[int], tangents: Sequence[int], gradients: Sequence[int | None]) -> Cut:
+    """The graphs of a piece. Without tangents there is no backward pass."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    primals = [number for number in record.inputs if number not in set(tangents)]
+    joint = _traced(record, primals, tangents, [*outputs, *gradients])
+    if not tangents:
+        joint.graph.eliminate_dead_code()
+        return Cut(joint.graph, None, len(outputs))
+    static = [place for place, number in enumerate(primals) if isinstance(record.inputs[number], torch.nn.Parameter)]
+    forward, backward = min_cut_rematerialization_partition(
+        joint, None, num_fwd_outputs=len(outputs), static_lifetime_input_indices=static
+    )
+    return Cut(forward.graph, backward.graph, len(outputs))
+
+
+def _traced(
+    record: Record, primals: Sequence[int], tangents: Sequence[int], results: Sequence[int | None]
+) -> fx.GraphModule:
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx import traceback
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    numbers = [*primals, *tangents]
+
+    @contextmanager
+    def told(inside: int) -> Iterator[None]:
+        if not inside:
+            yield
+            return
+        with traceback.annotate({INSIDE: inside}):
+            yield
+
+    def replayed(*values: Any) -> list[Any]:
+        made = record.replay(dict(zip(numbers, values, strict=True)), _launch, told)
+        return [None if number is None else made[number] for number in results]
+
+    def joint(primals: list[Any], tangents: list[Any]) -> list[Any]:
+        done: list[Any] = torch.func.functionalize(replayed, remove="mutations")(*primals, *tangents)
+        return done
+
+    shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
+    with torch.no_grad(), traceback.preserve_node_meta():
+        made = make_fx(joint, decomposition_table=_decompositions(select_decomp_table))(*shapes)
+    for node in list(made.graph.nodes):
+        if node.op == "call_function" and getattr(node.target, "_schema", None) is not None:
+            if node.target._schema.name in _SKIPPED:
+                node.replace_all_uses_with(node.args[0])
+                made.graph.erase_node(node)
+    return made
+
+
+def _decompositions(table: Any) -> Any:
+    return dict(table())
+
+
+def _shape(value: Any) -> Tensor:
+    shown = value.payload if value.__class__ in VIRTUAL else value
+    return torch.empty_strided(shown.size(), shown.stride(), dtype=shown.dtype, device="meta")
+
+
+@cache
+def launch_op() -> Any:
+    """A launch of a kernel as an operation that nobody looks into: new tensors in the place of those written to."""
+    library = torch.library.Library("trimtab_virtual", "FRAGMENT")
+    library.define("launch(Tensor[] given, int[] written, str name) -> Tensor[]")
+    library.impl("launch", lambda given, written, name: [torch.empty_like(given[place]) for place in written], "Meta")
+    _LIBRARIES.append(library)
+    return torch.ops.trimtab_virtual.launch.default
+
+
+_LIBRARIES: list[Any] = []
+
+
+def _launch(kernel: Kernel, given: list[Any]) -> list[Any]:
+    made: list[Any] = launch_op()(given, list(kernel.written), kernel.name)
+    return made
