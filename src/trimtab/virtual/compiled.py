@@ -377,13 +377,39 @@ def _planned(
             return "its backward pass cannot be compiled"
         gradients = [None if value is None else recorder.number(value) for value in found]
         torch.random.set_rng_state(began)
-    with _plain_torch():
+    record = recorder.record
+
+    def make() -> Plan | str:
         try:
-            made = joint_graph.cut(recorder.record, numbers, tangents, gradients)
+            made = joint_graph.cut(record, numbers, tangents, gradients)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
-            return f"torch cannot make its graph ({type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''})"
-    primals = [number for number in recorder.record.inputs if number not in set(tangents)]
-    return _plan_of(made, primals)
+            first = next(iter(str(error).splitlines()), "")[:200]
+            return f"torch cannot make its graph ({type(error).__name__}: {first})"
+        return _plan_of(made, [number for number in record.inputs if number not in set(tangents)])
+
+    with _plain_torch():
+        if settings.backend == "inductor":
+            return make()
+        return _by_backend(settings.backend, joint_graph.plain(record, numbers, forward), make)
+
+
+def _by_backend(backend: Any, graph: torch.fx.GraphModule, make: Callable[[], Plan | str]) -> Plan | str:
+    """The plan as a program's own backend has it made: it calls inductor, under settings of its own."""
+    called = getattr(backend, "__name__", str(backend))
+    if not callable(backend):
+        return f"its backend is {called}"
+    from torch._inductor import compile_fx
+
+    found: list[Plan | str] = []
+
+    def in_its_place(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        found.append(make())
+        return graph
+
+    with ExitStack() as undo:
+        state.replace(undo, compile_fx, "compile_fx", in_its_place)
+        backend(graph, [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"])
+    return found[0] if found else f"its backend {called} does not call inductor"
 
 
 def _plan_of(made: joint_graph.Cut, primals: list[int]) -> Plan:
@@ -414,6 +440,11 @@ def _plain_torch() -> Iterator[None]:
 
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
+
+
+def is_running() -> bool:
+    """Whether a compiled piece runs, and is being written down."""
+    return bool(_running)
 
 
 def launched(name: str, tensors: list[Tensor], written: tuple[int, ...]) -> None:

@@ -6,6 +6,7 @@ partitioner with whatever settings are in force. What is kept for the backward p
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from trimtab.virtual.recorded import Kernel, Record
+from trimtab.virtual.recorded import Kernel, Record, Ref, put
 from trimtab.virtual.tensor import VIRTUAL
 
 INSIDE = "virtual_inside"
@@ -47,6 +48,41 @@ def cut(record: Record, outputs: Sequence[int], tangents: Sequence[int], gradien
         joint, None, num_fwd_outputs=len(outputs), static_lifetime_input_indices=static
     )
     return Cut(forward.graph, backward.graph, len(outputs))
+
+
+def plain(record: Record, outputs: Sequence[int], length: int) -> fx.GraphModule:
+    """The forward pass as it was written down, for those who look at the graph before it is compiled."""
+    graph = fx.Graph()
+    nodes: dict[int, Any] = {}
+    entries = record.entries[:length]
+    used = {ref.number for entry in entries for ref in _refs((entry.args, entry.kwargs))}
+    for number, value in record.inputs.items():
+        if number in used:
+            nodes[number] = graph.placeholder(f"input_{number}")
+            nodes[number].meta["val"] = _shape(value)
+    for entry in entries:
+        if isinstance(entry.func, Kernel):
+            graph.call_function(launch_op(), (put(entry.args, nodes), list(entry.func.written), entry.func.name))
+            continue
+        made = graph.call_function(entry.func, tuple(put(entry.args, nodes)), _put_named(entry.kwargs, nodes))
+        for place, number in enumerate(entry.made) if isinstance(entry.made, tuple) else ((None, entry.made),):
+            if isinstance(number, int):
+                one = made if place is None else graph.call_function(operator.getitem, (made, place))
+                nodes.setdefault(number, one)
+    graph.output(tuple(nodes[number] for number in outputs if number in nodes))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def _refs(value: Any) -> Iterator[Ref]:
+    if value.__class__ is Ref:
+        yield value
+    elif value.__class__ is tuple:
+        for item in value:
+            yield from _refs(item)
+
+
+def _put_named(kwargs: Any, nodes: dict[int, Any]) -> dict[str, Any]:
+    return {name: put(value, nodes) for name, value in kwargs}
 
 
 def _traced(

@@ -76,13 +76,13 @@ class Record:
         """Carry it out on other tensors; `told` is a context around each operation, given what it takes inside."""
         values = dict(inputs)
         for entry in self.entries:
-            args = _put(entry.args, values)
+            args = put(entry.args, values)
             with told(entry.inside):
                 if isinstance(entry.func, Kernel):
                     for place, new in zip(entry.func.written, launch(entry.func, args), strict=True):
                         args[place].copy_(new)
                     continue
-                made = entry.func(*args, **{name: _put(value, values) for name, value in entry.kwargs})
+                made = entry.func(*args, **{name: put(value, values) for name, value in entry.kwargs})
             for number, value in _pairs(entry.made, made):
                 values.setdefault(number, value)
         return values
@@ -211,9 +211,10 @@ def _pairs(numbers: Any, made: Any) -> Iterator[tuple[int, Any]]:
             yield from _pairs(number, value)
 
 
-def _put(value: Any, values: Mapping[int, Any]) -> Any:
+def put(value: Any, values: Mapping[int, Any]) -> Any:
+    """Arguments with tensors in the place of their numbers."""
     if value.__class__ is Ref:
         return values[value.number]
     if value.__class__ is tuple:
-        return [_put(item, values) for item in value]
+        return [put(item, values) for item in value]
     return value
