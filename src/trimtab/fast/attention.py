@@ -125,7 +125,7 @@ def _refuse(
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """A virtual GPU's tensors are of a class of their own; those of a compiler, and mere shapes, stand for real ones."""
+    """A virtual GPU's tensors are of a class of their own; those of a compiler, and shapes, stand for real ones."""
     return type(tensor) is torch.Tensor or torch.compiler.is_compiling() or shapes_only()
 
 

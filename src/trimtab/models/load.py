@@ -146,7 +146,9 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
         )
     quantized.check_stored(settings, config)
     # With weights, each is packed as it is read, and no GPU ever holds them all unpacked.
-    packed_here = shapes_only() and settings.quantize is not None and plan.strategy in ("single", "data_parallel")
+    packed_here = (
+        shapes_only() and settings.quantize is not None and plan.strategy in ("single", "data_parallel")
+    )
     model = read_weights(
         settings,
         family,

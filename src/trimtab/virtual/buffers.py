@@ -30,8 +30,9 @@ _REDUCTIONS = frozenset(
 )
 _POINTWISE = frozenset(
     words(
-        "clone copy copy_ _to_copy convert_element_type broadcast_in_dim full full_like zeros zeros_like ones ones_like "
-        "empty empty_like empty_strided new_zeros new_ones new_full new_empty new_empty_strided scalar_tensor arange iota rand rand_like randn randn_like "
+        "clone copy copy_ _to_copy convert_element_type broadcast_in_dim full full_like zeros zeros_like ones "
+        "ones_like empty empty_like empty_strided new_zeros new_ones new_full new_empty new_empty_strided "
+        "scalar_tensor arange iota rand rand_like randn randn_like "
         "bernoulli index gather embedding index_select cat flip roll constant_pad_nd tril triu eye repeat where fma "
         "native_dropout slice_scatter select_scatter slice_backward select_backward empty_permuted lift_fresh_copy "
         "inductor_seeds inductor_lookup_seed inductor_random _unsafe_index _unsafe_masked_index"
@@ -95,9 +96,9 @@ class _Accounting:
 
     def _root(self, node: fx.Node) -> fx.Node:
         """Whose memory a value is in."""
-        if self.kinds[node] == "view" or (node.target is operator.getitem and self.kinds[node.args[0]] == "view"):
-            return self.roots[node.args[0]]
-        return node
+        of: Any = node.args[0] if node.args else None
+        is_view = self.kinds[node] == "view" or (self.kinds[node] == "part" and self.kinds[of] == "view")
+        return self.roots[of] if is_view else node
 
     def _place(self, place: int, node: fx.Node, kept: set[fx.Node]) -> None:
         kind = self.kinds[node]
@@ -110,7 +111,9 @@ class _Accounting:
         parts = [user for user in node.users if user.target is operator.getitem]
         made = [node] if isinstance(node.meta.get("val"), Tensor) else parts
         extern = kind == "extern"
-        domain = _elements(node) if kind != "reduction" else max(map(_elements, node.all_input_nodes), default=1)
+        domain = (
+            _elements(node) if kind != "reduction" else max(map(_elements, node.all_input_nodes), default=1)
+        )
         kernel = None if extern else self._to_fuse_with(reads, domain, place)
         if kernel is None:
             kernel = _Kernel(place, extern, domain)
@@ -148,7 +151,9 @@ class _Accounting:
             else:
                 yield user
 
-    def _realised(self, node: fx.Node, reads: frozenset[fx.Node], operations: int, kept: set[fx.Node]) -> bool:
+    def _realised(
+        self, node: fx.Node, reads: frozenset[fx.Node], operations: int, kept: set[fx.Node]
+    ) -> bool:
         """Whether a pointwise result gets a buffer, as far as its readers tell."""
         if node in kept or _name(node) == "copy_":
             return True
@@ -193,13 +198,19 @@ class _Accounting:
                 last[value] = kernel
                 if self.maker.get(value) is not kernel:
                     outside.add(value)
-        buffers = {node: self.held[node.name] for node in self.nodes if node.name in self.held and node.op == "placeholder"}
+        buffers = {
+            node: self.held[node.name]
+            for node in self.nodes
+            if node.name in self.held and node.op == "placeholder"
+        }
         for node, number in buffers.items():
             if node not in last and node not in kept:
                 found.steps.append((~number, 0))
         for kernel in order:
             dying = {
-                value for value in kernel.reads if last[value] is kernel and value in buffers and value not in kept
+                value
+                for value in kernel.reads
+                if last[value] is kernel and value in buffers and value not in kept
             }
             for value in kernel.makes:
                 nbytes = _bytes(value)
@@ -215,7 +226,11 @@ class _Accounting:
             if kernel.inside:
                 extra = next(self.numbers)
                 found.steps += [(extra, kernel.inside), (~extra, 0)]
-            dead = {value for value in kernel.makes if value in buffers and value not in last and value not in kept}
+            dead = {
+                value
+                for value in kernel.makes
+                if value in buffers and value not in last and value not in kept
+            }
             for value in dying | dead:
                 found.steps.append((~buffers.pop(value), 0))
         for value in self.results:

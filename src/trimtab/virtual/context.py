@@ -235,6 +235,7 @@ def _not_faked(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         """Hooks and recomputation run user code inside backward, where torch has put the function mode aside."""
+        compiled.broken("it calls backward()")
         with functions.switched_on():
             return original(*args, **kwargs)
 

@@ -34,7 +34,9 @@ class Cut:
     """How many of the forward graph's results are the piece's own; the others are kept for the backward graph."""
 
 
-def cut(record: Record, outputs: Sequence[int], tangents: Sequence[int], gradients: Sequence[int | None]) -> Cut:
+def cut(
+    record: Record, outputs: Sequence[int], tangents: Sequence[int], gradients: Sequence[int | None]
+) -> Cut:
     """The graphs of a piece. Without tangents there is no backward pass."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -43,7 +45,9 @@ def cut(record: Record, outputs: Sequence[int], tangents: Sequence[int], gradien
     if not tangents:
         joint.graph.eliminate_dead_code()
         return Cut(joint.graph, None, len(outputs))
-    static = [place for place, number in enumerate(primals) if isinstance(record.inputs[number], torch.nn.Parameter)]
+    static = [
+        place for place, number in enumerate(primals) if isinstance(record.inputs[number], torch.nn.Parameter)
+    ]
     forward, backward = min_cut_rematerialization_partition(
         joint, None, num_fwd_outputs=len(outputs), static_lifetime_input_indices=static
     )
@@ -62,10 +66,14 @@ def plain(record: Record, outputs: Sequence[int], length: int) -> fx.GraphModule
             nodes[number].meta["val"] = _shape(value)
     for entry in entries:
         if isinstance(entry.func, Kernel):
-            graph.call_function(launch_op(), (put(entry.args, nodes), list(entry.func.written), entry.func.name))
+            graph.call_function(
+                launch_op(), (put(entry.args, nodes), list(entry.func.written), entry.func.name)
+            )
             continue
         made = graph.call_function(entry.func, tuple(put(entry.args, nodes)), _put_named(entry.kwargs, nodes))
-        for place, number in enumerate(entry.made) if isinstance(entry.made, tuple) else ((None, entry.made),):
+        for place, number in (
+            enumerate(entry.made) if isinstance(entry.made, tuple) else ((None, entry.made),)
+        ):
             if isinstance(number, int):
                 one = made if place is None else graph.call_function(operator.getitem, (made, place))
                 nodes.setdefault(number, one)
@@ -112,17 +120,13 @@ def _traced(
 
     shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
     with torch.no_grad(), traceback.preserve_node_meta():
-        made = make_fx(joint, decomposition_table=_decompositions(select_decomp_table))(*shapes)
+        made = make_fx(joint, decomposition_table=dict(select_decomp_table()))(*shapes)
     for node in list(made.graph.nodes):
-        if node.op == "call_function" and getattr(node.target, "_schema", None) is not None:
-            if node.target._schema.name in _SKIPPED:
-                node.replace_all_uses_with(node.args[0])
-                made.graph.erase_node(node)
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.name in _SKIPPED:
+            node.replace_all_uses_with(node.args[0])
+            made.graph.erase_node(node)
     return made
-
-
-def _decompositions(table: Any) -> Any:
-    return dict(table())
 
 
 def _shape(value: Any) -> Tensor:
@@ -135,7 +139,9 @@ def launch_op() -> Any:
     """A launch of a kernel as an operation that nobody looks into: new tensors in the place of those written to."""
     library = torch.library.Library("trimtab_virtual", "FRAGMENT")
     library.define("launch(Tensor[] given, int[] written, str name) -> Tensor[]")
-    library.impl("launch", lambda given, written, name: [torch.empty_like(given[place]) for place in written], "Meta")
+    library.impl(
+        "launch", lambda given, written, name: [torch.empty_like(given[place]) for place in written], "Meta"
+    )
     _LIBRARIES.append(library)
     return torch.ops.trimtab_virtual.launch.default
 

@@ -101,6 +101,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.record = Record()
         self.on = True
+        self._inside = False
         self._device, self._on_break = device, on_break
         self._serial = next(_serials)
         self._numbers = count()
@@ -111,9 +112,7 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if self.on and (why := _unknown_to_compilers(func, args)) is not None:
             self.stop(why)
@@ -121,7 +120,11 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         device = self._device
         device.peak = before = device.allocated
-        made = func(*args, **kwargs)
+        self._inside = True
+        try:
+            made = func(*args, **kwargs)
+        finally:
+            self._inside = False
         if _on_gpu(made) or _on_gpu(args) or _on_gpu(tuple(kwargs.values())):
             inside = max(0, device.peak - max(device.allocated, before))
             named = tuple((name, self._mapped(value)) for name, value in kwargs.items())
@@ -129,8 +132,8 @@ class Recorder(TorchDispatchMode):
         return made
 
     def launched(self, name: str, tensors: list[Tensor], written: tuple[int, ...]) -> None:
-        """A kernel was launched."""
-        if self.on:
+        """A kernel was launched; by an operation itself, it is none of a compiler's business."""
+        if self.on and not self._inside:
             refs = tuple(map(self._mapped, tensors))
             self.record.entries.append(Entry(Kernel(name, written), refs, (), None, 0))
 
@@ -158,7 +161,7 @@ class Recorder(TorchDispatchMode):
     def _number(self, tensor: Any) -> int:
         number = next(self._numbers)
         if tensor.__class__ in VIRTUAL:
-            tensor._number = self._serial, number
+            tensor.__dict__["_number"] = self._serial, number
         else:
             self._of_host[id(tensor)] = number
         return number
@@ -200,7 +203,13 @@ def _on_gpu(value: Any) -> bool:
 
 def _shape(value: Any) -> tuple[Any, ...]:
     shown = value.payload if value.__class__ in VIRTUAL else value
-    return tuple(shown.shape), tuple(shown.stride()), shown.dtype, value.requires_grad, value.__class__ in VIRTUAL
+    return (
+        tuple(shown.shape),
+        tuple(shown.stride()),
+        shown.dtype,
+        value.requires_grad,
+        value.__class__ in VIRTUAL,
+    )
 
 
 def _pairs(numbers: Any, made: Any) -> Iterator[tuple[int, Any]]:
