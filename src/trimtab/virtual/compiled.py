@@ -30,7 +30,7 @@ from trimtab.virtual.tensor import VIRTUAL
 _running: list[Recorder] = []
 _plans: dict[Any, Plan | str] = {}
 """The plan of each piece that was met; or why there is none."""
-_plain: set[Any] = set()
+_plain: WeakKeyDictionary[Machine, set[Any]] = WeakKeyDictionary()
 """Functions that are counted as they run."""
 _told: WeakKeyDictionary[Machine, set[str]] = WeakKeyDictionary()
 
@@ -73,7 +73,7 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         machine = state.machine()
-        if machine is None or _running or not machine.devices or _kind(function) in _plain:
+        if machine is None or _running or not machine.devices or _kind(function) in _plain.get(machine, ()):
             return function(*args, **kwargs)
         run = _Run(machine, function, settings, args, kwargs)
         try:
@@ -128,7 +128,7 @@ class _Run:
             results = [*returned, *(twin for twin, _ in written)]
             plan = self._plan(results) if self.recorder.on else None
             if isinstance(plan, str):
-                _plain.add(_kind(self.function))
+                _plain.setdefault(self.machine, set()).add(_kind(self.function))
                 self._broken(plan)
         for twin, own in pairs:
             own._block.unknown |= twin._block.unknown
@@ -145,14 +145,19 @@ class _Run:
     def _entered(self) -> list[Any]:
         """The arguments as tensors of their own: what the code keeps of them is not what its compiled form keeps."""
         twins: dict[int, Any] = {}
+        self.entries: dict[int, Any] = {}
         for value in self.given:
+            if id(value) in twins:
+                continue
             if (
                 value.__class__ in VIRTUAL
                 and not isinstance(value, nn.Parameter)
                 and value._slot is self.device
             ):
                 wanted = value.requires_grad and torch.is_grad_enabled()
-                twins[id(value)] = pieces.Enter.apply(value) if wanted else pieces.twin(value)
+                entry = pieces.Enter.apply(value) if wanted else None
+                made = twins[id(value)] = pieces.twin(value) if entry is None else pieces.Enter.apply(entry)
+                self.entries[id(made)] = entry
         return [twins.get(id(value), value) for value in self.given]
 
     def _broken(self, why: str) -> None:
@@ -208,7 +213,7 @@ class _Run:
             for value, buffer in zip(fresh, plan.forward.results, strict=False)
         }
         if trained:
-            piece = Piece(plan, self.device, trained, inputs)
+            piece = Piece(plan, self.device, trained, self.targets(inputs))
             record = self.recorder.record
             kept = [owners.get(id(record.inputs[n]), record.inputs[n]) for n in plan.kept_inputs]
             sources = [owners.get(id(value), value) for value in inputs]
@@ -220,8 +225,12 @@ class _Run:
     def inputs(self, fresh: list[Any]) -> tuple[list[Any], list[Any]]:
         """What gets a gradient, and which of the results give one."""
         trained = [value for value in fresh if value.requires_grad]
-        found = self.recorder.record.inputs.values()
-        return [value for value in found if value.requires_grad] if trained else [], trained
+        found = [value for value in self.recorder.record.inputs.values() if value.requires_grad]
+        return found if trained else [], trained
+
+    def targets(self, inputs: list[Any]) -> list[Any]:
+        """The same for autograd: an argument as it came in, whatever was written to it since."""
+        return [self.entries.get(id(value), value) for value in inputs]
 
 
 class _Planning:
@@ -253,7 +262,7 @@ class _Planning:
         given = [torch.zeros_like(value) for value in trained]
         self.tangents = [self.recorder.number(value) for value in given]
         with self.recorder:
-            found = pieces.gradients(trained, inputs, given, again=True)
+            found = pieces.gradients(trained, self.run.targets(inputs), given, again=True)
         self.gradients = [None if value is None else self.recorder.number(value) for value in found]
         torch.random.set_rng_state(drawn)
 

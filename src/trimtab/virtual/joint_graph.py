@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trimtab.virtual.recorded import Kernel, Record, Ref, put
 from trimtab.virtual.tensor import VIRTUAL
@@ -118,15 +119,28 @@ def _traced(
         done: list[Any] = torch.func.functionalize(replayed, remove="mutations")(*primals, *tangents)
         return done
 
-    shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
-    with torch.no_grad(), traceback.preserve_node_meta():
+    # One fake mode for all: by it operations are timed, where memory is scarce.
+    with FakeTensorMode(), torch.no_grad(), traceback.preserve_node_meta():
+        shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
         made = make_fx(joint, decomposition_table=dict(select_decomp_table()))(*shapes)
     for node in list(made.graph.nodes):
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.name in _SKIPPED:
-            node.replace_all_uses_with(node.args[0])
+        same = _the_same(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
             made.graph.erase_node(node)
     return made
+
+
+def _the_same(node: fx.Node) -> Any:
+    """The value that a node merely gives on."""
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    if name in _SKIPPED:
+        return node.args[0]
+    if name == "aten::copy":
+        source: Any = node.args[1]
+        old, new = source.meta["val"], node.meta["val"]
+        return source if (old.shape, old.dtype) == (new.shape, new.dtype) else None
+    return None
 
 
 def _shape(value: Any) -> Tensor:
@@ -139,11 +153,13 @@ def launch_op() -> Any:
     """A launch of a kernel as an operation that nobody looks into: new tensors in the place of those written to."""
     library = torch.library.Library("trimtab_virtual", "FRAGMENT")
     library.define("launch(Tensor[] given, int[] written, str name) -> Tensor[]")
-    library.impl(
-        "launch", lambda given, written, name: [torch.empty_like(given[place]) for place in written], "Meta"
-    )
+    torch.library.register_fake("trimtab_virtual::launch", _anew, lib=library)
     _LIBRARIES.append(library)
     return torch.ops.trimtab_virtual.launch.default
+
+
+def _anew(given: list[Tensor], written: list[int], name: str) -> list[Tensor]:
+    return [torch.empty_like(given[place]) for place in written]
 
 
 _LIBRARIES: list[Any] = []
