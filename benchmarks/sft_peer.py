@@ -19,7 +19,7 @@ from typing import Any
 
 PEERS = {
     "hf": "HF Trainer + PEFT",
-    "compile": "HF Trainer + PEFT, torch_compile",
+    "hf-compile": "HF Trainer + PEFT, torch_compile",
     "liger": "HF Trainer + PEFT + Liger",
     "trl": "TRL SFTTrainer + PEFT",
     "trl-packed": "TRL SFTTrainer + PEFT, packed",
@@ -101,7 +101,7 @@ def main(kind: str, config_file: str, out: str) -> int:
         "seed": config.seed,
         "data_seed": config.seed,
         "use_cpu": not on_gpu,
-        "torch_compile": kind == "compile",
+        "torch_compile": kind == "hf-compile",
         "use_liger_kernel": kind.endswith("liger"),
     }
     clock = Clock()

@@ -115,11 +115,11 @@ def make_model(folder: Path, shape: str, device: str, alpaca: Path | None) -> Pa
             torch.set_default_dtype(before)
         model.to(dtype).save_pretrained(folder, max_shard_size="4GB")
         (folder / MADE).write_text(json.dumps({"shape": shape}), encoding="utf-8")
-    _make_tokenizer(SHAPES[shape]["vocab_size"], alpaca).save_pretrained(folder)
+    make_tokenizer(SHAPES[shape]["vocab_size"], alpaca).save_pretrained(folder)
     return folder
 
 
-def _make_tokenizer(vocabulary: int, alpaca: Path | None) -> Any:
+def make_tokenizer(vocabulary: int, alpaca: Path | None) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

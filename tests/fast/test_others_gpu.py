@@ -110,6 +110,7 @@ VISION = [
 
 
 def test_a_steady_step_of_a_voice_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("soundfile")
     watched = ("trimtab.recipes.voice_trainer", "VoiceTrainer")
     rows, said, waits = run(tmp_path / "fast", VOICE, watched, monkeypatch)
     assert waits == [], "\n".join([*said, *waits])

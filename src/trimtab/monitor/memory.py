@@ -20,6 +20,8 @@ class MemoryUse:
 
     now: int
     peak: int
+    reserved: int | None = None
+    """The most that CUDA's allocator took of the device, what it kept for later included."""
 
 
 class MemoryMeter:
@@ -34,7 +36,9 @@ class MemoryMeter:
             stats = torch.cuda.memory_stats(self.device)
             # Empty before anything was put on the device.
             return MemoryUse(
-                stats.get("allocated_bytes.all.current", 0), stats.get("allocated_bytes.all.peak", 0)
+                stats.get("allocated_bytes.all.current", 0),
+                stats.get("allocated_bytes.all.peak", 0),
+                stats.get("reserved_bytes.all.peak", 0),
             )
         if self.device.type == "mps":
             now = torch.mps.current_allocated_memory()

@@ -85,6 +85,7 @@ class Readings:
             "mfu": self._utilisation(pace),
             "memory_bytes": memory.now,
             "peak_memory_bytes": memory.peak,
+            "peak_reserved_bytes": memory.reserved,
             "elapsed_seconds": round(pace.elapsed, 3),
         }
         if len(self._meters) == 1:
