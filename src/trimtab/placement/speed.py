@@ -109,9 +109,9 @@ def choose_speed(
     chosen: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for part in PARTS:
-        if hardware.virtual and not hardware.shapes and part == "kernels":
-            # Also where it was asked for: one by one they would be interpreted here, for hours.
-            chosen[part], reasons[f"speed.{part}"] = _PLAIN[part], "a rehearsal computes their values plainly"
+        if part == "kernels" and (why := _not_rehearsed(hardware)) is not None:
+            # Also where they were asked for: the real machine may have them.
+            chosen[part], reasons[f"speed.{part}"] = _PLAIN[part], why
             continue
         against, wanted = list(_obstacles(part, here)), request.wanted(part)
         hard = next((obstacle for obstacle in against if obstacle.way_out), None)
@@ -131,6 +131,15 @@ def choose_speed(
         )
     demanded = tuple(part for part in PARTS if request.wanted(part) and chosen[part] == _FAST[part])
     return Speed(**chosen, activation_memory_budget=budget, demanded=demanded), reasons
+
+
+def _not_rehearsed(hardware: Hardware) -> str | None:
+    """Why Triton's kernels have no part in a rehearsal."""
+    if not hardware.virtual:
+        return None
+    if not hardware.shapes:
+        return "a rehearsal with values computes plainly what they would"
+    return "triton is not installed where this is rehearsed" if hardware.triton is None else None
 
 
 def computed_so(work: Workload, speed: Speed) -> Workload:
