@@ -26,7 +26,8 @@ class Architecture:
     """The most of it that one block can ask for."""
     context_mib: int
     """What a process with torch holds outside of torch's own count from the first kernels on: CUDA's context and the
-    code of kernels. 540 was seen on an H200; the others follow from it by the threads that a GPU holds at once."""
+    code of kernels. 768 was seen on an H200 in training (what the driver tells beyond what torch had reserved); the
+    others follow from it by the threads that a GPU holds at once."""
     pcie_gb: int
     """10^9 bytes a second over PCI Express, each way."""
     warp: int = 32
@@ -39,16 +40,16 @@ class Architecture:
         return self.block_kib if self.gcn else 48
 
 
-VOLTA = Architecture("7.0", 2048, 96, 96, 430, 16)
-TURING = Architecture("7.5", 1024, 64, 64, 310, 16)
-A100 = Architecture("8.0", 2048, 164, 163, 490, 32)
-AMPERE = Architecture("8.6", 1536, 100, 99, 390, 32)
-ADA = Architecture("8.9", 1536, 100, 99, 460, 32)
-HOPPER = Architecture("9.0", 2048, 228, 227, 540, 64)
-B200 = Architecture("10.0", 2048, 228, 227, 570, 64)
-BLACKWELL = Architecture("12.0", 1536, 100, 99, 530, 64)
-CDNA2 = Architecture("9.0", 2048, 64, 64, 490, 32, warp=64, gcn="gfx90a:sramecc+:xnack-")
-CDNA3 = Architecture("9.4", 2048, 64, 64, 880, 64, warp=64, gcn="gfx942:sramecc+:xnack-")
+VOLTA = Architecture("7.0", 2048, 96, 96, 610, 16)
+TURING = Architecture("7.5", 1024, 64, 64, 440, 16)
+A100 = Architecture("8.0", 2048, 164, 163, 700, 32)
+AMPERE = Architecture("8.6", 1536, 100, 99, 555, 32)
+ADA = Architecture("8.9", 1536, 100, 99, 655, 32)
+HOPPER = Architecture("9.0", 2048, 228, 227, 768, 64)
+B200 = Architecture("10.0", 2048, 228, 227, 810, 64)
+BLACKWELL = Architecture("12.0", 1536, 100, 99, 755, 64)
+CDNA2 = Architecture("9.0", 2048, 64, 64, 700, 32, warp=64, gcn="gfx90a:sramecc+:xnack-")
+CDNA3 = Architecture("9.4", 2048, 64, 64, 1250, 64, warp=64, gcn="gfx942:sramecc+:xnack-")
 
 
 @dataclass(frozen=True)

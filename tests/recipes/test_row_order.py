@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from trimtab.recipes.row_order import ByEpoch
+from trimtab.recipes.row_order import ByEpoch, Longest
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 LENGTHS = [7, 3, 9, 9, 2, 5, 8, 1, 4, 6, 3, 2]
@@ -29,6 +29,11 @@ def test_it_depends_on_seed_and_epoch_alone() -> None:
     assert order(3, 1) == order(3, 1)
     assert sorted(order(3, 1)) == list(range(12))
     assert len({tuple(order(seed, epoch)) for seed in (3, 40) for epoch in (0, 1)}) == 4
+
+
+def test_a_rehearsal_of_shapes_takes_the_longest_rows_first() -> None:
+    found = [LENGTHS[place] for place in Longest([{"n": n} for n in LENGTHS], lambda row: row["n"])]
+    assert found == sorted(LENGTHS, reverse=True)
 
 
 REWARD = (

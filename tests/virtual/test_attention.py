@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,3 +230,27 @@ def test_sharded_heads(dtype: torch.dtype, options: dict[str, Any]) -> None:
     for one, other in zip(whole, leaves, strict=True):
         assert other.grad is not None
         assert torch.allclose(payload_of(one.grad.full_tensor()), other.grad, atol=4e-2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_packed_sequences_attend_to_themselves(groups: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(12, heads, 8) for heads in (4, 4 // groups, 4 // groups))
+    ends = [0, 5, 12]
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    parts = []
+    for start, end in itertools.pairwise(ends):
+        one = [tensor[start:end].transpose(0, 1)[None] for tensor in leaves]
+        parts.append(attend(*one, is_causal=True, enable_gqa=groups > 1)[0].transpose(0, 1))
+    expected = torch.cat(parts)
+    expected.sum().backward()
+    with virtual_gpus(1):
+        qkv = [tensor.to(torch.float32).cuda().requires_grad_() for tensor in (q, k, v)]
+        at = torch.tensor(ends, dtype=torch.int32, device="cuda")
+        out = torch.ops.aten._flash_attention_forward(*qkv, at, at, 7, 7, 0.0, True, False)[0]
+        out.sum().backward()
+        assert torch.allclose(payload_of(out), expected, atol=1e-5)
+        for one, other in zip(qkv, leaves, strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            assert torch.allclose(payload_of(one.grad), other.grad, atol=1e-5)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import trimtab
+from trimtab.virtual.imports import when_imported
 from trimtab.virtual.state import NotSimulated
 
 LIBRARY = """
@@ -70,3 +71,14 @@ def test_nothing_waits_for_an_import_afterwards() -> None:
     with trimtab.virtual_gpus(1), trimtab.virtual_gpus(2):
         assert len(sys.meta_path) == len(before) + 1
     assert sys.meta_path == before
+
+
+@pytest.mark.usefixtures("library")
+def test_two_that_wait_for_one_module_are_both_told() -> None:
+    told: list[str] = []
+    with trimtab.virtual_gpus(1) as machine:
+        for name in ("first", "second"):
+            settings = {"bitsandbytes.nn.modules": lambda _, name=name: told.append(name)}
+            when_imported(machine, machine.undo, settings)
+        importlib.import_module("bitsandbytes.nn.modules")
+    assert sorted(told) == ["first", "second"]

@@ -151,7 +151,7 @@ def rehearse(
             result,
             savings.changes_for(words, settings.gpus),
             savings.again_with(words, settings, ranks=ranks, in_place=in_place),
-            timeout - result.seconds,
+            min(timeout - result.seconds, timeout / 2),
             tell=_tell,
         )
     hide = hiding()

@@ -186,7 +186,7 @@ class Finding:
         follows = [cls.from_dict(one) for one in data.get("follows", [])]
         lack = Lack(**data["lack"]) if data.get("lack") else None
         savings = [Saving(**saving) for saving in data.get("savings", [])]
-        parts = {"cause": cause, "tensors": notes, "edits": edits, "follows": follows}
+        parts: dict[str, Any] = {"cause": cause, "tensors": notes, "edits": edits, "follows": follows}
         parts |= {"lack": lack, "savings": savings}
         return cls(**{**data, **places, **parts})
 

@@ -69,7 +69,11 @@ def _where(at_peak: dict[str, Any], line_of: Callable[[Place], str]) -> list[str
     """The phase with operation and module, and the line of the program, or of a library."""
     what = [at_peak["phase"], at_peak["op"].removeprefix("aten::"), at_peak["module"]]
     place = place_from(at_peak["where"]) or place_from(at_peak["inside"])
-    return [", ".join(filter(None, what)), *([line_of(place)] if place is not None else [])]
+    return [", ".join(filter(None, what)), *([_cut(line_of(place))] if place is not None else [])]
+
+
+def _cut(text: str, most: int = 94) -> str:
+    return text if len(text) <= most else text[: most - 2] + " …"
 
 
 def _alike(memory: Memory) -> list[tuple[str, dict[str, Any]]]:

@@ -199,10 +199,11 @@ def _attach(process: Process, machine: Machine) -> None:
 
     from trimtab.rehearse import checks, loading, observer, one_rank, quiet, room_here, what_if, workers
     from trimtab.rehearse.phases import Phases
-    from trimtab.virtual import bootstrap, deeds, kinds
+    from trimtab.virtual import bootstrap, deeds, kinds, places
 
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
+    places.hide(observer.OWN)
     if machine.shapes:
         loading.build_from_configs(machine)
         one_rank.start_only_the_first()

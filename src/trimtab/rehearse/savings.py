@@ -39,10 +39,15 @@ class Change:
     """For a config."""
     what_if: tuple[str, ...] = ()
     """For another program."""
+    how: str = ""
+    """What to write in it."""
 
     def and_(self, other: Change) -> Change:
         return Change(
-            f"{self.words} and {other.words}", self.settings + other.settings, self.what_if + other.what_if
+            f"{self.words} and {other.words}",
+            self.settings + other.settings,
+            self.what_if + other.what_if,
+            "; ".join(filter(None, (self.how, other.how))),
         )
 
 
@@ -70,10 +75,12 @@ def changes_for(words: list[str], gpus: int) -> list[Change]:
     if at < len(words) and is_config(Path(words[at])):
         return _of_config(load_request(Path(words[at]), as_words(words[at + 1 :])).config, gpus)
     half, quarter = f"{what_if.BATCH}2", f"{what_if.BATCH}4"
+    checkpoint = "model.gradient_checkpointing_enable(), or torch.utils.checkpoint around its layers"
+    batch = "a smaller batch_size, and as many more passes gathered into a step"
     return [
-        Change("gradient checkpointing", what_if=(what_if.CHECKPOINTING,)),
-        Change("half as many rows in a batch", what_if=(half,)),
-        Change("a quarter of the rows in a batch", what_if=(quarter,)),
+        Change("gradient checkpointing", what_if=(what_if.CHECKPOINTING,), how=checkpoint),
+        Change("half as many rows in a batch", what_if=(half,), how=batch),
+        Change("a quarter of the rows in a batch", what_if=(quarter,), how=batch),
     ]
 
 
@@ -134,8 +141,8 @@ def try_savings(
     finding.savings.sort(key=lambda saving: (not saving.fits, saving.need_bytes if not saving.fits else 0))
     if finding.savings and finding.savings[0].fits:
         first = finding.savings[0]
-        how = f" ({' '.join(first.settings)})" if first.settings else ""
-        finding.fix = f"{first.change}{how}: so rehearsed, it fits"
+        how = " ".join(first.settings) or trials.how[first.change]
+        finding.fix = f"{first.change} ({how}): so rehearsed, it fits"
     if trials.left_out:
         result.notes.append(
             f"not rehearsed, for want of time: {', '.join(trials.left_out)} (--timeout gives more)"
@@ -168,6 +175,7 @@ class _Trials:
         self._until, self._tell = until, tell
         self._took = result.seconds
         self.left_out: list[str] = []
+        self.how: dict[str, str] = {}
 
     def made(self, change: Change) -> bool:
         """Rehearse a change; whether it saves something, which is then told."""
@@ -184,6 +192,7 @@ class _Trials:
         fits = not any(one.kind == "out-of-memory" for one in _flat(trial.findings))
         if not fits and after >= before:
             return False
+        self.how[change.words] = change.how
         self._finding.savings.append(
             Saving(change.words, list(change.settings), after, max(0, before - after), fits)
         )

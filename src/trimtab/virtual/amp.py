@@ -2,7 +2,7 @@
 
 Virtual tensors carry torch's AutocastCUDA key, so `torch.autocast("cuda")` itself switches these rules on and off,
 in composite operations too, and they cost nothing outside it. Values are computed by the CPU's kernels in the dtype
-that CUDA would use. Never caches the cast weights: each use casts again.
+that CUDA would use. Cast weights are kept until autocast ends, as CUDA's are: a weight is cast once, its copy stays.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.wording import words
 
 # Virtual tensors are made with this extra key (tensor.py).
@@ -92,10 +93,48 @@ def _eligible(value: Any) -> bool:
     )
 
 
+class _Kept(threading.local):
+    """Weights that were cast in this thread, with their copies: by identity, and holding them."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+_kept = _Kept()
+
+
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(v, dtype) for v in value)
-    return value.to(dtype) if _eligible(value) and value.dtype is not dtype else value
+    if not _eligible(value) or value.dtype is dtype:
+        return value
+    lasting = (
+        dtype is torch.get_autocast_dtype("cuda")
+        and value.dtype is torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and not value._is_view()
+        and torch.is_autocast_cache_enabled()
+        and not torch.is_inference_mode_enabled()
+    )
+    if not lasting:
+        return value.to(dtype)
+    known = _kept.copies.get(id(value))
+    if known is None or known[1].dtype is not dtype:
+        with torch.enable_grad():  # a use under no_grad may be the first of several
+            known = _kept.copies[id(value)] = value, value.to(dtype)
+    return known[1]
+
+
+def patches(machine: Machine) -> list[Patch]:
+    """The end of the outermost autocast drops the copies."""
+    original = torch.clear_autocast_cache
+
+    def clear_autocast_cache() -> None:
+        _kept.copies.clear()
+        original()
+
+    return [(torch, "clear_autocast_cache", clear_autocast_cache)]
 
 
 def _cast_kernel(

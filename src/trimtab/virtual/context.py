@@ -28,8 +28,10 @@ from trimtab.virtual import (
     dispatch,
     extents,
     flex,
+    foreach,
     from_data,
     functions,
+    fused,
     generators,
     kinds,
     legacy,
@@ -54,7 +56,7 @@ from trimtab.virtual.tensor import PARAMETERS, VIRTUAL
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (cuda, legacy, generators, processes, ranks, scripted, serialization, threads)
+_PATCHING = (amp, cuda, foreach, legacy, generators, processes, ranks, scripted, serialization, threads)
 
 
 def install(
@@ -169,6 +171,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
             functions.HANDLERS
             | from_data.HANDLERS
             | flex.HANDLERS
+            | fused.HANDLERS
             | recurrent.HANDLERS
             | (unknown.handlers() if machine.shapes else {}),
         ),
@@ -207,7 +210,11 @@ def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if scripted.is_scripted(self):
             scripted.apply(self, args[0])
             return self
-        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        original(self, *args, **kwargs)
+        machine = state.machine()
+        if machine is not None and machine.teller is not None:
+            machine.teller.moved(self)
+        return self
 
     return _apply
 

@@ -28,7 +28,7 @@ ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 # Functions of `torch._C` that have nothing to do here.
 _NOTHING = words(
     """
-    _cuda_ipc_collect _cuda_sleep _cuda_set_sync_debug_mode _cuda_clearCublasWorkspaces _host_emptyCache
+    _cuda_ipc_collect _cuda_sleep _cuda_set_sync_debug_mode _host_emptyCache
     _cuda_record_memory_history _cuda_resetPeakHostMemoryStats
     _cuda_resetAccumulatedHostMemoryStats _accelerator_emptyHostCache
     """
@@ -55,6 +55,10 @@ class Layer:
         if index >= 0:
             self.synchronize()
             self.machine.current_device = self.machine.at(index).index
+
+    def clear_workspaces(self) -> None:
+        for device in self.machine.devices:
+            device.workspaces.clear()
 
     def exchange_device(self, index: int) -> int:
         before = self.machine.current_device if index >= 0 else -1
@@ -88,6 +92,7 @@ class Layer:
             "_cuda_getArchFlags": lambda: ARCHITECTURES,
             "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
             "_cuda_synchronize": self.synchronize,
+            "_cuda_clearCublasWorkspaces": self.clear_workspaces,
             "_cuda_getCurrentStream": self.current_stream,
             "_cuda_getDefaultStream": lambda index: (
                 0,

@@ -19,15 +19,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trimtab.virtual import (
     amp,
     functions,
+    fused,
     generators,
     kernels,
     memory,
     processes,
     ranks,
+    reused,
     rules,
     shapes,
     sharded,
     state,
+    temporaries,
     traces,
 )
 from trimtab.virtual.face import ABOVE
@@ -51,6 +54,9 @@ def plan_of(func: Any) -> Plan:
     plan = PLANS[func] = Plan(func)
     plan.rule = rules.rule_for(func, plan.name)
     plan.before = kernels.BEFORE.get(plan.name)
+    plan.instead = fused.INSTEAD.get(plan.name)
+    plan.temporary = temporaries.rule_for(plan.name)
+    plan.reuses = reused.RULES.get(plan.name)
     return plan
 
 
@@ -66,7 +72,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
        device: it is an operation on the CPU.
     6. Compute on the payloads; where CUDA's kernel differs from the CPU's, kernels.py steps in. With shapes only,
        shapes.py computes.
-    7. Put the result on its device, as a fresh tensor, a view of the first operand, or that operand itself.
+    7. Put the result on its device, as a fresh tensor, a view of the first operand, or that operand itself; what
+       CUDA's kernel would allocate for itself (temporaries.py) is held until then.
     """
     plan = PLANS.get(func) or plan_of(func)
     if plan.collective:
@@ -119,13 +126,16 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         if machine is not None and machine.shapes:
             out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
         else:
-            out = func(*payloads, **named)
+            out = (plan.instead or func)(*payloads, **named)
     except (RuntimeError, IndexError, MemoryError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
+    held = None
+    if plan.temporary is not None and slot.index != state.HOST:
+        held = temporaries.held(plan, args, kwargs, slot)
     kind = plan.kind
     if kind == FRESH:
-        result = wrap(out, slot)
+        result = wrap(out, slot, None if plan.reuses is None else plan.reuses(args))
     elif kind == INPLACE:
         return args[0]
     elif kind == VIEW and args[0].__class__ in VIRTUAL:
@@ -136,6 +146,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         result = wrap(out, slot)
     else:
         result = several(plan, args, kwargs, out, slot)
+    del held
     if observer is not None:
         traces.made(plan, result, args)
     return result

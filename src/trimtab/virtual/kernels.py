@@ -22,6 +22,7 @@ from trimtab.virtual import (
     memory,
     sdp_attention,
     sdp_kernels,
+    sdp_packed,
     state,
 )
 from trimtab.virtual.plans import Args, Kwargs, Plan
@@ -119,7 +120,7 @@ BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
 }
 
 
-_SUBSTITUTES = batch_norm.SUBSTITUTES | sdp_kernels.SUBSTITUTES
+_SUBSTITUTES = batch_norm.SUBSTITUTES | sdp_kernels.SUBSTITUTES | sdp_packed.SUBSTITUTES
 
 
 def _tell(kind: str, message: str, plan: Plan, args: Args, raises: type[Exception]) -> None:

@@ -36,16 +36,19 @@ class Teller:
         for device in self.machine.devices:
             device.ledger.mark(part)
 
+    def moved(self, module: nn.Module) -> None:
+        """A module has its parameters where it had none before: moved, or gathered from all ranks for a call."""
+        for parameter in module._parameters.values():
+            block = parameter.__dict__.get("_block") if parameter is not None else None
+            if block is not None and block.serial not in block.device.ledger.kinds:
+                block.device.ledger.tell(block, "weights")
+
     def before(self, module: nn.Module, inputs: Any) -> None:
         """A module is called."""
         if state.machine() is not self.machine:
             return
         remember(module)
-        for parameter in module._parameters.values():
-            block = parameter.__dict__.get("_block") if parameter is not None else None
-            # Weights that were gathered for this call are in other memory than those that the module was moved with.
-            if block is not None and block.serial not in block.device.ledger.kinds:
-                block.device.ledger.tell(block, "weights")
+        self.moved(module)
         if not torch.is_grad_enabled():
             return
         if self.part == "backward":

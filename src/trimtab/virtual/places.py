@@ -19,6 +19,13 @@ from trimtab.virtual.origin import Handle
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _CALLS = frozenset((nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__))
 ModuleRef = weakref.ReferenceType[nn.Module]
+_hidden: tuple[str, ...] = ()
+
+
+def hide(*folders: str) -> None:
+    """Lines in these folders are nobody's: those of who listens to the program."""
+    global _hidden
+    _hidden = folders
 
 
 class Place(NamedTuple):
@@ -76,7 +83,9 @@ def here() -> Place:
             pass
         elif origin.is_user_file(code.co_filename):
             user = code, frame.f_lasti
-        elif inside is None and not origin.is_plumbing(code.co_filename):
+        elif inside is None and not (
+            origin.is_plumbing(code.co_filename) or code.co_filename.startswith(_hidden)
+        ):
             inside = code, frame.f_lasti
         frame = frame.f_back
     return Place(op, module, user, inside)

@@ -30,6 +30,12 @@ class Plan:
     """What says which operands may mix: see rules.py."""
     before: Any
     """What a kernel on CUDA would refuse: see kernels.py; None for most."""
+    instead: Any
+    """A kernel of ours in the place of the CPU's: see fused.py; None for most."""
+    temporary: Any
+    """What a kernel on CUDA allocates for itself: see temporaries.py; None for most."""
+    reuses: Any
+    """What says whose memory the result takes over where CUDA works in place: see reused.py; None for most."""
 
     def __init__(self, func: Any) -> None:
         schema = func._schema

@@ -26,9 +26,12 @@ def several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevic
     operands = [(n, t) for n, t in rules.operands(plan, args, kwargs) if t.__class__ in VIRTUAL]
     inputs: list[Any] = [tensor for _, tensor in operands]
     known = {id(tensor.payload): tensor for tensor in inputs}
-    for name, tensor in operands:
-        if name in plan.writes:
-            _after_write(tensor)
+    written = [tensor for name, tensor in operands if name in plan.writes]
+    for tensor in written:
+        _after_write(tensor)
+    if written and plan.name.startswith("aten::_foreach"):
+        # CUDA's kernels for lists do so themselves; autograd leaves it to them.
+        torch.autograd.graph.increment_version(written)
     # Members of a list stay each on its own device.
     first = next((value for value in (*args, *kwargs.values()) if value.__class__ in (list, tuple)), ())
     slots = [getattr(item, "_slot", None) for item in first] if plan.foreach else []

@@ -1,11 +1,13 @@
 """Scaled dot product attention: CUDA's choice of a kernel (sdp_backends.py), the CPU's values.
 
-Ordinary tensors take the CPU's kernels, so that values are those of the CPU bit for bit. Sharded tensors take the
-operations that CUDA has for its kernels, for which they have rules (sdp_kernels.py).
+What CUDA computes by one kernel is here the operation that CUDA has for it (sdp_kernels.py): it leaves behind and keeps
+what that kernel does, and its values are the CPU's bit for bit. Where the CPU has no such kernel (weights are dropped,
+values have heads of another size), and values are wanted, they come from its definition (sdp_aside.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias
 
-from trimtab.virtual import amp, faults, functions, sdp_backends, sharded
+from trimtab.virtual import amp, faults, functions, sdp_aside, sdp_backends, sharded, state
 from trimtab.virtual.plans import Args, Plan
 from trimtab.virtual.sdp_backends import EFFICIENT, FLASH, MATH
 from trimtab.virtual.tensor import VIRTUAL, payload_of
@@ -75,30 +77,72 @@ def _attention(
     backend = sdp_backends.choose(given)
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+        mask = torch.where(mask, 0.0, torch.full((), float("-inf"), dtype=query.dtype, device=mask.device))
     options: dict[str, Any] = {"scale": scale}
+    virtual = type(query) in VIRTUAL
     if backend != MATH and any(tensor.__class__ in sharded.SHARDED for tensor in (query, key, value)):
-        return _fused(backend, (query, key, value), mask, dropout_p, is_causal, options)  # type: ignore[no-any-return]
+        return _fused(backend, query, key, value, mask, dropout_p, is_causal, scale)
     options["enable_gqa"] = enable_gqa
-    if type(query) in VIRTUAL and not (mask is not None and mask.requires_grad):
+    machine = state.machine()
+    if virtual and backend != MATH and machine is not None and machine.shapes:
+        return _fused(backend, query, key, value, mask, dropout_p, is_causal, scale)
+    if virtual and not (mask is not None and mask.requires_grad):
         shown = [payload_of(tensor) for tensor in (query, key, value)]
         shown_mask = payload_of(mask) if mask is not None else None
         choice = cpu_choice(backend, (*shown, shown_mask, dropout_p, is_causal), options)
-        if choice == FLASH:
+        if choice == FLASH and backend != MATH:
+            return _fused(backend, query, key, value, mask, dropout_p, is_causal, scale)
+        if choice == FLASH and (machine is None or not machine.shapes):
             flash = aten._scaled_dot_product_flash_attention_for_cpu.default
             return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
-    plain = torch._scaled_dot_product_attention_math
-    return plain(query, key, value, mask, dropout_p, is_causal, None, **options)[0]
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        return torch._scaled_dot_product_attention_math(q, k, v, bias, dropout_p, is_causal, None, **options)[
+            0
+        ]
+
+    if virtual and backend != MATH:
+        return sdp_aside.attend(backend, plain, query, key, value, mask)
+    return plain(query, key, value, mask)
 
 
-def _fused(backend: int, qkv: Any, mask: Any, dropout: float, causal: bool, options: dict[str, Any]) -> Any:
-    """CUDA's own operation, for tensors whose class has rules for it."""
+def _fused(
+    backend: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """CUDA's own operation, on operands as torch makes them ready for it."""
     if backend == FLASH:
-        return aten._scaled_dot_product_flash_attention(*qkv, dropout, causal, False, **options)[0]
-    keeps = any(tensor.requires_grad for tensor in qkv)
+        head = query.size(-1)
+        scale = 1 / math.sqrt(head) if scale is None else scale
+        if -head % 8:
+            query, key, value = (nn.functional.pad(tensor, (0, -head % 8)) for tensor in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout, causal, False, scale=scale
+        )[0]
+        return out[..., :head] if -head % 8 else out  # type: ignore[no-any-return]
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     if backend == EFFICIENT:
-        return aten._scaled_dot_product_efficient_attention(*qkv, mask, keeps, dropout, causal, **options)[0]
-    return aten._scaled_dot_product_cudnn_attention(*qkv, mask, keeps, dropout, causal, False, **options)[0]
+        if mask is not None:
+            mask = _aligned(mask, query, key)
+            keeps = keeps or (torch.is_grad_enabled() and mask.requires_grad)
+        fused = aten._scaled_dot_product_efficient_attention
+        return fused(query, key, value, mask, keeps, dropout, causal, scale=scale)[0]  # type: ignore[no-any-return]
+    fused = aten._scaled_dot_product_cudnn_attention
+    return fused(query, key, value, mask, keeps, dropout, causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+def _aligned(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A mask for every head, its rows apart by a multiple of 8."""
+    columns = mask.size(-1)
+    if columns % 8:
+        mask = nn.functional.pad(mask, (0, -columns % 8))[..., :columns]
+    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
 
 
 def cpu_choice(backend: int, args: tuple[Any, ...], options: dict[str, Any]) -> int:

@@ -1,7 +1,8 @@
-"""The operations that CUDA has for its kernels of attention, computed on payloads from their definition.
+"""The operations that CUDA has for its kernels of attention, computed on payloads.
 
-In 32 bits, gradients too; what is dropped is drawn again from the seed. Never the fast way: it is for sharded tensors
-and programs that name these operations.
+By the CPU's own kernel where it has one for them, so that values are those of the CPU bit for bit. Else from their
+definition, in 32 bits, gradients too; what is dropped is drawn again from the seed: that is for sharded tensors and
+programs that name these operations.
 """
 
 from __future__ import annotations
@@ -58,14 +59,25 @@ class _Scores:
         return grad.to(like.dtype)
 
 
-def _seed(dropout: float) -> Tensor:
+def _has_kernel(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: int) -> bool:
+    """Whether the CPU has a kernel: nothing is dropped, heads are of one size, its causal mask begins at the first."""
+    alike = q.size(-1) == k.size(-1) == v.size(-1)
+    return not dropout and alike and (causal != 2 or q.size(2) == k.size(2)) and min(q.numel(), k.numel()) > 0
+
+
+def seed_for(dropout: float) -> Tensor:
+    """A seed to draw from, where anything is dropped."""
     return torch.randint(1 << 62, ()) if dropout > 0 else torch.zeros((), dtype=torch.int64)
 
 
-def _forward(
+def forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Any, dropout: float, causal: int, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    seed = _seed(dropout)
+    """Results, the logarithms of the rows' sums, and the seed of what was dropped; heads come before rows."""
+    seed = seed_for(dropout)
+    if _has_kernel(q, k, v, dropout, causal):
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return *kernel(q, k, v, 0.0, bool(causal), attn_mask=bias, scale=scale), seed
     scores = _Scores(q, k, bias, causal, scale, dropout, seed)
     out = ((scores.weights * scores.kept) @ scores.wide(v)).to(q.dtype)
     return out, scores.sums, seed
@@ -81,18 +93,25 @@ def _laid_as(tensor: Tensor, other: Tensor) -> Tensor:
     return torch.empty_like(other).copy_(tensor) if tensor.shape == other.shape else _rows_first(tensor)
 
 
-def _backward(
+def backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bias: Any,
     out: Tensor,
+    sums: Tensor,
     dropout: float,
     causal: int,
     scale: float | None,
     seed: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_bias: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """The gradients of queries, keys and values, and of the scores where a bias wants its own."""
+    if _has_kernel(q, k, v, dropout, causal) and not of_bias:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        rows = sums[..., : q.size(2)]
+        return *kernel(grad, q, k, v, out, rows, 0.0, bool(causal), attn_mask=bias, scale=scale), None
     scores = _Scores(q, k, bias, causal, scale, dropout, seed)
     wide = grad.float()
     of_weights = (wide @ scores.wide(v).mT) * scores.kept
@@ -117,14 +136,14 @@ def _flash(
     scale: Any = None,
 ) -> Any:
     # Its causal mask is aligned to the last query and the last key.
-    out, sums, seed = _forward(q, k, v, None, dropout_p, 2 if is_causal else 0, scale)
+    out, sums, seed = forward(q, k, v, None, dropout_p, 2 if is_causal else 0, scale)
     size = q.size(2), k.size(2)
     return _laid_as(out, q), sums, None, None, *size, seed, torch.zeros_like(seed), q.new_empty(0)
 
 
 def _flash_backward(*args: Any, scale: Any = None) -> Any:
-    grad, q, k, v, out, _, _, _, _, _, dropout, causal, seed, _ = args
-    made = _backward(grad, q, k, v, None, out, dropout, 2 if causal else 0, scale, seed)
+    grad, q, k, v, out, sums, _, _, _, _, dropout, causal, seed, _ = args
+    made = backward(grad, q, k, v, None, out, sums, dropout, 2 if causal else 0, scale, seed)
     return tuple(map(_laid_as, made[:3], (q, k, v)))
 
 
@@ -139,7 +158,7 @@ def _efficient(
     *,
     scale: Any = None,
 ) -> Any:
-    out, sums, seed = _forward(q, k, v, bias, dropout_p, int(is_causal), scale)
+    out, sums, seed = forward(q, k, v, bias, dropout_p, int(is_causal), scale)
     # Its sums come in steps of 32 rows.
     kept = (
         nn.functional.pad(sums, (0, -sums.size(-1) % 32), value=float("inf"))
@@ -165,8 +184,9 @@ def _efficient_backward(
     *,
     scale: Any = None,
 ) -> Any:
-    made = _backward(grad, q, k, v, bias, out, dropout, int(is_causal), scale, seed)
-    of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if bias is not None and wanted[3] else None
+    asked = bias is not None and wanted[3]
+    made = backward(grad, q, k, v, bias, out, sums, dropout, int(is_causal), scale, seed, asked)
+    of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if asked else None
     return (*map(_rows_first, made[:3]), of_bias)
 
 
@@ -182,14 +202,14 @@ def _cudnn(
     *,
     scale: Any = None,
 ) -> Any:
-    out, sums, seed = _forward(q, k, v, bias, dropout_p, int(is_causal), scale)
+    out, sums, seed = forward(q, k, v, bias, dropout_p, int(is_causal), scale)
     size = q.size(2), k.size(2)
     return _laid_as(out, q), sums.unsqueeze(-1), None, None, *size, seed, torch.zeros_like(seed), None
 
 
 def _cudnn_backward(*args: Any, scale: Any = None) -> Any:
-    grad, q, k, v, out, _, seed, _, bias, _, _, _, _, dropout, causal = args
-    made = _backward(grad, q, k, v, bias, out, dropout, int(causal), scale, seed)
+    grad, q, k, v, out, sums, seed, _, bias, _, _, _, _, dropout, causal = args
+    made = backward(grad, q, k, v, bias, out, sums.squeeze(-1), dropout, int(causal), scale, seed)
     return tuple(map(_laid_as, made[:3], (q, k, v)))
 
 
@@ -201,7 +221,7 @@ def _of_rows(q: Any, k: Any, v: Any, bias: Any, *rest: Any, scale: Any = None, *
             "Attention over packed sequences (cu_seqlens) is not simulated by virtual GPUs."
         )
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    out, sums, seed = _forward(q, k, v, bias, dropout, mask, scale)
+    out, sums, seed = forward(q, k, v, bias, dropout, mask, scale)
     kept = (
         nn.functional.pad(sums, (0, -sums.size(-1) % 32), value=float("inf"))
         if keeps
@@ -211,9 +231,9 @@ def _of_rows(q: Any, k: Any, v: Any, bias: Any, *rest: Any, scale: Any = None, *
 
 
 def _of_rows_backward(*args: Any, scale: Any = None, **options: Any) -> Any:
-    grad, q, k, v, bias, out, _, _, _, _, _, dropout, seed, _, mask, _ = args
+    grad, q, k, v, bias, out, _, _, _, _, sums, dropout, seed, _, mask, _ = args
     grad, q, k, v, out = (tensor.transpose(1, 2) for tensor in (grad, q, k, v, out))
-    made = _backward(grad, q, k, v, bias, out, dropout, mask, scale, seed)
+    made = backward(grad, q, k, v, bias, out, sums, dropout, mask, scale, seed, bias is not None)
     of_bias = made[3].sum_to_size(bias.shape).to(bias.dtype) if bias is not None else None
     return (*(_rows_first(tensor).transpose(1, 2) for tensor in made[:3]), of_bias)
 

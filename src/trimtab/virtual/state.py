@@ -59,6 +59,7 @@ class VirtualDevice:
         """A bound on what can be allocated before it has to be known how much is reserved."""
         self.log: Callable[[int], None] = self.ledger.lap.events.append
         self.used = False  # whether it held anything before the program set its peak back
+        self.workspaces: dict[Any, Any] = {}  # what libraries have taken and keep (workspaces.py)
         self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")
         # What C++ sees: autograd runs meta on the calling thread whatever the index, and keeps the index.
         self.meta = torch.device("meta", index)

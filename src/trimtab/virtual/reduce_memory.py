@@ -1,0 +1,177 @@
+"""What a reduction takes on a GPU: blocks that share the elements of one result leave their parts in memory.
+
+The shape of the launch is that of ATen's Reduce.cuh; where a result is not summed across a row of threads, every
+thread of the row has a place of its own, so that the parts can be far larger than the operand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.gpu_models import nearest
+from trimtab.virtual.plans import Args, Kwargs, Plan
+from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.wording import words
+
+_THREADS, _WARP = 512, 32
+_FEW, _MANY = 16, 256
+"""Elements that a thread sums at least, and at most before more blocks are taken."""
+_PAIR = 16
+"""Bytes of a value with its place, and of a running mean with its variance."""
+
+
+def multiprocessors(device: VirtualDevice) -> int:
+    """How many a device has."""
+    return nearest(device.name, "{}.{}".format(*device.capability)).multiprocessors
+
+
+@dataclass
+class _Extents:
+    """Dimensions as the kernel sees them: those that lie one inside the other are one."""
+
+    sizes: list[int]
+    strides: list[int]
+
+
+def _joined(tensor: Tensor, dims: list[int]) -> _Extents:
+    found = _Extents([], [])
+    for stride, size in sorted(
+        (tensor.stride(dim), tensor.size(dim)) for dim in dims if tensor.size(dim) != 1
+    ):
+        if found.sizes and stride == found.strides[-1] * found.sizes[-1]:
+            found.sizes[-1] *= size
+        else:
+            found.sizes.append(size)
+            found.strides.append(stride)
+    return found
+
+
+def _power(number: int, most: int) -> int:
+    return 1 << (min(number, most).bit_length() - 1) if number > 0 else 1
+
+
+def staged(tensor: Tensor, dims: list[int], item: int, device: VirtualDevice) -> int:
+    """The bytes of the parts, and of the counters that say when they are complete."""
+    count = tensor.numel()
+    if not count:
+        return 0
+    inner, outer = _joined(tensor, dims), _joined(tensor, [d for d in range(tensor.dim()) if d not in dims])
+    outputs = math.prod(outer.sizes)
+    inputs = count // outputs
+    along = not outer.sizes or (bool(inner.sizes) and inner.strides[0] < outer.strides[0])
+    width, height = (inputs, outputs) if along else (outputs, inputs)
+    several = 1  # results that one thread computes
+    if along and inner.strides[:1] == [1] and width > 128 and len(inner.sizes) == 1 and not outer.sizes:
+        width //= 4
+    elif not along and outer.strides[0] == 1:
+        others = [tensor.storage_offset(), outer.sizes[0], *inner.strides, *outer.strides[1:]]
+        several = math.gcd(4, *others)
+        width //= several
+    most = _THREADS // several
+    wide, high = _power(width, most), _power(height, most)
+    across = min(wide, _WARP)
+    down = min(high, most // across)
+    across = min(wide, most // down)
+    step_in, step_out = (across, 1) if along else (1, across)
+    if -(-inputs // step_in) < min(down * _FEW, _MANY):
+        return 0
+    step_in *= down
+    each = -(-inputs // step_in)
+    model = nearest(device.name, "{}.{}".format(*device.capability))
+    wanted = model.multiprocessors * (model.architecture.threads // (across * down))
+    blocks = -(-(outputs // several) // step_out)
+    if each < _MANY or blocks > wanted:
+        return 0
+    shares = max(min(-(-wanted // blocks), -(-each // _FEW)), -(-each // _MANY))
+    if shares <= 1:
+        return 0
+    return item * outputs * shares * (1 if along else across * several) + 4 * blocks
+
+
+def _dims(tensor: Tensor, value: Any) -> list[int]:
+    if value is None or (value.__class__ in (list, tuple) and not value):
+        return list(range(tensor.dim()))
+    given = value if value.__class__ in (list, tuple) else [value]
+    return [dim % max(tensor.dim(), 1) for dim in given] if tensor.dim() else []
+
+
+def _asked(plan: Plan, args: Args, kwargs: Kwargs, name: str) -> Any:
+    if name in kwargs:
+        return kwargs[name]
+    at = plan.names.index(name) if name in plan.names else len(args)
+    return args[at] if at < len(args) else None
+
+
+def _summing(dtype: torch.dtype) -> int:
+    """The bytes of a number in which numbers of a type are added up."""
+    return (
+        4
+        if dtype in (torch.float16, torch.bfloat16, torch.float32)
+        else 2 * _summing(_REAL[dtype])
+        if dtype in _REAL
+        else 8
+    )
+
+
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def _sum(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """Sums in another type than the operand's are of a copy in that type, save 16 bits in 32."""
+    tensor = args[0]
+    into = _asked(plan, args, kwargs, "dtype")
+    if into is None:
+        into = tensor.dtype if tensor.is_floating_point() or tensor.is_complex() else torch.int64
+    short = tensor.dtype in (torch.float16, torch.bfloat16) and into is torch.float32
+    copy = 0 if into is tensor.dtype or short else tensor.numel() * into.itemsize
+    return copy + staged(tensor, _dims(tensor, _asked(plan, args, kwargs, "dim")), _summing(into), device)
+
+
+def _by(item: Callable[[Tensor], int]) -> Callable[[Plan, Args, Kwargs, VirtualDevice], int]:
+    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+        tensor = args[0]
+        return staged(tensor, _dims(tensor, _asked(plan, args, kwargs, "dim")), item(tensor), device)
+
+    return rule
+
+
+def _extreme(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The largest or smallest of all, or of a dimension with its place; of two tensors it is no reduction."""
+    tensor = args[0]
+    if len(args) > 1 and isinstance(args[1], Tensor):
+        return 0
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return staged(tensor, _dims(tensor, dim), tensor.element_size() if dim is None else _PAIR, device)
+
+
+def _count(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """Where it is not nought, as whole numbers."""
+    return int(args[0].numel() * 9)
+
+
+def _equal(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    return int(args[0].numel())
+
+
+def _log_of_sum(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The exponentials, in whole."""
+    return int(int(args[0].numel()) * args[0].element_size())
+
+
+RULES: dict[str, Callable[[Plan, Args, Kwargs, VirtualDevice], int]] = {
+    **dict.fromkeys(words("sum mean nansum prod"), _sum),
+    **dict.fromkeys(words("linalg_vector_norm norm"), _by(lambda tensor: _summing(tensor.dtype))),
+    **dict.fromkeys(words("amax amin"), _by(lambda tensor: tensor.element_size())),
+    **dict.fromkeys(words("argmax argmin var std var_mean std_mean"), _by(lambda tensor: _PAIR)),
+    **dict.fromkeys(words("any all"), _by(lambda tensor: 1)),
+    **dict.fromkeys(words("max min"), _extreme),
+    "count_nonzero": _count,
+    "equal": _equal,
+    "logsumexp": _log_of_sum,
+}
