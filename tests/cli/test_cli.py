@@ -29,7 +29,7 @@ def start(*arguments: str, cwd: Path | None = None, timeout: float = 240) -> sub
     )
 
 
-@pytest.mark.parametrize("verb", ["", "train", "plan", "export", "doctor", "config-schema"])
+@pytest.mark.parametrize("verb", ["", "train", "plan", "fit", "export", "doctor", "config-schema"])
 def test_help_needs_no_torch(verb: str) -> None:
     code = (
         "import sys\n"

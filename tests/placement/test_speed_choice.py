@@ -35,7 +35,9 @@ LAYERED = ModelProfile(
 ALL = frozenset(PARTS)
 
 
-def machine(*capabilities: str, triton: str | None = "3.6.0", virtual: bool = False) -> Hardware:
+def machine(
+    *capabilities: str, triton: str | None = "3.6.0", virtual: bool = False, shapes: bool = False
+) -> Hardware:
     gpus = tuple(
         Accelerator(
             name=f"cuda:{n}",
@@ -48,7 +50,9 @@ def machine(*capabilities: str, triton: str | None = "3.6.0", virtual: bool = Fa
         for n, capability in enumerate(capabilities)
     )
     cpu = Cpu(model="Test CPU", cores=4, total_bytes=64 * GIB, free_bytes=64 * GIB, bf16=False)
-    return Hardware(cpu=cpu, accelerators=gpus, triton=triton, virtual=virtual, cuda_build="13.0")
+    return Hardware(
+        cpu=cpu, accelerators=gpus, triton=triton, virtual=virtual, shapes=shapes, cuda_build="13.0"
+    )
 
 
 def planned(hardware: Hardware, work: Workload | None = None, **asked: Any) -> PlacementPlan:
@@ -81,7 +85,6 @@ def test_all_of_it_is_on_where_it_is_proven() -> None:
         (machine("7.5"), "proven from compute capability 8.0"),
         (machine("9.0", "7.0"), "proven from compute capability 8.0"),
         (machine(), "on the CPU by request"),
-        (machine("9.0", virtual=True), "nothing is compiled in a rehearsal"),
     ],
 )
 def test_compiling_is_off_with_a_reason_elsewhere(hardware: Hardware, reason: str) -> None:
@@ -132,15 +135,23 @@ def test_what_is_demanded_and_cannot_be_had_is_an_error(
     assert way_out in str(caught.value)
 
 
-def test_a_rehearsal_compiles_nothing_whatever_is_asked() -> None:
-    plan = planned(
-        machine("9.0", triton=None, virtual=True),
-        compile=True,
-        kernels="triton",
-        activation_memory_budget=0.5,
-    )
-    assert (plan.speed.compile, plan.speed.kernels, plan.speed.demanded) == (False, "plain", ())
-    assert plan.reasons["speed.compile"] == "nothing is compiled in a rehearsal"
+def test_a_rehearsal_of_shapes_chooses_what_the_run_would() -> None:
+    assert planned(machine("9.0", virtual=True, shapes=True)).speed == planned(machine("9.0")).speed
+
+
+@pytest.mark.parametrize(
+    ("hardware", "reason"),
+    [
+        (machine("9.0", virtual=True), "with values"),
+        (machine("9.0", triton=None, virtual=True, shapes=True), "not installed where this is rehearsed"),
+    ],
+)
+def test_a_rehearsal_counts_what_is_compiled_also_where_kernels_cannot_run(
+    hardware: Hardware, reason: str
+) -> None:
+    plan = planned(hardware, compile=True, kernels="triton", activation_memory_budget=0.5)
+    assert (plan.speed.compile, plan.speed.kernels, plan.speed.demanded) == (True, "plain", ("compile",))
+    assert reason in plan.reasons["speed.kernels"]
 
 
 def test_what_is_forbidden_is_off() -> None:

@@ -192,7 +192,15 @@ def test_a_recipe_that_cannot_be_executed_is_refused() -> None:
         searched(load_request(None, words).config, "H200", Scripted())
 
 
-def test_a_plan_tells_which_layouts_cannot_be(config: Config) -> None:
-    found = searched(config, "V100-16GB", Scripted(), counts=(1,))
-    # Layers are not compiled there, so the compiler cannot keep half of anything.
-    assert any("activation_memory_budget" in why for why in found.failed.values())
+def test_half_is_kept_only_where_layers_are_compiled(config: Config) -> None:
+    found = searched(config, "V100-16GB", Scripted(weights=10.0), counts=(1,))
+    assert {option.way.kept for option in found.options} == {"all", "checkpointed"}
+    assert not found.failed
+
+
+def test_a_layout_that_cannot_be_is_told_with_the_reason(config: Config) -> None:
+    packed = config.model_copy(update={"model": config.model.model_copy(update={"quantize": "nf4"})})
+    found = searched(packed, "T4", Scripted(weights=60.0), counts=(2,))
+    assert any("packed weights are bytes" in why for why in found.failed.values())
+    uneven = searched(config, "H200", Scripted(), counts=(5,))
+    assert any("cannot be shared out evenly" in why for why in uneven.failed.values())

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from trimtab.models.load import shapes_only
+
 NAME = "trimtab_rows"
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 noted: list[tuple[int | None, int | None]] | None = None
@@ -123,8 +125,8 @@ def _refuse(
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """A virtual GPU's tensors are of a class of their own; those of a compiler stand for real ones."""
-    return type(tensor) is torch.Tensor or torch.compiler.is_compiling()
+    """A virtual GPU's tensors are of a class of their own; those of a compiler, and shapes, stand for real ones."""
+    return type(tensor) is torch.Tensor or torch.compiler.is_compiling() or shapes_only()
 
 
 def _side_by_side(

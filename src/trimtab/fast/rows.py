@@ -45,13 +45,13 @@ class Means:
     device: torch.device
     """Where the model takes its inputs."""
     on_gpu: bool
-    """Whether it will be trained on a real GPU, wherever it lies now."""
+    """Whether it will be trained by a GPU's kernels, wherever it lies now."""
     half: torch.dtype | None
     """The half precision that it is computed in, if any."""
     tried: bool = True
     """Whether the model has values that can be tried."""
     rehearsed: bool = False
-    """Whether the devices are virtual ones, on which no kernel for rows runs."""
+    """Whether the devices are virtual ones: with values, no kernel for rows runs on them."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.half) if self.half and self.on_gpu else nullcontext()
@@ -107,7 +107,7 @@ def marked(bare: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _unfit(bare: Any, config: Any, means: Means, longest: int) -> str | None:
     """What the config and the modules tell against rows laid end to end."""
     how = config._attn_implementation or "eager"
-    if means.rehearsed or not means.tried:
+    if means.rehearsed and means.tried:
         return "this is a rehearsal"
     if mixes := _mixes(bare, config):
         return mixes

@@ -7,6 +7,7 @@ fail in a second, not after a long import.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -69,6 +70,8 @@ class Hardware:
     """Version of triton; None where it is not installed."""
     virtual: bool = False
     """Whether the GPUs are those of a rehearsal."""
+    shapes: bool = False
+    """Whether that rehearsal is of shapes only: nothing is computed."""
 
     @property
     def gpus(self) -> tuple[Accelerator, ...]:
@@ -102,7 +105,8 @@ def probe(launcher: Launcher | None = None, cpu: Cpu | None = None) -> Hardware:
         torch_version=str(torch.__version__),
         cuda_build=torch.version.cuda or getattr(torch.version, "hip", None),
         triton=installed_version("triton"),
-        virtual=_are_virtual(torch),
+        virtual=(virtual := _are_virtual(torch)),
+        shapes=virtual and _shapes_only(),
     )
 
 
@@ -141,6 +145,12 @@ def _are_virtual(torch: Any) -> bool:
     """Whether the GPUs are those of virtual/, which describes them by a class of its own."""
     there = torch.cuda.is_available() and torch.cuda.device_count()
     return bool(there) and type(torch.cuda.get_device_properties(0)).__module__.startswith("trimtab.")
+
+
+def _shapes_only() -> bool:
+    """Whether the machine of virtual/ that is in force has shapes only, as it tells its child processes."""
+    told = os.environ.get("TRIMTAB_VIRTUAL")
+    return bool(told) and bool(json.loads(told or "{}").get("shapes"))
 
 
 def _free_bytes(torch: Any, index: int, properties: Any) -> int:

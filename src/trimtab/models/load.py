@@ -145,17 +145,24 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
             "name a model that has weights, or rehearse with --shapes-only",
         )
     quantized.check_stored(settings, config)
+    # With weights, each is packed as it is read, and no GPU ever holds them all unpacked.
+    packed_here = (
+        shapes_only() and settings.quantize is not None and plan.strategy in ("single", "data_parallel")
+    )
     model = read_weights(
         settings,
         family,
         model_source(settings),
         dtype=plan.torch_weight_dtype,
-        device_map=plan.load_device_map(),
+        device_map=None if packed_here else plan.load_device_map(),
         attn_implementation=settings.attn_implementation,
         **(_from_config_alone(config) if shapes_only() else quantized.loader_options(settings)),
         **_remote(settings),
     )
-    if shapes_only() and settings.quantize is not None:
+    if packed_here:
+        quantized.pack(settings, model, plan.device)
+        model.to(plan.device)  # type: ignore[arg-type]
+    elif shapes_only() and settings.quantize is not None:
         quantized.pack(settings, model)
     model.config.use_cache = False
     take_inputs(model, plan)

@@ -109,9 +109,9 @@ def choose_speed(
     chosen: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for part in PARTS:
-        if hardware.virtual and part in ("compile", "kernels"):
-            # Also where it was asked for: whether the real machine has it cannot be told here.
-            chosen[part], reasons[f"speed.{part}"] = _PLAIN[part], "nothing is compiled in a rehearsal"
+        if part == "kernels" and (why := _not_rehearsed(hardware)) is not None:
+            # Also where they were asked for: the real machine may have them.
+            chosen[part], reasons[f"speed.{part}"] = _PLAIN[part], why
             continue
         against, wanted = list(_obstacles(part, here)), request.wanted(part)
         hard = next((obstacle for obstacle in against if obstacle.way_out), None)
@@ -123,7 +123,7 @@ def choose_speed(
         else:
             chosen[part], reasons[f"speed.{part}"] = (_FAST if wanted else _PLAIN)[part], "asked for"
     budget = request.activation_memory_budget
-    if budget is not None and not chosen["compile"] and not hardware.virtual:
+    if budget is not None and not chosen["compile"]:
         raise PlacementError.of(
             f"speed.activation_memory_budget={budget:g} without compiled layers",
             f"it is the compiler that chooses what is computed again, and none is used: {reasons['speed.compile']}",
@@ -131,6 +131,15 @@ def choose_speed(
         )
     demanded = tuple(part for part in PARTS if request.wanted(part) and chosen[part] == _FAST[part])
     return Speed(**chosen, activation_memory_budget=budget, demanded=demanded), reasons
+
+
+def _not_rehearsed(hardware: Hardware) -> str | None:
+    """Why Triton's kernels have no part in a rehearsal."""
+    if not hardware.virtual:
+        return None
+    if not hardware.shapes:
+        return "a rehearsal with values computes plainly what they would"
+    return "triton is not installed where this is rehearsed" if hardware.triton is None else None
 
 
 def computed_so(work: Workload, speed: Speed) -> Workload:
@@ -200,7 +209,8 @@ def _machine(part: Part, here: _Situation) -> Iterator[_Obstacle]:
         else:
             yield _Obstacle("compiling pays on GPUs; on the CPU by request (speed.compile=true)", "")
     if here.kind == "cuda":
-        if hardware.triton is None:
+        if hardware.triton is None and not (hardware.virtual and part == "compile"):
+            # What a rehearsal compiles is counted, and not made.
             yield _Obstacle("triton is not installed", f"install triton, or {off}")
         old = next((gpu for gpu in here.gpus if float(gpu.capability or 0) < COMPILED_FROM), None)
         if old is not None:

@@ -106,6 +106,8 @@ class Search:
                 self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = why
                 continue
             sizes = [n for n in range(1, self._rows // way.ranks + 1) if self._rows // way.ranks % n == 0]
+            if way.kept == "half" and not self._compiles(card, replace(way, kept="all"), sizes[0]):
+                continue
             if best is not None and not self._may_beat(card, way, sizes[-1], best):
                 continue
             option = self._largest(card, way, sizes)
@@ -114,6 +116,11 @@ class Search:
             ):
                 best = option
         return best is not None
+
+    def _compiles(self, card: Card, way: Way, size: int) -> bool:
+        """Whether layers are compiled, which alone can keep a part of their activations."""
+        made = self._planned(card, way, size)
+        return made is not None and made[1].speed.compile
 
     def _may_beat(self, card: Card, way: Way, size: int, best: Option) -> bool:
         """Whether a way could be faster if all of its rows went through at once and nothing but products took time."""
@@ -225,7 +232,9 @@ class Search:
         try:
             return config, resolve_for(config, machine, self._known[way.quantize], refuses=False)
         except PlacementError as error:
-            self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = " ".join(str(error).split())
+            self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = (
+                str(error).partition("\n  change: ")[0].replace("\n  why: ", ": ")
+            )
             return None
 
     def _as_config(self, card: Card, way: Way, size: int) -> Config:

@@ -96,7 +96,7 @@ def means_of(plan: PlacementPlan) -> Means:
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
     rehearsed = machine() is not None
     device = torch.device("cpu" if plan.strategy == "sharded" else plan.device)
-    on_gpu = plan.kind == "cuda" and not rehearsed
+    on_gpu = plan.kind == "cuda" and (not rehearsed or shapes_only())
     return Means(device, on_gpu, half, tried=not shapes_only(), rehearsed=rehearsed)
 
 

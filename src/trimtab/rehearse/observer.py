@@ -88,6 +88,10 @@ class RehearsalObserver(Observer):
             self._process.made_up = True
             self._process.recorder.write(t="unproven", text=text)
 
+    def note(self, text: str) -> None:
+        """Write it down; a result tells each once."""
+        self._process.recorder.write(t="note", text=text)
+
     def not_simulated(self, text: str) -> None:
         """Remember it with its line: what the program catches would leave no trace."""
         if text.startswith(memory.SMALL_HOST):

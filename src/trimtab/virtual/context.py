@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trimtab.virtual import (
     amp,
     bootstrap,
+    compiled,
     ctypes_libraries,
     cuda,
     deeds,
@@ -56,7 +57,19 @@ from trimtab.virtual.tensor import PARAMETERS, VIRTUAL
 Settings = ParamSpec("Settings")
 
 # Each has patches(machine) -> list of (object, attribute name, replacement).
-_PATCHING = (amp, cuda, foreach, legacy, generators, processes, ranks, scripted, serialization, threads)
+_PATCHING = (
+    amp,
+    compiled,
+    cuda,
+    foreach,
+    legacy,
+    generators,
+    processes,
+    ranks,
+    scripted,
+    serialization,
+    threads,
+)
 
 
 def install(
@@ -238,6 +251,7 @@ def _not_faked(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         """Hooks and recomputation run user code inside backward, where torch has put the function mode aside."""
+        compiled.broken("it calls backward()")
         machine = state.machine()
         teller = machine.teller if machine is not None else None
         with functions.switched_on():

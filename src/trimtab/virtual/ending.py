@@ -16,13 +16,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 _pending: list[tuple[Any, Any]] = []
 """Collectives that may be under way, each with its tensors."""
 
 
 def watch(work: Any, tensors: Any) -> None:
-    """Hold the tensors of a collective until it is done."""
-    _pending[:] = [entry for entry in _pending if not entry[0].is_completed()]
+    """Hold the tensors of a collective until it is done. `work` is its handle as C++ gives it out: the one that Python
+    has keeps the results (futures.py), and would keep them here beyond their time."""
+    _pending[:] = [entry for entry in _pending if not dist.Work.unbox(entry[0]).is_completed()]
     _pending.append((work, tensors))
 
 

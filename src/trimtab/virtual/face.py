@@ -70,7 +70,8 @@ class Face(torch.Tensor):
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is None:
-            return f"torch.cuda.{torch.Tensor.type(self.payload).removeprefix('torch.')}"
+            kind = torch.Tensor.type(self.payload).removeprefix("torch.").removeprefix("meta.")
+            return f"torch.cuda.{kind}"
         if isinstance(dtype, torch.dtype):
             return self.to(dtype)
         name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"

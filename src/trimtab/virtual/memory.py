@@ -49,6 +49,7 @@ class Block:
     """What it is for, once the ledger was told."""
 
     def __init__(self, device: VirtualDevice, nbytes: int) -> None:
+        device = device.aside or device
         self.device = device
         self.unknown = False  # whether what it holds was written from values that nobody computed (shapes.py)
         self.nbytes = 0
@@ -105,6 +106,21 @@ def _admit(block: Block, device: VirtualDevice, nbytes: int) -> None:
             pool.beyond = False
     if device.held > device.watch:
         ledger.look()
+
+
+def move(block: Block, device: VirtualDevice) -> None:
+    """Count an allocation on another device from now on."""
+    nbytes, unknown = block.nbytes, block.unknown
+    release(block)
+    Block.__init__(block, device, nbytes)
+    block.unknown = unknown
+
+
+def release(block: Block) -> None:
+    """An allocation ends before its last tensor does: nobody reads it any more."""
+    if block.nbytes:
+        Block.__del__(block)
+        Block.__init__(block, block.device, 0)
 
 
 def host_address(block: Block) -> int:

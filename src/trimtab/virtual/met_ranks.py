@@ -60,18 +60,18 @@ def forget(tensors: Iterable[torch.Tensor], op: str) -> None:
             asked("copy", op)
 
 
-def done(first: Any) -> Any:
-    """The handle of a collective that is over."""
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(first if isinstance(first, list) else [first])
+def done(results: list[torch.Tensor]) -> Any:
+    """The handle of a collective that is over, and what C++ (DDP's reducer) reads of it."""
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(results)
     return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def answered(func: Any, named: Named) -> Any:
     """What a collective that moved nothing returns, by its schema."""
     first = next(iter(named.values()))
-    returned = len(func._schema.returns)
-    return None if returned == 0 else done(first) if returned == 1 else (first, done(first))
+    returned, work = len(func._schema.returns), done(named.get("tensors", []))
+    return None if returned == 0 else work if returned == 1 else (first, work)
 
 
 def message(func: Any, name: str, named: Named) -> Any:
@@ -88,7 +88,7 @@ def message(func: Any, name: str, named: Named) -> Any:
     if name in RECEIVES and floats:
         forget([tensor], f"c10d.{name}")
     work = func([memory], **rest)
-    ending.watch(dist.Work.unbox(work), [memory])
+    ending.watch(work, [memory])
     return work
 
 

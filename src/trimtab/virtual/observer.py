@@ -75,6 +75,9 @@ class Observer:
     def unproven(self, text: str) -> None:
         """Told of what could not be computed: from there on values are made up."""
 
+    def note(self, text: str) -> None:
+        """Told of what was counted or done otherwise than on hardware, and changes no value."""
+
     def not_simulated(self, text: str) -> None:
         """Told of each refusal of what virtual GPUs do not do, as it is raised; the program may catch it."""
 

@@ -82,7 +82,7 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = _exchanged(*payloads[:3]) if name == "alltoall_" else func(*payloads, **rest)
     work = made[-1] if isinstance(made, tuple) else made
     if isinstance(work, torch.ScriptObject):
-        ending.watch(dist.Work.unbox(work), payloads)
+        ending.watch(work, payloads)
     # The results of a collective are its own arguments, written in place.
     return tree_map(lambda value: held.get(id(value), value), made)
 

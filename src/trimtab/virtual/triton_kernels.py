@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from trimtab.virtual import faults, origin, state
+from trimtab.virtual import compiled, faults, origin, state
 from trimtab.virtual.state import Machine, NotSimulated
 from trimtab.virtual.tensor import VIRTUAL
 from trimtab.virtual.unknown import forget
@@ -150,6 +150,7 @@ def launch(spent: _Spent, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, 
     sizes = tuple(operator.index(size) for size in (grid(given) if callable(grid) else grid))
     if not all(sizes):
         return _NotCompiled()
+    _tell_compiler(kernel, given)
     if machine.shapes:
         for tensor in _outputs(kernel, given):
             forget(tensor)
@@ -158,6 +159,15 @@ def launch(spent: _Spent, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if reason is not None:
         _made_up(machine, kernel, given, reason)
     return _NotCompiled()
+
+
+def _tell_compiler(kernel: Any, given: dict[str, Any]) -> None:
+    """Where the launch is in a piece that is compiled."""
+    if compiled.is_running():
+        tensors = [tensor for value in given.values() for tensor in _tensors(value)]
+        outputs = {id(tensor) for tensor in _outputs(kernel, given)}
+        written = tuple(place for place, tensor in enumerate(tensors) if id(tensor) in outputs)
+        compiled.launched(kernel.__name__, tensors, written)
 
 
 def _bound(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

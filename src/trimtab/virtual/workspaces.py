@@ -47,5 +47,10 @@ def multiplied(device: VirtualDevice, biased: bool = False) -> None:
 
 
 def _take(device: VirtualDevice, key: tuple[Any, ...], nbytes: int) -> None:
-    block = device.workspaces[key] = Block(device, nbytes)
+    # A library keeps it, whoever asked first: it is counted here also while a compiled piece is counted aside.
+    aside, device.aside = device.aside, None
+    try:
+        block = device.workspaces[key] = Block(device, nbytes)
+    finally:
+        device.aside = aside
     device.ledger.tell(block, "workspace")

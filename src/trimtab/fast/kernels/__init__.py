@@ -8,6 +8,8 @@ from functools import cache
 import torch
 from torch import nn
 
+from trimtab.models.load import shapes_only
+
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -17,6 +19,7 @@ def triton_is_there() -> bool:
 
 
 def usable_on(tensor: torch.Tensor) -> bool:
-    """Whether a kernel can run on this tensor: on a real GPU, where Triton is installed."""
-    real = tensor.is_cuda and type(tensor) in (torch.Tensor, nn.Parameter)
-    return real and triton_is_there()
+    """Whether a kernel can run on this tensor: on a real GPU, where Triton is installed. With shapes only none computes
+    anything, and each is taken for run."""
+    real = type(tensor) in (torch.Tensor, nn.Parameter) or shapes_only()
+    return tensor.is_cuda and real and triton_is_there()

@@ -1,0 +1,357 @@
+"""torch.compile on virtual GPUs: the values of the code as it is written, the memory of what the compiler makes of it.
+
+A piece that is to be compiled runs as it is while its operations are written down (recorded.py), and nothing that it
+makes is counted. When it is met for the first time its backward pass is tried at once, and both are made into the
+graphs that torch.compile would make (joint_graph.py), with the buffers that inductor would have (buffers.py). What
+comes and goes by them is then counted (pieces.py). Where no such graph can be made the code is counted as it runs, and
+whoever listens is told so. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trimtab.virtual import joint_graph, pieces, state
+from trimtab.virtual.pieces import Piece, Plan
+from trimtab.virtual.recorded import Recorder
+from trimtab.virtual.state import Machine, Patch, VirtualDevice
+from trimtab.virtual.tensor import VIRTUAL
+
+_running: list[Recorder] = []
+_plans: dict[Any, Plan | str] = {}
+"""The plan of each piece that was met; or why there is none."""
+_plain: WeakKeyDictionary[Machine, set[Any]] = WeakKeyDictionary()
+"""Functions that are counted as they run."""
+_told: WeakKeyDictionary[Machine, set[str]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a function is to be compiled."""
+
+    backend: Any = "inductor"
+    fullgraph: bool = False
+
+
+def patches(machine: Machine) -> list[Patch]:
+    return [(torch, "compile", _compile(torch.compile))]
+
+
+def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda model: compile(model, **options)
+        backend = options.get("backend") or "inductor"
+        if options.get("disable") or backend == "eager":
+            return original(model, **options)
+        settings = Settings(backend, bool(options.get("fullgraph")))
+        if options.get("mode") in ("reduce-overhead", "max-autotune"):
+            _tell(
+                f"the memory that CUDA graphs hold (torch.compile with mode={options['mode']!r}) is not counted"
+            )
+        if not isinstance(model, nn.Module):
+            return _counted(model, settings)
+        module: Any = original(model, **options)
+        module.forward = _counted(model.__call__, settings)
+        return module
+
+    return compile
+
+
+def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        machine = state.machine()
+        if machine is None or _running or not machine.devices or _kind(function) in _plain.get(machine, ()):
+            return function(*args, **kwargs)
+        run = _Run(machine, function, settings, args, kwargs)
+        try:
+            return run.result()
+        finally:
+            run.recorder = None  # they know each other: nothing is to wait for the garbage collector
+
+    call._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
+    return call
+
+
+def is_running() -> bool:
+    """Whether a compiled piece runs, and is being written down."""
+    return bool(_running)
+
+
+def launched(name: str, tensors: list[Tensor], written: tuple[int, ...]) -> None:
+    """A kernel that is no operation of torch was launched in the piece that runs."""
+    _running[-1].launched(name, tensors, written)
+
+
+def broken(why: str) -> None:
+    """The piece that runs, if any, does what no compiler takes into a graph."""
+    if _running and _running[-1].on:
+        _running[-1].stop(why)
+
+
+class _Run:
+    """One call of a compiled function."""
+
+    def __init__(self, machine: Machine, function: Any, settings: Settings, args: Any, kwargs: Any) -> None:
+        self.machine, self.function, self.settings = machine, function, settings
+        self.given, self.form = pytree.tree_flatten((args, kwargs))
+        self.device = _device_of(machine, function, self.given)
+        self.recorder: Any = None
+
+    def result(self) -> Any:
+        with ExitStack() as undo:
+            self.aside = undo.enter_context(pieces.aside(self.device))
+            self.recorder = Recorder(self.aside, self._broken)
+            entered = self._entered()
+            undo.enter_context(_own_hooks())
+            undo.enter_context(_compiling())
+            _running.append(self.recorder)
+            undo.callback(_running.pop)
+            args, kwargs = pytree.tree_unflatten(entered, self.form)
+            with self.recorder:
+                out = self.function(*args, **kwargs)
+            returned, form = pytree.tree_flatten(out)
+            pairs = [(twin, own) for twin, own in zip(entered, self.given, strict=True) if twin is not own]
+            written = [pair for pair in pairs if pair[0]._version and pair[0].requires_grad]
+            results = [*returned, *(twin for twin, _ in written)]
+            plan = self._plan(results) if self.recorder.on else None
+            if isinstance(plan, str):
+                _plain.setdefault(self.machine, set()).add(_kind(self.function))
+                self._broken(plan)
+        for twin, own in pairs:
+            own._block.unknown |= twin._block.unknown
+            if twin._version and not twin.requires_grad:
+                torch.autograd.graph.increment_version(own)
+        if isinstance(plan, Plan):
+            results = self._counted(plan, results, pairs)
+        owners = {id(twin): own for twin, own in pairs}
+        for (_, own), new in zip(written, results[len(returned) :], strict=True):
+            own.copy_(new)
+        given_back = [owners.get(id(value), value) for value in results[: len(returned)]]
+        return pytree.tree_unflatten(given_back, form)
+
+    def _entered(self) -> list[Any]:
+        """The arguments as tensors of their own: what the code keeps of them is not what its compiled form keeps."""
+        twins: dict[int, Any] = {}
+        self.entries: dict[int, Any] = {}
+        for value in self.given:
+            if id(value) in twins:
+                continue
+            if (
+                value.__class__ in VIRTUAL
+                and not isinstance(value, nn.Parameter)
+                and value._slot is self.device
+            ):
+                wanted = value.requires_grad and torch.is_grad_enabled()
+                entry = pieces.Enter.apply(value) if wanted else None
+                made = twins[id(value)] = pieces.twin(value) if entry is None else pieces.Enter.apply(entry)
+                self.entries[id(made)] = entry
+        return [twins.get(id(value), value) for value in self.given]
+
+    def _broken(self, why: str) -> None:
+        """No compiler takes the piece as it is: what lives is counted from here on, as the code runs."""
+        if self.settings.fullgraph and self.recorder.on is False and isinstance(self.settings.backend, str):
+            from torch._dynamo.exc import Unsupported
+
+            raise Unsupported(
+                f"torch.compile with fullgraph=True cannot compile {_called(self.function)}: {why}"
+            )
+        self.device.aside = None
+        for tensor in self.recorder.alive():
+            pieces.count_now(tensor)
+        _tell(
+            f"the memory of {_called(self.function)} is that of its code as it runs, not as torch.compile has it: {why}"
+        )
+
+    def _plan(self, results: list[Any]) -> Plan | str:
+        recorder, record = self.recorder, self.recorder.record
+        fresh = self._fresh(results)
+        numbers = tuple(recorder.number(value) for value in fresh)
+        trained = tuple(value.requires_grad for value in fresh)
+        key = record.key(), numbers, trained, self.settings, _functorch_settings()
+        if key not in _plans:
+            _plans[key] = _Planning(self, fresh).plan()
+        return _plans[key]
+
+    def _fresh(self, results: list[Any]) -> list[Any]:
+        """The results that are made by the piece, each once."""
+        found = {
+            id(value): value
+            for value in results
+            if value.__class__ in VIRTUAL and value._slot is self.device and self._is_made(value)
+        }
+        return list(found.values())
+
+    def _is_made(self, value: Any) -> bool:
+        given = {
+            id(tensor._block)
+            for tensor in self.recorder.record.inputs.values()
+            if tensor.__class__ in VIRTUAL
+        }
+        return id(value._block) not in given or bool(value._version and value.requires_grad)
+
+    def _counted(self, plan: Plan, results: list[Any], pairs: list[tuple[Any, Any]]) -> list[Any]:
+        """The results, counted as the plan says, with the piece as the one node of their history."""
+        fresh = self._fresh(results)
+        inputs, trained = self.inputs(fresh)
+        owners = {id(twin): own for twin, own in pairs}
+        blocks = pieces.run_through(plan.forward.steps, self.device, {})
+        made = {
+            id(value): pieces.outside(value, blocks.get(buffer))  # type: ignore[arg-type]
+            for value, buffer in zip(fresh, plan.forward.results, strict=False)
+        }
+        if trained:
+            piece = Piece(plan, self.device, trained, self.targets(inputs))
+            record = self.recorder.record
+            kept = [owners.get(id(record.inputs[n]), record.inputs[n]) for n in plan.kept_inputs]
+            sources = [owners.get(id(value), value) for value in inputs]
+            tensors = pieces.kept_tensors(self.machine, piece, blocks)
+            outs = pieces.Node.apply(piece, tensors, kept, [made[id(value)] for value in trained], *sources)
+            made |= {id(value): out for value, out in zip(trained, outs, strict=True)}
+        return [made.get(id(value), value) for value in results]
+
+    def inputs(self, fresh: list[Any]) -> tuple[list[Any], list[Any]]:
+        """What gets a gradient, and which of the results give one."""
+        trained = [value for value in fresh if value.requires_grad]
+        found = [value for value in self.recorder.record.inputs.values() if value.requires_grad]
+        return found if trained else [], trained
+
+    def targets(self, inputs: list[Any]) -> list[Any]:
+        """The same for autograd: an argument as it came in, whatever was written to it since."""
+        return [self.entries.get(id(value), value) for value in inputs]
+
+
+class _Planning:
+    """The plan of a piece that is met for the first time."""
+
+    def __init__(self, run: _Run, fresh: list[Any]) -> None:
+        self.run, self.fresh, self.recorder = run, fresh, run.recorder
+        self.length = len(run.recorder.record.entries)
+
+    def plan(self) -> Plan | str:
+        record, device = self.recorder.record, self.run.device
+        others = (v for v in record.inputs.values() if v.__class__ in VIRTUAL and v._slot.index != state.HOST)
+        if any(value._slot is not device for value in others):
+            return "it computes on several GPUs"
+        self.outputs = [self.recorder.number(value) for value in self.fresh]
+        self.tangents: list[int] = []
+        self.gradients: list[int | None] = []
+        inputs, trained = self.run.inputs(self.fresh)
+        if trained:
+            self._try_backward(inputs, trained)
+            if not self.recorder.on:
+                return "its backward pass cannot be compiled"
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            backend = self.run.settings.backend
+            return self._made() if backend == "inductor" else self._by(backend)
+
+    def _try_backward(self, inputs: list[Any], trained: list[Any]) -> None:
+        drawn = torch.random.get_rng_state()
+        given = [torch.zeros_like(value) for value in trained]
+        self.tangents = [self.recorder.number(value) for value in given]
+        with self.recorder:
+            found = pieces.gradients(trained, self.run.targets(inputs), given, again=True)
+        self.gradients = [None if value is None else self.recorder.number(value) for value in found]
+        torch.random.set_rng_state(drawn)
+
+    def _made(self) -> Plan | str:
+        record = self.recorder.record
+        try:
+            cut = joint_graph.cut(record, self.outputs, self.tangents, self.gradients)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
+            first = next(iter(str(error).splitlines()), "")[:200]
+            return f"torch cannot make its graph ({type(error).__name__}: {first})"
+        return pieces.plan_of(cut, [number for number in record.inputs if number not in set(self.tangents)])
+
+    def _by(self, backend: Any) -> Plan | str:
+        """As a backend of the program's own has it made: it calls inductor, under settings of its own."""
+        called = getattr(backend, "__name__", str(backend))
+        if not callable(backend):
+            return f"its backend is {called}"
+        from torch._inductor import compile_fx
+
+        found: list[Plan | str] = []
+
+        def in_its_place(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            found.append(self._made())
+            return graph
+
+        graph = joint_graph.plain(self.recorder.record, self.outputs, self.length)
+        with ExitStack() as undo:
+            state.replace(undo, compile_fx, "compile_fx", in_its_place)
+            backend(graph, [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"])
+        return found[0] if found else f"its backend {called} does not call inductor"
+
+
+def _functorch_settings() -> tuple[Any, ...]:
+    from torch._functorch import config
+
+    return (
+        config.activation_memory_budget,
+        config.aggressive_recomputation,
+        config.treat_parameters_as_free_to_save,
+    )
+
+
+def _device_of(machine: Machine, function: Any, given: list[Any]) -> VirtualDevice:
+    owner = getattr(function, "__self__", function)
+    parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
+    for tensor in (*given, *parameters):
+        if tensor.__class__ in VIRTUAL and tensor._slot.index != state.HOST:
+            slot: VirtualDevice = tensor._slot
+            return slot
+    return machine.at(None)
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """torch.compiler.is_compiling() is true, as it is for code that is traced."""
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def _own_hooks() -> Any:
+    """Hooks for what autograd keeps (checkpointing, offloading) are for what the compiled form keeps."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
+
+
+def _kind(function: Any) -> Any:
+    return getattr(function, "__func__", function), type(getattr(function, "__self__", None))
+
+
+def _called(function: Any) -> str:
+    owner = getattr(function, "__self__", function)
+    return (
+        type(owner).__name__
+        if isinstance(owner, nn.Module)
+        else getattr(function, "__qualname__", str(function))
+    )
+
+
+def _tell(text: str) -> None:
+    machine = state.machine()
+    if machine is None or machine.observer is None or text in _told.setdefault(machine, set()):
+        return
+    _told[machine].add(text)
+    machine.observer.note(text)

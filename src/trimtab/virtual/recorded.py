@@ -1,0 +1,230 @@
+"""Writes down the operations of a piece of a program as they are carried out: what a compiler would be given of it.
+
+Tensors are numbers, in the order in which they are met. The list can be carried out again on other tensors
+(`Record.replay`), and pieces of which a compiler would make one graph have equal keys. Changes no operation.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trimtab.virtual.plans import Args, Kwargs
+from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.tensor import VIRTUAL
+from trimtab.virtual.wording import words
+
+_serials = count(1)
+_META = torch.device("meta")
+_ASKING = frozenset(
+    f"aten::{name}"
+    for name in words("_local_scalar_dense is_nonzero equal nonzero masked_select _unique2 unique_dim")
+)
+"""Operations of whose result a compiler knows too little: a number for the program, or a tensor of unknown size."""
+
+
+class Ref(NamedTuple):
+    """A tensor, by its number."""
+
+    number: int
+
+
+class Kernel(NamedTuple):
+    """A launch of a kernel that is no operation of torch: it reads tensors and writes to some of them."""
+
+    name: str
+    written: tuple[int, ...]
+    """Places, among the tensors of the launch."""
+
+
+class Entry(NamedTuple):
+    """One operation."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    made: Any
+    """The numbers of its results; None for what is no tensor on a GPU."""
+    inside: int
+    """The bytes that it takes while it runs, besides its results."""
+
+
+Launch = Callable[[Kernel, list[Any]], list[Any]]
+
+
+@dataclass
+class Record:
+    """What was written down."""
+
+    inputs: dict[int, Any] = field(default_factory=dict)
+    """What came from outside."""
+    entries: list[Entry] = field(default_factory=list)
+
+    def key(self) -> Any:
+        """Equal for pieces of which a compiler would make one graph."""
+        return tuple(self.entries), tuple((number, *_shape(value)) for number, value in self.inputs.items())
+
+    def replay(self, inputs: Mapping[int, Any], launch: Launch, told: Callable[[int], Any]) -> dict[int, Any]:
+        """Carry it out on other tensors; `told` is a context around each operation, given what it takes inside."""
+        values = dict(inputs)
+        for entry in self.entries:
+            args = put(entry.args, values)
+            with told(entry.inside):
+                if isinstance(entry.func, Kernel):
+                    for place, new in zip(entry.func.written, launch(entry.func, args), strict=True):
+                        args[place].copy_(new)
+                    continue
+                made = entry.func(*args, **{name: put(value, values) for name, value in entry.kwargs})
+            for number, value in _pairs(entry.made, made):
+                values.setdefault(number, value)
+        return values
+
+
+class Recorder(TorchDispatchMode):
+    """While it is on, every operation on virtual tensors is written down.
+
+    `device` counts what the operations take, apart from the program's own memory. `on_break` is told why a compiler
+    could not take the piece as a whole; nothing is written down from there on.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device: VirtualDevice, on_break: Callable[[str], None]) -> None:
+        super().__init__()
+        self.record = Record()
+        self.on = True
+        self._inside = False
+        self._device, self._on_break = device, on_break
+        self._serial = next(_serials)
+        self._numbers = count()
+        self._made: list[weakref.ReferenceType[Any]] = []
+        self._of_host: dict[int, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self.on and (why := _unknown_to_compilers(func, args)) is not None:
+            self.stop(why)
+        if not self.on:
+            return func(*args, **kwargs)
+        device = self._device
+        before = device.allocated
+        device.pool.both.allocated_peak = before
+        self._inside = True
+        try:
+            made = func(*args, **kwargs)
+        finally:
+            self._inside = False
+        if _on_gpu(made) or _on_gpu(args) or _on_gpu(tuple(kwargs.values())):
+            inside = max(0, device.peak - max(device.allocated, before))
+            named = tuple((name, self._mapped(value)) for name, value in kwargs.items())
+            self.record.entries.append(Entry(func, self._mapped(args), named, self._numbered(made), inside))
+        return made
+
+    def launched(self, name: str, tensors: list[Tensor], written: tuple[int, ...]) -> None:
+        """A kernel was launched; by an operation itself, it is none of a compiler's business."""
+        if self.on and not self._inside:
+            refs = tuple(map(self._mapped, tensors))
+            self.record.entries.append(Entry(Kernel(name, written), refs, (), None, 0))
+
+    def stop(self, why: str) -> None:
+        """No compiler goes on from here."""
+        self.on = False
+        self._on_break(why)
+
+    def alive(self) -> Iterator[Any]:
+        """What was made and lives."""
+        return (tensor for weak in self._made if (tensor := weak()) is not None)
+
+    def number(self, tensor: Any) -> int:
+        """The number of a tensor; one that is not known comes from outside."""
+        if tensor.__class__ not in VIRTUAL:
+            known = self._of_host.get(id(tensor))
+        else:
+            serial, known = getattr(tensor, "_number", (0, None))
+            known = known if serial == self._serial else None
+        if known is None:
+            known = self._number(tensor)
+            self.record.inputs[known] = tensor
+        return known
+
+    def _number(self, tensor: Any) -> int:
+        number = next(self._numbers)
+        if tensor.__class__ in VIRTUAL:
+            tensor.__dict__["_number"] = self._serial, number
+        else:
+            self._of_host[id(tensor)] = number
+        return number
+
+    def _mapped(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return Ref(self.number(value))
+        if value.__class__ is tuple or value.__class__ is list:
+            return tuple([self._mapped(item) for item in value])
+        if isinstance(value, torch.device):
+            return _META
+        return None if isinstance(value, torch.Generator) else value
+
+    def _numbered(self, made: Any) -> Any:
+        if made.__class__ in VIRTUAL:
+            serial, known = getattr(made, "_number", (0, None))
+            if serial == self._serial:
+                return known
+            self._made.append(weakref.ref(made))
+            return self._number(made)
+        if made.__class__ is tuple or made.__class__ is list:
+            return tuple([self._numbered(item) for item in made])
+        return None
+
+
+def _unknown_to_compilers(func: Any, args: Args) -> str | None:
+    if isinstance(func, HigherOrderOperator):
+        return f"it calls {func.name()}"
+    if func._schema.name in _ASKING and _on_gpu(args):
+        return f"it asks a tensor for its values ({func._schema.name})"
+    return None
+
+
+def _on_gpu(value: Any) -> bool:
+    if value.__class__ is tuple or value.__class__ is list:
+        return any(map(_on_gpu, value))
+    return value.__class__ in VIRTUAL
+
+
+def _shape(value: Any) -> tuple[Any, ...]:
+    shown = value.payload if value.__class__ in VIRTUAL else value
+    return (
+        tuple(shown.shape),
+        tuple(shown.stride()),
+        shown.dtype,
+        value.requires_grad,
+        value.__class__ in VIRTUAL,
+    )
+
+
+def _pairs(numbers: Any, made: Any) -> Iterator[tuple[int, Any]]:
+    if numbers.__class__ is int:
+        yield numbers, made
+    elif numbers.__class__ is tuple:
+        for number, value in zip(numbers, made, strict=True):
+            yield from _pairs(number, value)
+
+
+def put(value: Any, values: Mapping[int, Any]) -> Any:
+    """Arguments with tensors in the place of their numbers."""
+    if value.__class__ is Ref:
+        return values[value.number]
+    if value.__class__ is tuple:
+        return [put(item, values) for item in value]
+    return value
