@@ -46,9 +46,7 @@ def order_by_epoch(trainer: Any) -> None:
     trainer._get_train_sampler = sampler
 
 
-LONGEST_FIRST = (
-    "the longest rows of the data come first, together in one batch: the most that a step can be given"
-)
+LONGEST_FIRST = "the longest rows of the data come first, together in one batch"
 """What a rehearsal of shapes says of its rows."""
 
 
