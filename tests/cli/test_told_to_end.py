@@ -39,7 +39,7 @@ def test_a_run_that_is_told_to_end_before_it_begins_leaves_no_folder(
     trimtab: Trimtab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "trimtab.recipes.planning.plan_run", lambda config: os.kill(os.getpid(), signal.SIGTERM)
+        "trimtab.recipes.planning.plan_run", lambda config, **more: os.kill(os.getpid(), signal.SIGTERM)
     )
     done = trimtab("train", f"output_dir={tmp_path / 'run'}")
     assert (done.returncode, done.stderr) == (1, "stopped by SIGTERM, before it was done\n")

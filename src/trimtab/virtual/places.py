@@ -95,7 +95,7 @@ def _module_of_node() -> ModuleRef | None:
     if torch._C._current_graph_task_id() == -1:
         return None
     node: Any = torch._C._current_autograd_node()
-    return ROUTE.module(node._sequence_nr())
+    return ROUTE.module(node._sequence_nr()) if node is not None else None  # a hook of the engine itself
 
 
 def names(modules: Iterable[nn.Module]) -> dict[int, str]:
