@@ -253,6 +253,27 @@ CASES: dict[str, Case] = {
         length=1024,
         frames=600,
     ),
+    "qwen2.5-0.5b-full-compile": Case(
+        family="qwen2",
+        config=QWEN25_05,
+        method="full",
+        weights="float32",
+        batch=8,
+        length=512,
+        optimizer="fused",
+        compile=True,
+    ),
+    "gpt2-large-full": Case(
+        family="gpt2",
+        config={"n_embd": 1280, "n_layer": 36, "n_head": 20},
+        method="full",
+        weights="float32",
+        batch=4,
+        length=1024,
+    ),
+    "qwen3-4b-lora-ckpt-8k": Case(
+        family="qwen3", config=QWEN_4, rank=8, batch=1, length=8192, checkpointing=True, optimizer="fused"
+    ),
 }
 
 
