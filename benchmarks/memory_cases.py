@@ -237,6 +237,7 @@ CASES: dict[str, Case] = {
             "num_heads": 16,
             "d_kv": 64,
             "vocab_size": 32128,
+            "decoder_start_token_id": 0,
         },
         auto="AutoModelForSeq2SeqLM",
         method="full",
