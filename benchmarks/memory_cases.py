@@ -244,6 +244,7 @@ CASES: dict[str, Case] = {
         weights="float32",
         batch=8,
         length=512,
+        calibration=True,  # predicted at +9.4 % before it was measured; then the counting was mended by it
     ),
     "higgs-audio-3b-lora": Case(
         family="higgs_audio_v2",

@@ -12,39 +12,44 @@ import torch
 import triton
 import triton.language as tl
 
-FORWARD = (32, 64, 4)
-"""Rows and columns of a tile, and warps. Small tiles: what hides the waiting for memory is how many run at once."""
-BACKWARD = (32, 128, 4, 16)
-"""The same, and how many programs share the rows of one block of columns."""
-_STAGES = 2
-"""Tiles of rows that are under way to a program at once in the backward pass."""
+FORWARD = (64, 64, 4, 32, 2)
+BACKWARD = (32, 64, 4, 16, 3)
+"""Rows and columns of a tile, warps, how many programs share the rows of a block of columns, and how many tiles are
+under way to a program at once. Small tiles: what hides the waiting for memory is how many run at once."""
 
 
 @triton.jit
 def _forward(
-    g, u, stride, tg, tu, t_stride, bg, bu, out, rows, columns, rank,
-    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    g, u, stride, tg, tu, t_stride, bg, bu, out, rows, columns, rank, per_part,
+    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(1) * ROWS
-    far = start.to(tl.int64)
-    row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column_ok = column < columns
     k = tl.arange(0, RANK)
-    here = (row < rows - start)[:, None] & (column < columns)[None, :]
-    thin_ok = (row < rows - start)[:, None] & (k[None, :] < rank)
-    wide_ok = (k[:, None] < rank) & (column < columns)[None, :]
-    at = row[:, None] * stride + column[None, :]
-    gate = tl.load(g + far * stride + at, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(u + far * stride + at, mask=here, other=0.0).to(tl.float32)
-    at_thin = start * t_stride + row[:, None] * t_stride + k[None, :]
     at_b = column[None, :] * rank + k[:, None]
-    gate_in = tl.load(tg + at_thin, mask=thin_ok, other=0.0)
-    up_in = tl.load(tu + at_thin, mask=thin_ok, other=0.0)
-    gate += tl.dot(gate_in, tl.load(bg + at_b, mask=wide_ok, other=0.0))
-    up += tl.dot(up_in, tl.load(bu + at_b, mask=wide_ok, other=0.0))
-    made = gate * tl.sigmoid(gate) * up
-    at_out = row[:, None] * columns + column[None, :]
-    tl.store(out + far * columns + at_out, made.to(out.dtype.element_ty), mask=here)
+    b_ok = (k[:, None] < rank) & column_ok[None, :]
+    gate_out = tl.load(bg + at_b, mask=b_ok, other=0.0)
+    up_out = tl.load(bu + at_b, mask=b_ok, other=0.0)
+    first = tl.program_id(1) * per_part
+    row = tl.arange(0, ROWS)
+    for index in tl.range(0, per_part // ROWS, num_stages=STAGES):
+        # Offsets within a tile stay in 32 bits; only where the tile begins needs more.
+        start = first + index * ROWS
+        far = start.to(tl.int64)
+        row_ok = row < rows - start
+        here = row_ok[:, None] & column_ok[None, :]
+        thin_ok = row_ok[:, None] & (k[None, :] < rank)
+        at = row[:, None] * stride + column[None, :]
+        gate = tl.load(g + far * stride + at, mask=here, other=0.0).to(tl.float32)
+        up = tl.load(u + far * stride + at, mask=here, other=0.0).to(tl.float32)
+        at_thin = start * t_stride + row[:, None] * t_stride + k[None, :]
+        gate_in = tl.load(tg + at_thin, mask=thin_ok, other=0.0)
+        up_in = tl.load(tu + at_thin, mask=thin_ok, other=0.0)
+        gate += tl.dot(gate_in, gate_out)
+        up += tl.dot(up_in, up_out)
+        made = gate * tl.sigmoid(gate) * up
+        at_out = row[:, None] * columns + column[None, :]
+        tl.store(out + far * columns + at_out, made.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -124,11 +129,12 @@ def _swiglu(
     rows, columns = g.shape
     rank = bg.shape[1]
     out = torch.empty(rows, columns, dtype=g.dtype, device=g.device)
-    height, width, warps = FORWARD
-    grid = (triton.cdiv(columns, width), triton.cdiv(rows, height))
-    _forward[grid](
-        g, u, g.stride(0), tg, tu, tg.stride(0), bg.contiguous(), bu.contiguous(), out, rows, columns, rank,
-        RANK=_rank(rank), ROWS=height, COLUMNS=width, num_warps=warps,
+    height, width, warps, parts, stages = FORWARD
+    per_part = triton.cdiv(triton.cdiv(rows, parts), height) * height
+    _forward[(triton.cdiv(columns, width), parts)](
+        g, u, g.stride(0), tg, tu, tg.stride(0), bg.contiguous(), bu.contiguous(),
+        out, rows, columns, rank, per_part,
+        RANK=_rank(rank), ROWS=height, COLUMNS=width, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return out
 
@@ -155,16 +161,16 @@ def _swiglu_backward(
     """
     rows, columns = g.shape
     rank = ad.shape[0]
-    height, width, warps, parts = BACKWARD
+    height, width, warps, parts, stages = BACKWARD
     # The sums grow with the rank: fewer columns then, so that they stay in registers.
-    width = width * 16 // _rank(rank)
+    width = max(16, width * 16 // _rank(rank))
     wide = torch.empty(rows, 2 * columns, dtype=g.dtype, device=g.device)
     sums = torch.empty(3, parts, rank, columns, dtype=torch.float32, device=g.device)
     per_part = triton.cdiv(triton.cdiv(rows, parts), height) * height
     _backward[(triton.cdiv(columns, width), parts)](
         grad, td, td.stride(0), ad, g, u, g.stride(0), tg, tu, tg.stride(0), bg.contiguous(), bu.contiguous(),
         wide, wide[:, columns:], 2 * columns, sums[0], sums[1], sums[2], rows, columns, rank, per_part,
-        RANK=_rank(rank), ROWS=height, COLUMNS=width, STAGES=_STAGES, num_warps=warps,
+        RANK=_rank(rank), ROWS=height, COLUMNS=width, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return wide, sums.sum(1)
 
