@@ -265,6 +265,15 @@ CASES: dict[str, Case] = {
         optimizer="fused",
         compile=True,
     ),
+    "qwen3-1.7b-full-8bit": Case(
+        family="qwen3",
+        config=QWEN_17,
+        method="full",
+        autocast=False,
+        batch=2,
+        length=1024,
+        optimizer="adamw_8bit",
+    ),
     "gpt2-large-full": Case(
         family="gpt2",
         config={"n_embd": 1280, "n_layer": 36, "n_head": 20},
