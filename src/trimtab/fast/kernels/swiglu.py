@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-FORWARD = (64, 64, 4, 32, 2)
-BACKWARD = (32, 64, 4, 16, 3)
+FORWARD = (32, 64, 4, 64, 4)
+BACKWARD = (64, 64, 4, 16, 3)
 """Rows and columns of a tile, warps, how many programs share the rows of a block of columns, and how many tiles are
 under way to a program at once. Small tiles: what hides the waiting for memory is how many run at once."""
 
