@@ -189,7 +189,7 @@ def _settle_compiler(kinds: int) -> None:
     config.optimize_ddp = False
     # Floats in a layer (a scale, an epsilon) are constants. Taken for variables, they have each graph made twice.
     config.specialize_float = True
-    # A first batch that is as long as a head is wide would have both taken for one size, and the next one compiled anew.
+    # Else a first batch as long as a head is wide has both taken for one size, and the next one compiled anew.
     sizes.use_duck_shape = False
 
 
