@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from trimtab.virtual import state
+from trimtab.virtual import state, unguarded
 from trimtab.virtual.buffers import Account
 from trimtab.virtual.joint_graph import INSIDE, launch_op, place
 
@@ -56,8 +56,8 @@ def _lowered(graph: fx.Graph, held: Collection[str], device: torch.device, own: 
     compile_fx._recursive_record_original_output_strides(module)
     mode = values[0].fake_mode if values else None
     with ExitStack() as undo:
-        # The method asks for a device guard, which only a build for CUDA has; the operation itself does not.
-        state.replace(undo, torch.Tensor, "copy_", torch.ops.aten.copy_.default)
+        undo.enter_context(torch.no_grad())
+        unguarded.put_in_force(undo)
         # Triton is for those who write the kernels.
         state.replace(undo, scheduler, "has_triton", lambda: True)
         undo.enter_context(DebugContext())

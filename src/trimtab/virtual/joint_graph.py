@@ -48,6 +48,7 @@ def cut(
     joint = _traced(record, primals, tangents, [*outputs, *gradients])
     _pass_over(joint)
     if not tangents:
+        joint.graph.set_codegen(fx.graph.CodeGen())
         joint.graph.eliminate_dead_code()
         return Cut(joint.graph, None, len(outputs))
     static = [
@@ -130,13 +131,32 @@ def _traced(
     # One fake mode for all: by it operations are timed, where memory is scarce.
     with FakeTensorMode(), torch.no_grad(), traceback.preserve_node_meta():
         shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
-        made = make_fx(joint, decomposition_table=dict(select_decomp_table()))(*shapes)
+        made = make_fx(joint, decomposition_table={**select_decomp_table(), **_own_decompositions()})(*shapes)
     for node in list(made.graph.nodes):
         same = _the_same(node)
         if same is not None:
             node.replace_all_uses_with(same)
             made.graph.erase_node(node)
     return made
+
+
+def _own_decompositions() -> dict[Any, Any]:
+    """What inductor makes of the operations of CUDA that are ours here."""
+    from torch._decomp import decomposition_table
+
+    aten, own = torch.ops.aten, torch.ops.trimtab_virtual
+    if not hasattr(aten, "_fused_rms_norm"):
+        return {}
+    forward = decomposition_table.get(aten._fused_rms_norm.default)
+    backward = decomposition_table.get(aten._fused_rms_norm_backward.default)
+    if forward is None or backward is None:
+        return {}
+
+    def gradients(grad: Any, source: Any, shape: Any, weight: Any, factor: Any) -> Any:
+        of_source, of_weight = backward(grad, source, shape, factor, weight, [True, weight is not None])
+        return of_source, grad.new_empty(0) if of_weight is None else of_weight
+
+    return {own.rms_norm.default: forward, own.rms_norm_backward.default: gradients}
 
 
 def _pass_over(joint: fx.GraphModule) -> None:
