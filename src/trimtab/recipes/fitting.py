@@ -147,7 +147,9 @@ class Search:
         """The largest micro-batch that fits: all rows at once, or else about as many as there is room for by that."""
         fits, misses, near = -1, len(sizes), len(sizes) - 1
         while misses - fits > 1:
-            beside = min(near + 1, misses - 1)
+            # The guess and the next one at once, which most often is one that fits beside one that does not.
+            beside = min(near + 1, misses - 1) if near >= 0 and self._at_once > 1 else near
+            near, beside = (min(max(place, fits + 1), misses - 1) for place in (near, beside))
             tried = self._execute(card, way, sorted({sizes[near], sizes[beside]}))
             if not tried:
                 return None
@@ -156,7 +158,7 @@ class Search:
                 fits, misses = (max(fits, place), misses) if option.fits else (fits, min(misses, place))
             if fits < 0 and self._without_hope(card, way):
                 return None
-            near = min(max(self._guess(card, way, sizes), fits + 1), misses - 1)
+            near = self._guess(card, way, sizes)
         known = (o for o in self._of(card, way) if fits >= 0 and o.micro_batch == sizes[fits])
         return next(known, None)
 
