@@ -109,3 +109,7 @@ def test_code_that_a_flag_trusts_is_not_written_down(tmp_path: Path) -> None:
     file.write_text(TEXT)
     request = load_request(file, ["model=me/code", "model.trust_remote_code=[me/code]"])
     assert "trust" not in edited_text(request, request.config)
+
+
+def test_what_comes_back_to_the_files_own_value_is_left_alone(tmp_path: Path) -> None:
+    assert made(tmp_path, TEXT, {"training.batch_size": 16}, ("training.batch_size=64",)) == TEXT

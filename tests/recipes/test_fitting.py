@@ -217,7 +217,7 @@ def test_what_weighs_more_than_a_gpu_is_not_executed_and_told(config: Config) ->
     found = searched(full, "RTX-4090", script, counts=(1,))
     assert found.best is None
     assert not script.trials
-    assert found.failed["1 × RTX-4090, whole"].startswith("its weights alone take 30.5 GiB on a GPU of 23.5")
+    assert found.failed["1 × RTX-4090, whole"].startswith("weights alone take 30.5 GiB on a GPU of 23.5")
 
 
 def test_shorter_rows_are_not_tried_where_the_optimizer_leaves_no_room(config: Config) -> None:

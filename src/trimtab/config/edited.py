@@ -94,7 +94,8 @@ def _edited(text: str, changes: Mapping[str, Any]) -> str | None:
         if any(len(entry.sets) > 1 for entry in here):
             return None
         for entry in here:
-            edits += _exchanged(text, entry, value)
+            if loader.construct_object(entry.value, deep=True) != value:
+                edits += _exchanged(text, entry, value)
         if not here:
             fresh[key] = value
     added = _added(text, root, fresh)

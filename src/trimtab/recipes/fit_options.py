@@ -156,7 +156,10 @@ class Found:
         notes = [f"fits: what torch reserves and CUDA's own in {1 - MARGIN:.0%} of the GPU's memory"]
         if any(option.tokens_a_second is not None for option in self.options):
             notes.append("tokens/s are an estimate: " + "; ".join(assumptions()))
-        return notes + [f"! not executed: {layout}: {why}" for layout, why in self.failed.items()]
+        for why in dict.fromkeys(self.failed.values()):
+            layouts = [layout for layout, reason in self.failed.items() if reason == why]
+            notes.append(f"! not executed: {'; '.join(layouts)}: {why}")
+        return notes
 
     def as_dict(self) -> dict[str, Any]:
         best = self.best

@@ -103,7 +103,7 @@ class Search:
         for way in ways:
             if self._rows % way.ranks:
                 why = f"the {self._rows} rows of a step cannot be shared out evenly"
-                self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = why
+                self.found.failed[_laid_out(card, way)] = why
                 continue
             sizes = [n for n in range(1, self._rows // way.ranks + 1) if self._rows // way.ranks % n == 0]
             if way.kept == "half" and not self._compiles(card, replace(way, kept="all"), sizes[0]):
@@ -122,11 +122,15 @@ class Search:
     def _weighs_too_much(self, card: Card, way: Way, size: int) -> bool:
         """Whether the weights alone are larger than the GPU: nothing has to be executed to know it, and it is told."""
         made = self._planned(card, way, size)
-        weights = max((share.weights for share in made[1].memory.values()), default=0) if made else 0
+        shares = [share.weights for share in made[1].memory.values()] if made is not None else []
+        # Which GPU of a split holds which layers is chosen: by no choice do all hold less than their mean.
+        weights = sum(shares) // len(shares) if shares and way.strategy == "split" else max(shares, default=0)
         if weights <= card.accelerator.total_bytes:
             return False
-        held = f"its weights alone take {weights / GIB:.1f} GiB on a GPU of {card.accelerator.total_bytes / GIB:.1f}"
-        self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = held
+        held = (
+            f"weights alone take {weights / GIB:.1f} GiB on a GPU of {card.accelerator.total_bytes / GIB:.1f}"
+        )
+        self.found.failed[_laid_out(card, way)] = held
         return True
 
     def _compiles(self, card: Card, way: Way, size: int) -> bool:
@@ -298,6 +302,11 @@ class Search:
                 ),
             }
         )
+
+
+def _laid_out(card: Card, way: Way) -> str:
+    """A layout by what does not hang on how much is kept for the backward pass."""
+    return f"{way.gpus} × {card.key}, {replace(way, kept='all').words()}"
 
 
 def _key(config: Config, plan: PlacementPlan, card: Card) -> str:
