@@ -191,10 +191,12 @@ def test_the_answer_is_a_config_that_loads_back(config: Config, tmp_path: Any) -
     assert load_request(file, []).config == best.config
 
 
-def test_a_recipe_that_cannot_be_executed_is_refused() -> None:
+def test_answers_of_a_rewarded_run_are_not_made_shorter() -> None:
     words = ["recipe=grpo", "model=smollm2", "data.source=/nowhere.jsonl", "grpo.rewards=[length]"]
-    with pytest.raises(RequestError, match="cannot be without its data"):
-        searched(load_request(None, words).config, "H200", Scripted())
+    script = Scripted(weights=500.0)
+    config = load_request(None, [*words, "data.max_length=2048"]).config
+    assert searched(config, "T4", script, counts=(1,)).best is None
+    assert {trial.config.data.max_length for trial in script.trials} == {2048}
 
 
 def test_half_is_kept_only_where_layers_are_compiled(config: Config) -> None:

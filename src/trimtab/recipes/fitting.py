@@ -64,6 +64,7 @@ class Search:
             tell,
         )
         self._trains = recipe.workload(config, False).training
+        self._rewarded = recipe.rewarded
         self._known: dict[str | None, Known] = {}
         self._answers: dict[str, Answer] = {}
         self._flops: dict[int, float] = {}
@@ -74,7 +75,9 @@ class Search:
     def on(self, card: Card, counts: Sequence[int], *, all_counts: bool = False) -> None:
         """Search on one kind of GPU, by growing numbers of them: to the first that fits, or through all counts."""
         longest = self._config.data.max_length
-        lengths = [longest >> k for k in range(longest.bit_length()) if k == 0 or longest >> k >= SHORTEST]
+        # What a rewarded run has to answer with is no matter of memory alone.
+        halvings = 1 if self._rewarded else longest.bit_length()
+        lengths = [longest >> k for k in range(halvings) if k == 0 or longest >> k >= SHORTEST]
         for length in lengths:
             for count in counts if card.accelerator.kind == "cuda" else [1]:
                 if self._with(card, count, length) and not all_counts:
