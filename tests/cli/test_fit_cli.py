@@ -68,9 +68,32 @@ def test_fit_writes_a_config_that_plan_takes(trimtab: Trimtab, config: str, tmp_
     assert "tokens/s are an estimate" in done.stdout
     planned = json.loads(trimtab("plan", str(out), "--gpus", "RTX-3060", "--json").stdout)
     assert planned["strategy"] == "single"
+    own = Path(config).read_text()
+    written = out.read_text()
+    kept = own.replace("training: {batch_size: 4,", "training: {batch_size: 8,").splitlines()
+    assert [line for line in written.splitlines() if line[:1] != "#"] == [*kept, "processes: 1"]
     again = trimtab("fit", config, "--gpu", "RTX-3060", "--out", str(out))
     assert again.returncode == 2
-    assert "there is such a file" in again.stderr
+    assert "the file is there" in again.stderr
+    assert out.read_text() == written
+    onto_itself = trimtab("fit", config, "--gpu", "RTX-3060", "--out", config, "--overwrite")
+    assert onto_itself.returncode == 2
+    assert "your own config" in onto_itself.stderr
+    assert Path(config).read_text() == own
+
+
+def test_fit_makes_its_page(trimtab: Trimtab, config: str, tmp_path: Path) -> None:
+    page = tmp_path / "fit.html"
+    done = trimtab("fit", config, "--gpus", "2xH200", "--html", str(page), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {option["gpus"] for option in told["options"]} == {2}
+    assert "Fit of" in page.read_text()
+    page.write_text("my own notes")
+    refused = trimtab("fit", config, "--gpu", "H200", "--html", str(page))
+    assert refused.returncode == 2
+    assert "no page of Trimtab" in refused.stderr
+    assert page.read_text() == "my own notes"
 
 
 def test_fit_tells_machines_all_that_it_executed(trimtab: Trimtab, config: str) -> None:
@@ -94,6 +117,12 @@ def test_fit_tells_machines_all_that_it_executed(trimtab: Trimtab, config: str) 
         ((), "without --gpu"),
         (("--gpu", "H2000"), "not known here"),
         (("--gpu", "MPS-5GB"), "not a size"),
+        (("--gpu", "H200", "--gpus", "0"), "there may be 1 to"),
+        (("--gpu", "0xH200"), "there may be 1 to"),
+        (("--gpu", "2xH200", "--gpus", "4"), "two numbers of GPUs"),
+        (("--gpu", "2xH200", "--max-gpus", "4"), "up to so many"),
+        (("--gpu", "2xMPS-64GB"), "one in its machine"),
+        (("--gpu", "H200", "--html", "/no/such/folder/x.html"), "there is no folder"),
         (("--gpu", "H200", "--out", "/no/such/folder/x.yaml"), "there is no folder"),
     ],
 )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from trimtab.config import load_request
 from trimtab.config.schema import Config
+from trimtab.hardware import Hardware, Launcher
+from trimtab.monitor.last_words import OWN_AGENT
 from trimtab.placement.plan import PlacementPlan
-from trimtab.placement.sizing import DoesNotFit
+from trimtab.placement.sizing import DoesNotFit, PlacementError
 from trimtab.recipes.executed_plan import Settling
-from trimtab.recipes.planning import Known, know_model, machine_with, plan_run
+from trimtab.recipes.planning import Known, know_model, machine_with, plan_run, resolve_for
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Held, Trial
 
@@ -119,7 +122,7 @@ def test_a_demanded_split_that_is_too_large_is_refused(config: Config, known: Kn
         settled(split, known, "2xRTX-4090", lambda plan: 30.0)
 
 
-def test_train_executes_only_what_is_in_doubt(config: Config, known: Known) -> None:
+def test_train_executes_all_but_what_surely_fits(config: Config, known: Known) -> None:
     plan, tried = settled(config, known, "B200", lambda plan: 20.0, near_only=True)
     assert not tried
     assert "nothing hangs on it" in plan.reasons["memory"]
@@ -127,12 +130,72 @@ def test_train_executes_only_what_is_in_doubt(config: Config, known: Known) -> N
     assert len(tried) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "why"), [(["device=cpu"], "only what CUDA GPUs hold"), (["recipe=grpo"], "grpo")]
-)
-def test_what_is_not_executed_is_estimated(words: list[str], why: str) -> None:
-    more = ["grpo.rewards=[length]"] if "recipe=grpo" in words else []
-    config = load_request(None, ["model=smollm2", "data.source=/nowhere.jsonl", *words, *more]).config
+def test_train_refuses_nothing_by_the_formula_however_large_it_calls_it(config: Config, known: Known) -> None:
+    long = config.model_copy(update={"data": config.data.model_copy(update={"max_length": 65536})})
+    formula = resolve_for(long, machine_with("RTX-4090"), known, refuses=False)
+    assert formula.memory["cuda:0"].needed > 3 * formula.memory["cuda:0"].capacity
+    plan, tried = settled(long, known, "RTX-4090", lambda plan: 20.0, near_only=True)
+    assert len(tried) == 1
+    assert plan.memory["cuda:0"].executed
+
+
+def launched(hardware: Hardware, local_rank: int) -> Hardware:
+    launcher = Launcher(
+        name="torchrun", rank=local_rank, world_size=2, local_rank=local_rank, local_world_size=2
+    )
+    return replace(hardware, launcher=launcher)
+
+
+def test_under_a_launcher_the_first_process_of_a_machine_executes_for_all(
+    config: Config, known: Known
+) -> None:
+    def plan_of(rank: int, need: float) -> tuple[PlacementPlan, Scripted]:
+        script = Scripted(lambda plan: need)
+        machine = launched(machine_with("2xRTX-4090"), rank)
+        return Settling(config, machine, known, script).plan(), script  # type: ignore[arg-type]
+
+    first, script = plan_of(0, 20.0)
+    assert first.strategy == "data_parallel"
+    assert first.device == "cuda:0"
+    assert first.memory["cuda:0"].executed
+    assert script.plans[0].launcher == "none"
+    second, script = plan_of(1, 20.0)
+    assert second.strategy == first.strategy
+    assert not script.plans
+    assert "the first process of this machine" in second.reasons["memory"]
+    with pytest.raises(DoesNotFit, match="set sharding=true"):
+        plan_of(0, 30.0)
+
+
+def test_what_the_starting_process_has_executed_its_ranks_do_not_refuse(
+    config: Config, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = config.model_copy(
+        update={"data": config.data.model_copy(update={"max_length": 8192}), "sharding": False}
+    )
+    monkeypatch.setenv(OWN_AGENT, "0")
+    script = Scripted(lambda plan: 20.0)
+    machine = launched(machine_with("2xRTX-4090"), 0)
+    plan = Settling(long, machine, known, script).plan()  # type: ignore[arg-type]
+    assert plan.strategy == "data_parallel"
+    assert not script.plans
+
+
+def test_four_bits_that_the_formula_would_shard_are_executed_whole() -> None:
+    words = ["model=Qwen/Qwen3-8B", "data.source=/nowhere.jsonl", "data.max_length=8192"]
+    words += ["training.batch_size=8", "model.quantize=nf4", "processes=2"]
+    config = load_request(None, words).config
+    known = know_model(config)
+    with pytest.raises(PlacementError, match="sharded"):
+        plan_run(config, machine_with("2xRTX-4090"))
+    plan, _ = settled(config, known, "2xRTX-4090", lambda plan: 20.0)
+    assert plan.strategy == "data_parallel"
+    with pytest.raises(PlacementError, match="sharded"):
+        settled(config, known, "2xRTX-4090", lambda plan: 30.0)
+
+
+def test_what_is_not_executed_is_estimated() -> None:
+    config = load_request(None, ["model=smollm2", "data.source=/nowhere.jsonl", "device=cpu"]).config
     plan, tried = settled(config, know_model(config), "H200", lambda plan: 1.0)
     assert not tried
-    assert why in plan.reasons["memory"]
+    assert "only what CUDA GPUs hold" in plan.reasons["memory"]

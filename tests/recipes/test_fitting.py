@@ -16,6 +16,7 @@ from trimtab.recipes.fit_options import MARGIN, Found
 from trimtab.recipes.fitting import Search
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Held, Trial
+from trimtab.recipes.trials import TrialsEnded
 
 GIB = 2**30
 FLOPS_A_TOKEN = 4 * 8e9
@@ -158,14 +159,14 @@ def test_the_margin_is_left_free(config: Config) -> None:
             config.model_copy(update={"method": "full"}),
             1,
             probe(Launcher(name="none")),
-            Scripted(a_row=0.0),  # type: ignore[arg-type]
+            Scripted(weights=40.0, a_row=0.0),  # type: ignore[arg-type]
             lambda text: None,
         )
         search.on(Card(card.key, room, card.model), (1,))
         return search.found.best is not None
 
-    assert fits(15.51 / (1 - MARGIN))
-    assert not fits(15.49 / (1 - MARGIN))
+    assert fits(40.51 / (1 - MARGIN))
+    assert not fits(40.49 / (1 - MARGIN))
 
 
 def test_apple_gpus_have_a_share_of_their_machines_memory_and_no_speed(config: Config) -> None:
@@ -173,7 +174,11 @@ def test_apple_gpus_have_a_share_of_their_machines_memory_and_no_speed(config: C
     assert found.best is not None
     assert found.best.capacity == 48 * GIB
     assert found.best.tokens_a_second is None
-    assert found.best.config.device == "mps"
+    assert found.best.config.device == "auto"
+    on_cpu = config.model_copy(update={"device": "cpu"})
+    best = searched(on_cpu, "MPS-64GB", Scripted()).best
+    assert best is not None
+    assert best.config.device == "mps"
     with pytest.raises(RequestError, match="MPS-16GB"):
         cards(["MPS-17GB"])
 
@@ -186,10 +191,12 @@ def test_the_answer_is_a_config_that_loads_back(config: Config, tmp_path: Any) -
     assert load_request(file, []).config == best.config
 
 
-def test_a_recipe_that_cannot_be_executed_is_refused() -> None:
+def test_answers_of_a_rewarded_run_are_not_made_shorter() -> None:
     words = ["recipe=grpo", "model=smollm2", "data.source=/nowhere.jsonl", "grpo.rewards=[length]"]
-    with pytest.raises(RequestError, match="cannot be without its data"):
-        searched(load_request(None, words).config, "H200", Scripted())
+    script = Scripted(weights=500.0)
+    config = load_request(None, [*words, "data.max_length=2048"]).config
+    assert searched(config, "T4", script, counts=(1,)).best is None
+    assert {trial.config.data.max_length for trial in script.trials} == {2048}
 
 
 def test_half_is_kept_only_where_layers_are_compiled(config: Config) -> None:
@@ -204,3 +211,39 @@ def test_a_layout_that_cannot_be_is_told_with_the_reason(config: Config) -> None
     assert any("packed weights are bytes" in why for why in found.failed.values())
     uneven = searched(config, "H200", Scripted(), counts=(5,))
     assert any("cannot be shared out evenly" in why for why in uneven.failed.values())
+
+
+def test_what_weighs_more_than_a_gpu_is_not_executed_and_told(config: Config) -> None:
+    script = Scripted()
+    full = config.model_copy(update={"method": "full"})
+    found = searched(full, "RTX-4090", script, counts=(1,))
+    assert found.best is None
+    assert not script.trials
+    assert found.failed["1 × RTX-4090, whole"].startswith("weights alone take 30.5 GiB on a GPU of 23.5")
+
+
+def test_shorter_rows_are_not_tried_where_the_optimizer_leaves_no_room(config: Config) -> None:
+    class Adam(Scripted):
+        def answer(self) -> tuple[int, Answer]:
+            number, answer = super().answer()
+            assert answer.executed is not None
+            held = replace(
+                answer.executed.memory["cuda:0"], kinds={"weights": 15 * GIB, "optimizer": 30 * GIB}
+            )
+            return number, Answer(replace(answer.executed, memory={"cuda:0": held}))
+
+    script = Adam(weights=60.0)
+    found = searched(config, "A100-40GB", script, counts=(1,))
+    assert found.best is None
+    assert {trial.config.data.max_length for trial in script.trials} == {4096}
+    assert len(script.trials) == 2  # as asked, and in four bits
+
+
+def test_a_process_that_ends_is_told_and_ends_the_search(config: Config) -> None:
+    class Ended(Scripted):
+        def answer(self) -> tuple[int, Answer]:
+            raise TrialsEnded("the process that executes steps ended: killed")
+
+    found = searched(config, "H200", Ended(), counts=(1,))
+    assert found.best is None
+    assert "ended: killed" in found.failed["1 × H200, whole"]

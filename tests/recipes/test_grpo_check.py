@@ -75,9 +75,15 @@ def test_lengths_over_the_context(tiny_model: Path) -> None:
 
 
 def test_memory_that_a_device_lacks(tiny_model: Path) -> None:
-    short = {"cuda:1": MemoryShare(weights=2**31, cache=2**30, capacity=2**30)}
-    plan = dataclasses.replace(PLAN, device="cuda:0", memory=short)
-    assert "cuda:1: about 3.00 GiB of 1.0 GiB" in told(report(tiny_model, plan=plan), "memory")
+    share = MemoryShare(weights=2**31, activations=2**30, capacity=2**30, executed=True)
+    plan = dataclasses.replace(PLAN, device="cuda:0", memory={"cuda:1": share})
+    assert "cuda:1: 3.00 GiB of 1.0 GiB (executed)" in told(report(tiny_model, plan=plan), "memory")
+    # An estimate refuses nothing here: the plan would have, where nothing can be executed.
+    guess = dataclasses.replace(share, executed=False)
+    checks = report(tiny_model, plan=dataclasses.replace(plan, memory={"cuda:1": guess})).checks
+    (check,) = [check for check in checks if check.name == "memory"]
+    assert check.ok is None
+    assert "about 3.00 GiB of 1.0 GiB (estimate)" in check.detail
 
 
 def test_columns_that_rewards_lack_and_data_that_cannot_be_read(tiny_model: Path, tmp_path: Path) -> None:

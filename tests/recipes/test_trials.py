@@ -163,3 +163,44 @@ def test_a_process_that_dies_is_told(trials: Trials, folder: Path, monkeypatch: 
         process: Any = own._process
         process.kill()
         assert "the process that executes steps ended" in own.make(trial).failed
+
+
+def rewarded(folder: Path, *words: str) -> Config:
+    given = ["recipe=grpo", f"model={folder}", "data.source=/nowhere.jsonl", "grpo.rewards=[length]"]
+    given += [
+        "grpo.num_generations=2",
+        "grpo.max_completion_length=256",
+        "data.max_length=384",
+        "device=cuda",
+    ]
+    return load_request(
+        None, [*given, "training.batch_size=2", "speed.compile=false", "speed.kernels=plain", *words]
+    ).config
+
+
+def test_steps_that_learn_from_rewards_are_executed_with_what_they_generate(
+    trials: Trials, folder: Path
+) -> None:
+    once = executed(trials, rewarded(folder))
+    assert once.rows == "2 completions of 256 tokens to prompts of 128"
+    held = once.memory["cuda:0"]
+    # The input of every layer for all tokens of both rows, prompts and completions.
+    assert held.kinds["activations"] > 4 * 2 * 384 * 256 * 2
+    # Keys and values of all rows of a step lie there at once, before the first pass over any of them.
+    words = (
+        "training.gradient_accumulation_steps=48",
+        "grpo.max_completion_length=512",
+        "data.max_length=640",
+    )
+    each = 2 * 2 * 4 * 128 * 640
+    """Bytes of a row's keys and values in bf16: four layers, 128 numbers each, 640 tokens."""
+    often = executed(trials, rewarded(folder, *words)).memory["cuda:0"]
+    assert near(often.kinds["cache"], 96 * each, 0.02)
+
+
+def test_what_vllm_generates_is_not_executed(trials: Trials, folder: Path) -> None:
+    config = rewarded(folder)
+    config.grpo.use_vllm = True
+    answer = made(trials, config)
+    assert answer.executed is None
+    assert "vLLM generates" in answer.failed

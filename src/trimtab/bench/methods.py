@@ -94,7 +94,7 @@ def placed(
         }
     )
     config.lora = LoraSettings(r=LORA_RANK, alpha=LORA_ALPHA, targets=LORA_TARGETS)
-    plan = plan_run(config).plan
+    plan = plan_run(config, refuses=False).plan
     prepare_process(plan)
     with own_stream(plan):
         yield config, plan

@@ -56,7 +56,7 @@ def run_train(
     """Measure all rows; the results, and whether it ran to its end."""
     _check(request)
     check_folder(out, "things in it", "results go into a folder of their own")
-    planned = plan_run(request.config)
+    planned = plan_run(request.config, refuses=False)
     make_folder(out)
     stand = Stand(out, _header(request, planned), more={"left_out": []}, render=render)
     config = out / "config.yaml"

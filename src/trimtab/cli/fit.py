@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,8 @@ import typer
 from trimtab.cli.arguments import Arguments, request_from
 
 if TYPE_CHECKING:
-    from trimtab.config.schema import Config
+    from trimtab.config import Config, Request
+    from trimtab.hardware.catalogue import Card
     from trimtab.recipes.fit_options import Option
 
 MOST_GPUS = 8
@@ -28,12 +30,13 @@ def fit(
     gpu: Annotated[
         list[str] | None,
         typer.Option(
-            help="A GPU model (H200, RTX-4090, MPS-32GB), or all; may be given several times.",
+            help="A GPU model (H200, RTX-4090, MPS-32GB), so many of it (2xH200), or all; may be given several times.",
             show_default=False,
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="Exactly so many of them.", show_default=False)
+        str | None,
+        typer.Option(help="Exactly so many of them (2), or what --gpu takes (2xH200).", show_default=False),
     ] = None,
     max_gpus: Annotated[
         int | None,
@@ -51,69 +54,150 @@ def fit(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the best settings to this new file.", dir_okay=False, show_default=False),
+        typer.Option(
+            help="Write your config with the best settings to this new file.",
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file of --out if it is there.")
+    ] = False,
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write what was found here as one HTML page.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
     """Find settings that fit: micro-batch, checkpointing, strategy, number of GPUs, the fastest first.
 
     What fits is executed on virtual GPUs by shapes alone; how fast it is, is an estimate. The rows of a step stay what
-    they are. Exit code: 0 something fits, 1 nothing does, 2 the request is wrong.
+    they are. Ctrl-C ends the search, and tells what was found. Exit code: 0 something fits, 1 nothing does or it was
+    stopped, 2 the request is wrong.
     """
-    from trimtab.errors import RequestError
     from trimtab.hardware import Launcher, probe
-    from trimtab.hardware.catalogue import cards
-    from trimtab.recipes.fit_options import MARGIN
     from trimtab.recipes.fitting import Search
-    from trimtab.recipes.roofline import assumptions
     from trimtab.recipes.trials import Trials
 
     began = time.monotonic()
-    if not gpu:
-        raise RequestError.of(
-            "`trimtab fit` without --gpu",
-            "what fits hangs on the GPU",
-            "add --gpu H200, another model, or --gpu all",
-        )
-    if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
-        there = "there is such a file" if out.exists() else f"there is no folder {out.parent}"
-        raise RequestError.of(f"--out {out}: {there}", "nothing is overwritten or made up", "name a new file")
-    wanted = cards(gpu)
+    wanted = _wanted(list(gpu or []), gpus, max_gpus)
+    _check_places(out, overwrite, html_file)
+    stopped = False
     with Trials() as trials:
         trials.begin()  # it imports what it needs while this process does
         request = request_from(arguments or [])
+        if out is not None and out.exists() and out.samefile(request.origin):
+            raise _refused(f"--out {out}: your own config", "it is never replaced", "name another file")
         config = request.config
         rows = _rows(config, tokens_per_step)
         with _progress(quiet=as_json) as tell:
             search = Search(config, rows, probe(Launcher(name="none")), trials, tell)
-            for card in wanted:
-                search.on(card, _counts(gpus, max_gpus), all_counts=max_gpus is not None)
+            try:
+                for card, counts in wanted:
+                    search.on(card, counts, all_counts=max_gpus is not None)
+            except KeyboardInterrupt:
+                if not search.found.options:
+                    raise
+                stopped = True
     found = search.found
     best = found.best
-    text = _config_text(best, request.origin) if best is not None else None
-    if out is not None and text is not None:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
+    text = _config_text(best, request) if best is not None else None
+    told = {
+        "model": config.model.name,
+        "rows_a_step": rows,
+        "seconds": round(time.monotonic() - began, 1),
+        "stopped": stopped,
+        **found.as_dict(),
+        "config": text,
+    }
     if as_json:
-        more = {
-            "model": config.model.name,
-            "rows_a_step": rows,
-            "seconds": round(time.monotonic() - began, 1),
-        }
-        typer.echo(json.dumps({**more, **found.as_dict(), "config": text}, indent=2))
-        raise typer.Exit(0 if best is not None else 1)
-    typer.echo(
-        f"{config.model.name}, {config.method}, {rows} row{'s' * (rows > 1)} a step of at most "
-        f"{config.data.max_length:,} tokens; {len(found.options)} layouts executed on virtual GPUs "
-        f"in {time.monotonic() - began:.0f} s"
-    )
-    typer.echo("\n".join(["", *found.lines(), ""]))
-    typer.echo(f"fits: what torch reserves and CUDA's own in {1 - MARGIN:.0%} of the GPU's memory")
-    typer.echo("tokens/s are an estimate: " + "; ".join(assumptions()))
-    for layout, why in found.failed.items():
-        typer.echo(f"! not executed: {layout}: {why}")
-    typer.echo(_answer(best, config, out, found.shown()))
-    raise typer.Exit(0 if best is not None else 1)
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        executed = f"{len(found.options)} layout{'s' * (len(found.options) != 1)} executed on virtual GPUs"
+        typer.echo(
+            f"{config.model.name}, {config.method}, {rows} row{'s' * (rows > 1)} a step of at most "
+            f"{config.data.max_length:,} tokens; {executed} in {told['seconds']:.0f} s"
+        )
+        typer.echo("\n".join(["", *found.lines(), "", *found.footnotes()]))
+        if stopped:
+            typer.echo("! stopped before the search was over: what was executed until then")
+        typer.echo(_answer(best, config, found.shown()))
+    if html_file is not None:
+        _write_page(html_file, told, quiet=as_json)
+    if out is not None and text is not None:
+        _write_config(out, text, overwrite)
+        if not as_json:
+            typer.echo(f"written to {out}: trimtab train {shlex.quote(str(out))}")
+    raise typer.Exit(0 if best is not None and not stopped else 1)
+
+
+def _refused(found: str, why: str, change: str) -> Exception:
+    from trimtab.errors import RequestError
+
+    return RequestError.of(found, why, change)
+
+
+def _wanted(names: list[str], gpus: str | None, most: int | None) -> list[tuple[Card, Sequence[int]]]:
+    """Which GPUs, and of each how many are tried."""
+    from trimtab.hardware.catalogue import MOST, cards
+
+    exactly: int | None = None
+    if gpus is not None and gpus.strip().isdecimal():
+        exactly = int(gpus)
+    elif gpus is not None:
+        names.append(gpus)
+    if not names:
+        raise _refused(
+            "`trimtab fit` without --gpu",
+            "what fits hangs on the GPU",
+            "add --gpu H200, another model, or --gpu all",
+        )
+    found: list[tuple[Card, Sequence[int]]] = []
+    for name in names:
+        several = re.fullmatch(r"\s*(\d+)\s*[x×*]\s*(\S.*)", name, re.IGNORECASE)
+        count = int(several[1]) if several else exactly
+        if several is not None and exactly not in (None, count):
+            raise _refused(
+                f"--gpu {name} and --gpus {gpus}", "these are two numbers of GPUs", "give one of them"
+            )
+        if count is not None and most is not None:
+            raise _refused(
+                f"{count} GPUs and --max-gpus {most}", "either so many or up to so many", "give one of them"
+            )
+        if count is not None and not 1 <= count <= MOST:
+            raise _refused(f"{count} GPUs", f"there may be 1 to {MOST:,}", "write --gpus 2 or --gpu 2xH200")
+        counts = [count] if count is not None else [2**k for k in range(20) if 2**k <= (most or MOST_GPUS)]
+        for card in cards([several[2] if several else name]):
+            if card.accelerator.kind != "cuda" and (count or 1) > 1:
+                raise _refused(
+                    f"{count} × {card.key}", "an Apple GPU is one in its machine", f"use {card.key}"
+                )
+            if not any(card.key == one.key and counts == tried for one, tried in found):
+                found.append((card, counts))
+    return found
+
+
+def _check_places(out: Path | None, overwrite: bool, html_file: Path | None) -> None:
+    """Refuse, before anything is executed, what could not be written afterwards."""
+    from trimtab.report.make import check_place
+
+    for option, file in (("--out", out), ("--html", html_file)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise _refused(
+                f"{option} {file}: there is no folder {file.parent}",
+                "it is written when the search is over, and would be lost",
+                "make the folder, or name another file",
+            )
+    if out is not None and (out.is_dir() or (out.exists() and not overwrite)):
+        there = "a folder" if out.is_dir() else "the file is there"
+        also = "" if out.is_dir() else ", or add --overwrite"
+        raise _refused(
+            f"--out {out}: {there}",
+            "nothing of yours is replaced unless you say so",
+            f"name another file{also}",
+        )
+    if html_file is not None:
+        check_place(html_file, "--html")
 
 
 def _rows(config: Config, tokens: int | None) -> int:
@@ -123,12 +207,6 @@ def _rows(config: Config, tokens: int | None) -> int:
         return max(1, round(tokens / config.data.max_length))
     each = training.batch_size * training.gradient_accumulation_steps * (config.processes or 1)
     return training.effective_batch_size or each
-
-
-def _counts(gpus: int | None, most: int | None) -> list[int]:
-    if gpus is not None:
-        return [gpus]
-    return [2**k for k in range(20) if 2**k <= (most or MOST_GPUS)]
 
 
 @contextmanager
@@ -153,20 +231,49 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield tell
 
 
-def _config_text(best: Option, origin: str) -> str:
-    from trimtab.config import dump_config
+def _config_text(best: Option, request: Request) -> str:
+    """The user's config with what was found, and above it where that came from."""
+    from trimtab.config.edited import edited_text
 
     told = [
-        f"Found by `trimtab fit` from {origin} for {best.way.gpus} × {best.gpu}: {best.way.words()}.",
+        f"Found by `trimtab fit` from {request.origin} for {best.way.gpus} × {best.gpu}: {best.way.words()}.",
         f"Executed on virtual GPUs: {best.held.peak / 2**30:.1f} GiB allocated and "
         f"{best.held.reserved / 2**30:.1f} GiB reserved at the peak, {best.share:.0%} of each GPU with CUDA's own.",
     ]
     if best.tokens_a_second is not None:
         told.append(f"Estimated, not measured: {best.tokens_a_second:,.0f} tokens a second.")
-    return "".join(f"# {line}\n" for line in told) + dump_config(best.config)
+    return "".join(f"# {line}\n" for line in told) + edited_text(request, best.config)
 
 
-def _answer(best: Option | None, config: Config, out: Path | None, shown: list[Option]) -> str:
+def _write_config(out: Path, text: str, overwrite: bool) -> None:
+    from trimtab.files import write_whole
+
+    if overwrite:
+        write_whole(out, text)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise _refused(
+            f"--out {out}: the file is there by now",
+            "it came while the search went on, and nothing of yours is replaced unless you say so",
+            "name another file, or add --overwrite",
+        ) from None
+
+
+def _write_page(file: Path, told: dict[str, object], *, quiet: bool) -> None:
+    from trimtab.report.fit import fit_page
+    from trimtab.report.make import Report, write_page
+    from trimtab.report.run_facts import hidden
+
+    facts = hidden(told)
+    write_page(Report(fit_page(facts), facts, file), file)
+    if not quiet:
+        typer.echo(f"page: {file}")
+
+
+def _answer(best: Option | None, config: Config, shown: list[Option]) -> str:
     if best is None:
         nearest = min(shown, key=lambda option: option.share, default=None)
         if nearest is None:
@@ -186,6 +293,4 @@ def _answer(best: Option | None, config: Config, out: Path | None, shown: list[O
         lines.append(
             f"! frozen weights are held in four bits (model.quantize={way.quantize}): nothing fits without"
         )
-    if out is not None:
-        lines.append(f"written to {out}: trimtab train {shlex.quote(str(out))}")
     return "\n".join(lines)

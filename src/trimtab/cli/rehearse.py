@@ -120,6 +120,10 @@ def rehearse(
                 "the report is written when the rehearsal is over, and would be lost",
                 "make the folder, or name another file",
             )
+    if html_file is not None:
+        from trimtab.report.make import check_place
+
+        check_place(html_file, "--html")
     if write_fixes is not None and write_fixes.exists():
         raise RequestError.of(
             f"--write-fixes {write_fixes}: there is such a file",

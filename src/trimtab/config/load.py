@@ -7,8 +7,8 @@ environment variable, no hidden file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trimtab.config.aliases import ALIASES, DENIALS, SECTION_ALIASES, Refused, alias_of
@@ -16,7 +16,7 @@ from trimtab.config.defaults import Default
 from trimtab.config.elsewhere import ELSEWHERE
 from trimtab.config.keys import SECTIONS, SHORTHANDS, kinds, setting_of, settings, suggest
 from trimtab.config.problems import ConfigError, Problem, show
-from trimtab.config.read import Given, read_file, read_overrides
+from trimtab.config.read import Given, read_overrides, read_yaml, text_of
 from trimtab.config.schema import Config
 from trimtab.config.validate import Setting, build
 
@@ -34,6 +34,10 @@ class Request:
     """Where the settings came from, in words."""
     defaults: tuple[Default, ...]
     """What the recipe chose, with its reasons, to be printed."""
+    text: str = ""
+    """The file that was read, as somebody wrote it."""
+    found: Mapping[str, Setting] = field(default_factory=dict)
+    """What was written, in the file or over it, by each setting's own key."""
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -46,8 +50,18 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
 
 def load_request(path: Path | None, overrides: Sequence[str], origin: str | None = None) -> Request:
     """The same, with what was chosen. `origin` stands for the path where that says nothing to a user."""
+    text = text_of(path) if path else ""
+    return _request(text, path, overrides, origin or str(path or "the command line"))
+
+
+def load_text(text: str) -> Config:
+    """The settings in a text that is no file yet."""
+    return _request(text, Path("the text"), (), "the text").config
+
+
+def _request(text: str, path: Path | None, overrides: Sequence[str], origin: str) -> Request:
     problems: list[Problem] = []
-    from_file = read_file(path, problems) if path else []
+    from_file = read_yaml(text, path, problems) if path else []
     from_command_line = read_overrides(overrides, problems)
     if from_file is None:  # without it, what the rest means cannot be told
         raise ConfigError(problems)
@@ -56,7 +70,7 @@ def load_request(path: Path | None, overrides: Sequence[str], origin: str | None
     if built is None:
         raise ConfigError(problems)
     config, defaults = built
-    return Request(config, origin or str(path or "the command line"), tuple(defaults))
+    return Request(config, origin, tuple(defaults), text, found)
 
 
 def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str, Setting], set[str]]:
@@ -67,7 +81,7 @@ def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str,
     unknown = 0
     for item in latest.values():
         try:
-            for setting in _settings_of(item, guess=unknown < _GUESSED):
+            for setting in settings_of(item, guess=unknown < _GUESSED):
                 meant.setdefault(setting.key, []).append(setting)
         except Refused as refusal:
             alias = alias_of(item.path)
@@ -90,7 +104,7 @@ def _resolve(given: Iterable[Given], problems: list[Problem]) -> tuple[dict[str,
     return found, wrong
 
 
-def _settings_of(item: Given, guess: bool = True) -> list[Setting]:
+def settings_of(item: Given, guess: bool = True) -> list[Setting]:
     """What one written setting sets. Raises `Refused` where it is not a setting of ours, or has no such value.
 
     With `guess` it names the setting that was perhaps meant, which takes its time.

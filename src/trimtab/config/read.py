@@ -39,9 +39,8 @@ class Given:
         return ".".join(self.path)
 
 
-def read_file(path: Path, problems: list[Problem]) -> list[Given] | None:
-    """The settings in a YAML file; None when the whole of it cannot be read. A missing file is raised."""
-    text = _text_of(path)
+def read_yaml(text: str, path: Path, problems: list[Problem]) -> list[Given] | None:
+    """The settings in the text of a YAML file; None when the whole of it cannot be read."""
     try:
         loader = Loader(text)
         root = loader.get_single_node()
@@ -196,7 +195,8 @@ def _syntax_problem(error: yaml.YAMLError, path: Path, text: str) -> Problem:
     return Problem(str(path), None, reason, change, Origin(str(path), line, 0))
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a file of settings. A missing file is raised."""
     try:
         return read_text(path, MOST_SETTINGS)
     except FileNotFoundError:

@@ -27,8 +27,9 @@ def find_gpu(name: str) -> GpuModel:
     known = {_plain(text): model for model in MODELS for text in (model.key, model.name)}
     known |= {_plain(alias): known[_plain(key)] for alias, key in _ALIASES.items()}
     known |= {text.removeprefix("rtx"): model for text, model in known.items()}
-    if wanted in known:
-        return known[wanted]
+    for text in (wanted, f"{wanted}gb"):  # A100-80 is an A100-80GB
+        if text in known:
+            return known[text]
     begun = sorted({model.key for text, model in known.items() if wanted and text.startswith(wanted)})
     near = begun or sorted(
         {known[text].key for text in difflib.get_close_matches(wanted, known, n=4, cutoff=0.6)}

@@ -28,6 +28,6 @@ def ask(config: Config, weights: Path, question: str, pictures: Sequence[Path]) 
             "its model chooses among given answers, and its prompts are a task's own",
             "ask a run of another recipe",
         )
-    plan = plan_run(alone(config)).plan
+    plan = plan_run(alone(config), refuses=False).plan
     prepare_process(plan)
     return recipe.answer(config, plan, kept_model(recipe, config, plan, weights), question, pictures)

@@ -47,7 +47,7 @@ def evaluate(
     """
     recipe = recipe_of(config)
     config = alone(_without_display(config, rows))
-    plan = plan_run(config).plan
+    plan = plan_run(config, refuses=False).plan
     prepare_process(plan)
     with own_stream(plan) if recipe.captures else nullcontext():
         return _measured(recipe, recipe.again(config, folder), plan, weights, data, rows, say)

@@ -5,20 +5,23 @@ Where nothing can be executed the formula's plan stands, with the reason.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Hardware
+from trimtab.monitor.last_words import OWN_AGENT
 from trimtab.placement import MemoryShare, PlacementPlan, PlacementRequest
-from trimtab.placement.sizing import GIB, DoesNotFit, figures
+from trimtab.placement.sizing import GIB, DoesNotFit, PlacementError, figures
 from trimtab.recipes.planning import Known, request_of, resolve_for
 from trimtab.recipes.trial_step import STEPS, Executed, Held, Trial
 from trimtab.recipes.trials import Trials
 
-NEAR = (0.6, 1.5)
-"""From which to which share of a device an estimate leaves open whether the run fits: measured peaks were 0.92 to 1.22
-of what the formula said."""
+SURELY = 0.3
+"""Below this share of a GPU an estimate is enough for `train`: measured peaks were 0.92 to 1.22 of it, and a run that
+takes three times as much as the formula says still fits. Nothing is ever refused by the formula alone where a step can
+be executed."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,23 @@ class Settling:
         return resolve_for(self.config, self.hardware, self.known, asked, alone, refuses)
 
     def plan(self, *, near_only: bool = False) -> PlacementPlan:
-        """The plan by what was executed. With `near_only` the formula's stands where it leaves no doubt."""
+        """The plan by what was executed. With `near_only` the formula's stands where it surely fits."""
         if (against := self._against()) is not None:
             return self._by_formula(against)
-        first = self.resolve(self.request, None, False)
-        if near_only and not _near(first):
-            return self._by_formula("far enough from what the GPUs have that nothing hangs on it")
+        first = self._first()
+        if (decided := self._elsewhere()) is not None:
+            return _estimated(first, decided)
+        if near_only and _surely_fits(first):
+            return self._by_formula("so far below what the GPUs have that nothing hangs on it")
         done = self._executed(first)
         if isinstance(done, str):
             return self._by_formula(done)
         plan, note = done, _contradiction(first, done)
-        if not _fits(plan):
+        if self._launched:
+            # How it is laid out all processes must decide alike, so each does by the formula; whether that fits, not.
+            if not _fits(plan):
+                raise self._too_large(plan)
+        elif not _fits(plan):
             if plan.strategy not in ("single", "data_parallel"):
                 raise self._too_large(plan)
             # Raises where one GPU is all there is, or all that was asked for.
@@ -60,23 +69,44 @@ class Settling:
             raise self._too_large(plan)
         return replace(plan, notes=(*plan.notes, note)) if note else plan
 
+    def _first(self) -> PlacementPlan:
+        """What is executed first. Where shards that nobody asked for cannot be, it is the whole model on each GPU."""
+        try:
+            return self.resolve(self.request, None, False)
+        except PlacementError as error:
+            if self.request.sharding is not None:
+                raise
+            try:
+                return self.resolve(replace(self.request, sharding=False), None, False)
+            except PlacementError:
+                raise error from None
+
     def _against(self) -> str | None:
         """Why nothing is executed, where that is known from the start."""
         from trimtab.recipes.table import recipe_of
 
         if self.hardware.virtual:
             return "this is a rehearsal itself"
-        if self.hardware.launcher.name != "none":
-            return f"{self.hardware.launcher.name} started this process, and all of them must decide alike"
         if not self.hardware.gpus or self.request.device in ("cpu", "mps"):
             return "only what CUDA GPUs hold is executed"
         if recipe_of(self.config).fullest is None:
             return f"a step of recipe {self.config.recipe} cannot be executed without its data"
         return None
 
+    @property
+    def _launched(self) -> bool:
+        return self.hardware.launcher.name != "none"
+
+    def _elsewhere(self) -> str | None:
+        """Which other process executes this plan, or has; what that one refuses, is refused for all."""
+        if OWN_AGENT in os.environ:
+            return "the process that started this one has looked whether it fits"
+        if self._launched and self.hardware.launcher.local_rank > 0:
+            return "the first process of this machine looks whether it fits"
+        return None
+
     def _by_formula(self, why: str) -> PlacementPlan:
-        plan = self.resolve(self.request, None, True)
-        return replace(plan, reasons={**plan.reasons, "memory": f"estimated by formula: {why}"})
+        return _estimated(self.resolve(self.request, None, True), why)
 
     def _again(self, plan: PlacementPlan) -> PlacementPlan:
         done = self._executed(plan)
@@ -104,7 +134,8 @@ class Settling:
 
     def _executed(self, plan: PlacementPlan) -> PlacementPlan | str:
         """The plan with what its steps took, or why they could not be made."""
-        answer = self.trials.make(Trial(config=self.config, plan=plan, gpus=self.hardware.gpus))
+        tried = replace(plan, device="cuda:0", launcher="none") if self._launched else plan
+        answer = self.trials.make(Trial(config=self.config, plan=tried, gpus=self.hardware.gpus))
         if answer.executed is None:
             return f"no step could be executed ({answer.failed})"
         memory = executed_shares(answer.executed, plan.memory)
@@ -113,10 +144,12 @@ class Settling:
 
     def _too_large(self, plan: PlacementPlan) -> DoesNotFit:
         device, share = max(plan.memory.items(), key=lambda item: item[1].needed - item[1].capacity)
+        shards = self._launched and plan.strategy == "data_parallel" and self.request.sharding is None
         return DoesNotFit.of(
             f"the {plan.strategy} model does not fit",
             figures(device, share),
-            "lower training.batch_size or data.max_length, set training.gradient_checkpointing=true, or use more or "
+            ("set sharding=true, " if shards else "")
+            + "lower training.batch_size or data.max_length, set training.gradient_checkpointing=true, or use more or "
             "larger GPUs; `trimtab fit` looks for what fits",
         )
 
@@ -151,9 +184,12 @@ def _largest(plan: PlacementPlan) -> MemoryShare:
     return max(plan.memory.values(), key=lambda share: share.needed)
 
 
-def _near(plan: PlacementPlan) -> bool:
-    shares = [share.needed / max(share.capacity, 1) for share in plan.memory.values()]
-    return any(NEAR[0] < share < NEAR[1] for share in shares)
+def _surely_fits(plan: PlacementPlan) -> bool:
+    return all(share.needed < SURELY * share.capacity for share in plan.memory.values())
+
+
+def _estimated(plan: PlacementPlan, why: str) -> PlacementPlan:
+    return replace(plan, reasons={**plan.reasons, "memory": f"estimated by formula: {why}"})
 
 
 def _contradiction(estimated: PlacementPlan, executed: PlacementPlan) -> str | None:

@@ -63,6 +63,12 @@ class Option:
         return self.held.reserved + self.held.context
 
     @property
+    def lasting(self) -> int:
+        """What lies there in every pass, however many rows it has: weights and what an optimizer keeps of them."""
+        kept = ("weights", "gradients", "optimizer")
+        return self.held.context + sum(self.held.kinds.get(kind, 0) for kind in kept)
+
+    @property
     def fits(self) -> bool:
         return self.needed <= self.capacity * (1 - MARGIN)
 
@@ -144,6 +150,16 @@ class Found:
             ).rstrip()
             for row in table
         ]
+
+    def footnotes(self) -> list[str]:
+        """How the table is to be read, and what is not in it."""
+        notes = [f"fits: what torch reserves and CUDA's own in {1 - MARGIN:.0%} of the GPU's memory"]
+        if any(option.tokens_a_second is not None for option in self.options):
+            notes.append("tokens/s are an estimate: " + "; ".join(assumptions()))
+        for why in dict.fromkeys(self.failed.values()):
+            layouts = [layout for layout, reason in self.failed.items() if reason == why]
+            notes.append(f"! not executed: {'; '.join(layouts)}: {why}")
+        return notes
 
     def as_dict(self) -> dict[str, Any]:
         best = self.best

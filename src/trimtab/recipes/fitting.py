@@ -19,13 +19,13 @@ from trimtab.hardware.catalogue import Card
 from trimtab.placement import PlacementPlan
 from trimtab.placement.plan import Strategy
 from trimtab.placement.sizing import PlacementError
-from trimtab.recipes.fit_options import MARGIN, Found, Kept, Option, Way
+from trimtab.recipes.fit_options import GIB, MARGIN, Found, Kept, Option, Way
 from trimtab.recipes.planning import Known, know_model, resolve_for
 from trimtab.recipes.roofline import Load, tokens_a_second
 from trimtab.recipes.table import recipe_of
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Trial
-from trimtab.recipes.trials import Trials
+from trimtab.recipes.trials import Trials, TrialsEnded
 
 SHORTEST = 128
 """Rows are not made shorter than this."""
@@ -64,6 +64,7 @@ class Search:
             tell,
         )
         self._trains = recipe.workload(config, False).training
+        self._rewarded = recipe.rewarded
         self._known: dict[str | None, Known] = {}
         self._answers: dict[str, Answer] = {}
         self._flops: dict[int, float] = {}
@@ -74,7 +75,9 @@ class Search:
     def on(self, card: Card, counts: Sequence[int], *, all_counts: bool = False) -> None:
         """Search on one kind of GPU, by growing numbers of them: to the first that fits, or through all counts."""
         longest = self._config.data.max_length
-        lengths = [longest >> k for k in range(longest.bit_length()) if k == 0 or longest >> k >= SHORTEST]
+        # What a rewarded run has to answer with is no matter of memory alone.
+        halvings = 1 if self._rewarded else longest.bit_length()
+        lengths = [longest >> k for k in range(halvings) if k == 0 or longest >> k >= SHORTEST]
         for length in lengths:
             for count in counts if card.accelerator.kind == "cuda" else [1]:
                 if self._with(card, count, length) and not all_counts:
@@ -103,12 +106,14 @@ class Search:
         for way in ways:
             if self._rows % way.ranks:
                 why = f"the {self._rows} rows of a step cannot be shared out evenly"
-                self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = why
+                self.found.failed[_laid_out(card, way)] = why
                 continue
             sizes = [n for n in range(1, self._rows // way.ranks + 1) if self._rows // way.ranks % n == 0]
             if way.kept == "half" and not self._compiles(card, replace(way, kept="all"), sizes[0]):
                 continue
             if best is not None and not self._may_beat(card, way, sizes[-1], best):
+                continue
+            if self._without_hope(card, way) or self._weighs_too_much(card, way, sizes[0]):
                 continue
             option = self._largest(card, way, sizes)
             if option is not None and (
@@ -116,6 +121,20 @@ class Search:
             ):
                 best = option
         return best is not None
+
+    def _weighs_too_much(self, card: Card, way: Way, size: int) -> bool:
+        """Whether the weights alone are larger than the GPU: nothing has to be executed to know it, and it is told."""
+        made = self._planned(card, way, size)
+        shares = [share.weights for share in made[1].memory.values()] if made is not None else []
+        # Which GPU of a split holds which layers is chosen: by no choice do all hold less than their mean.
+        weights = sum(shares) // len(shares) if shares and way.strategy == "split" else max(shares, default=0)
+        if weights <= card.accelerator.total_bytes:
+            return False
+        held = (
+            f"weights alone take {weights / GIB:.1f} GiB on a GPU of {card.accelerator.total_bytes / GIB:.1f}"
+        )
+        self.found.failed[_laid_out(card, way)] = held
+        return True
 
     def _compiles(self, card: Card, way: Way, size: int) -> bool:
         """Whether layers are compiled, which alone can keep a part of their activations."""
@@ -132,37 +151,49 @@ class Search:
         return bound is not None and bound > best.tokens_a_second * 1.01
 
     def _largest(self, card: Card, way: Way, sizes: Sequence[int]) -> Option | None:
-        """The largest micro-batch that fits. Need grows with it: two of them tell about where the last one lies."""
-        room = card.accelerator.total_bytes * (1 - MARGIN)
-        tried = self._execute(card, way, sizes[:2])
-        if not tried or not tried[0].fits:
-            return None
-        fits, misses = 0, len(sizes)
-        while True:
+        """The largest micro-batch that fits: all rows at once, or else about as many as there is room for by that."""
+        fits, misses, near = -1, len(sizes), len(sizes) - 1
+        while misses - fits > 1:
+            # The guess and the next one at once, which most often is one that fits beside one that does not.
+            beside = min(near + 1, misses - 1) if near >= 0 and self._at_once > 1 else near
+            near, beside = (min(max(place, fits + 1), misses - 1) for place in (near, beside))
+            tried = self._execute(card, way, sorted({sizes[near], sizes[beside]}))
+            if not tried:
+                return None
             for option in tried:
                 place = sizes.index(option.micro_batch)
                 fits, misses = (max(fits, place), misses) if option.fits else (fits, min(misses, place))
-            if misses - fits <= 1:
-                return next(
-                    o
-                    for o in reversed(self.found.options)
-                    if (o.gpu, o.way, o.micro_batch) == (card.key, way, sizes[fits])
-                )
-            near = self._guess(card, way, sizes, room)
-            near = min(max(near, fits + 1), misses - 1)
-            tried = self._execute(card, way, sorted({sizes[near], sizes[min(near + 1, misses - 1)]}))
-            if not tried:
+            if fits < 0 and self._without_hope(card, way):
                 return None
+            near = self._guess(card, way, sizes)
+        known = (o for o in self._of(card, way) if fits >= 0 and o.micro_batch == sizes[fits])
+        return next(known, None)
 
-    def _guess(self, card: Card, way: Way, sizes: Sequence[int], room: float) -> int:
-        """The place of the largest size that fits by a line through the two largest that were executed."""
-        known = sorted(
-            (o.micro_batch, o.needed) for o in self.found.options if (o.gpu, o.way) == (card.key, way)
-        )[-2:]
-        (low, least), (high, most) = known[0], known[-1]
+    def _of(self, card: Card, way: Way) -> list[Option]:
+        return [option for option in self.found.options if (option.gpu, option.way) == (card.key, way)]
+
+    def _guess(self, card: Card, way: Way, sizes: Sequence[int]) -> int:
+        """The place of the largest size that fits by a line through what was executed; -1 where none does by it."""
+        room = card.accelerator.total_bytes * (1 - MARGIN)
+        known = sorted((option.micro_batch, option.needed, option) for option in self._of(card, way))
+        below = [one for one in known if one[2].fits][-1:]
+        above = [one for one in known if not one[2].fits][:1]
+        high, most, option = (above or below)[0]
+        low, least = below[0][:2] if below else (0, option.lasting)
         each = max((most - least) / max(high - low, 1), 1.0)
-        most_rows = high + (room - most) / each
-        return max((place for place, size in enumerate(sizes) if size <= most_rows), default=0)
+        most_rows = low + (room - least) / each
+        return max((place for place, size in enumerate(sizes) if size <= most_rows), default=-1)
+
+    def _without_hope(self, card: Card, way: Way) -> bool:
+        """Whether what lies on a GPU between two passes is too much, which fewer rows or shorter ones do not change."""
+        room = card.accelerator.total_bytes * (1 - MARGIN)
+        alike = (way.strategy, way.gpus, way.quantize)
+        return any(
+            option.gpu == card.key
+            and (option.way.strategy, option.way.gpus, option.way.quantize) == alike
+            and option.lasting > room
+            for option in self.found.options
+        )
 
     def _execute(self, card: Card, way: Way, sizes: Sequence[int]) -> list[Option]:
         """Options of these micro-batches, executed at once; none where the layout cannot be had or executed."""
@@ -176,9 +207,13 @@ class Search:
                 )
                 trial = Trial(config=config, plan=plan, gpus=card.several(way.gpus))
                 asked[self._trials.ask(trial)] = key
-        for _ in range(len(asked)):
-            number, answer = self._trials.answer()
-            self._answers[asked[number]] = answer
+        waiting = dict(asked)
+        try:
+            while waiting:
+                number, answer = self._trials.answer()
+                self._answers[waiting.pop(number)] = answer
+        except TrialsEnded as error:
+            self._answers |= dict.fromkeys(waiting.values(), Answer(None, str(error)))
         options = [self._option(card, way, size, *planned) for size, planned in made.items()]
         found = [option for option in options if option is not None]
         self.found.options += [option for option in found if option not in self.found.options]
@@ -240,12 +275,17 @@ class Search:
     def _as_config(self, card: Card, way: Way, size: int) -> Config:
         config = self._config
         passes = self._rows // (size * way.ranks)
+        # What was asked for, and is not against it, stays as it was written.
+        no_split = False if config.model_parallel else config.model_parallel
+        no_shards = False if config.sharding else config.sharding
         placed: dict[str, dict[str, Any]] = {
-            "single": {"processes": 1, "model_parallel": False, "sharding": None},
-            "data_parallel": {"processes": way.gpus, "model_parallel": False, "sharding": False},
-            "sharded": {"processes": way.gpus, "model_parallel": None, "sharding": True},
-            "split": {"processes": None, "model_parallel": True, "sharding": None},
+            "single": {"processes": 1, "model_parallel": no_split, "sharding": no_shards},
+            "data_parallel": {"processes": way.gpus, "model_parallel": no_split, "sharding": False},
+            "sharded": {"processes": way.gpus, "model_parallel": no_split, "sharding": True},
+            "split": {"processes": None, "model_parallel": True, "sharding": no_shards},
         }
+        kind = card.accelerator.kind
+        device = config.device if config.device.partition(":")[0] in ("auto", kind) else kind
         training = {
             "batch_size": size,
             "gradient_accumulation_steps": passes,
@@ -256,7 +296,7 @@ class Search:
         return config.model_copy(
             update={
                 **placed[way.strategy],
-                "device": card.accelerator.kind,
+                "device": device,
                 "training": config.training.model_copy(update=training),
                 "data": config.data.model_copy(update={"max_length": way.length}),
                 "model": config.model.model_copy(update={"quantize": way.quantize}),
@@ -265,6 +305,11 @@ class Search:
                 ),
             }
         )
+
+
+def _laid_out(card: Card, way: Way) -> str:
+    """A layout by what does not hang on how much is kept for the backward pass."""
+    return f"{way.gpus} × {card.key}, {replace(way, kept='all').words()}"
 
 
 def _key(config: Config, plan: PlacementPlan, card: Card) -> str:

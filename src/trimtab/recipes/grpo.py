@@ -19,6 +19,7 @@ from trimtab.recipes.run_folder import RunFolder
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
+    from trimtab.recipes.fullest_rows import Fullest
     from trimtab.recipes.trainer_driver import TrainerDriver
 
 SAME_NAMES = {
@@ -55,6 +56,12 @@ def _need(config: Config) -> Need:
             "lower grpo.max_completion_length",
         ],
     )
+
+
+def _fullest(config: Config, number: int) -> Fullest:
+    from trimtab.recipes.fullest_prompts import prompt_rows
+
+    return prompt_rows(config, number)
 
 
 def _preflight(config: Config, plan: PlacementPlan) -> Preflight:
@@ -230,5 +237,6 @@ GRPO = Recipe(
     preflight=_preflight,
     prove=_prove,
     rewarded=True,
+    fullest=_fullest,
     fast=frozenset({"adapters", "head", "compile", "kernels"}),
 )

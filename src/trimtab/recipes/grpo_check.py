@@ -155,13 +155,16 @@ def _lengths(config: Config, data: PromptData | None) -> Check:
 def _memory(plan: PlacementPlan) -> list[Check]:
     checks = []
     for device, share in plan.memory.items():
-        told = f"{device}: about {share.needed / GIB:.2f} GiB of {share.capacity / GIB:.1f} GiB (estimate)"
+        amount = f"{share.needed / GIB:.2f} GiB of {share.capacity / GIB:.1f} GiB"
+        told = f"{device}: {amount} (executed)" if share.executed else f"{device}: about {amount} (estimate)"
         if share.reserved:
             told += f", {share.reserved / GIB:.2f} GiB of it for vLLM (grpo.vllm_memory)"
         if share.cache:
             told += f", {share.cache / GIB:.2f} GiB of it for the cache while generating"
-        # The CPU can borrow from the disk, so a lack there is told and not refused; so the plan has it.
-        checks.append(Check("memory", True if share.fits else None if plan.kind == "cpu" else False, told))
+        # The plan has refused already what it refuses. The CPU can borrow from the disk, and a rehearsal shows what a
+        # step takes: there a lack by the estimate is told.
+        refused = share.executed and plan.kind != "cpu"
+        checks.append(Check("memory", True if share.fits else False if refused else None, told))
     return checks
 
 

@@ -127,17 +127,19 @@ def plan_run(
     before: Planned | None = None,
     trials: Trials | None = None,
     near_only: bool = False,
+    refuses: bool = True,
 ) -> Planned:
     """Resolve the plan. What the machine cannot give is refused before anything slow is imported.
 
     `before`: a plan for the same model, which then is not looked at again. With `trials` its memory is executed,
-    where that can be; with `near_only` only where a formula leaves it open.
+    where that can be; with `near_only` only where a formula leaves it open. `refuses` off: no estimate of a training
+    step refuses what may take less, and is tried at once.
     """
     machine = hardware or probe()
     check_request(request_of(config), machine)
     known = _known_from(before) if before is not None else know_model(config)
     if trials is None:
-        plan = resolve_for(config, machine, known)
+        plan = resolve_for(config, machine, known, refuses=refuses)
     else:
         from trimtab.recipes.executed_plan import Settling
 

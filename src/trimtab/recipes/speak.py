@@ -46,7 +46,7 @@ def speak_run(config: Config, folder: Path, weights: Path, wanted: Wanted, say: 
             "speak with a run of recipe: voice; trimtab ask answers a question in text",
         )
     row = _row(config, wanted, say)
-    plan = plan_run(alone(config)).plan
+    plan = plan_run(alone(config), refuses=False).plan
     prepare_process(plan)
 
     from trimtab.data.voice_collate import VoiceCollator

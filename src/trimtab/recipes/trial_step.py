@@ -146,12 +146,16 @@ def _steps(trial: Trial, folder: Path) -> tuple[str, float]:
 def _only_the_steps(config: Config) -> Config:
     """The same run without what a step does not need: evaluations, trackers, workers, more accumulated passes than two.
 
-    From the second pass on gradients lie beside the activations, and no later pass holds more.
+    From the second pass on gradients lie beside the activations, and no later pass holds more; but what a rewarded step
+    learns from is generated for all of its passes at once. A projection of DiZO's comes within the steps.
     """
+    from trimtab.recipes.table import recipe_of
+
+    passes = config.training.gradient_accumulation_steps
     training = config.training.model_copy(
         update={
             "max_steps": STEPS,
-            "gradient_accumulation_steps": min(config.training.gradient_accumulation_steps, 2),
+            "gradient_accumulation_steps": passes if recipe_of(config).rewarded else min(passes, 2),
             "effective_batch_size": None,
             "resume": False,
             "halve_batch_on_oom": False,
@@ -161,8 +165,15 @@ def _only_the_steps(config: Config) -> Config:
     # A row of full length is a packed sequence of one row.
     data = config.data.model_copy(update={"packing": False})
     monitor = config.monitor.model_copy(update={"report_to": None})
+    zeroth = config.zeroth.model_copy(update={"interval": min(config.zeroth.interval, STEPS)})
     return config.model_copy(
-        update={"training": training, "data": data, "monitor": monitor, "output_dir": None}
+        update={
+            "training": training,
+            "data": data,
+            "monitor": monitor,
+            "zeroth": zeroth,
+            "output_dir": None,
+        }
     )
 
 

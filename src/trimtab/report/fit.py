@@ -16,6 +16,8 @@ from trimtab.report.memory import KINDS, in_order, keys, shade_of, size_of
 Told = Mapping[str, Any]
 BESIDE = "reserved and CUDA's own"
 """What a GPU holds beside the tensors."""
+FAR = 2.5
+"""What needs so many times the largest GPU would press all else into a corner of the chart."""
 FIRST = 20
 """Rows of the table that are not folded away."""
 _GIB = 2**30
@@ -79,13 +81,18 @@ def _head(told: Told) -> Iterable[str]:
     yield note(
         f"{executed}{took}. Fits: what torch reserves and CUDA's own in {1 - told['margin']:.0%} of the GPU's memory."
     )
-    if told.get("estimate_assumes"):
+    if told.get("stopped"):
+        yield note("Stopped before the search was over: what was executed until then.")
+    speeds = any(option.get("tokens_a_second_estimate") for option in told["options"])
+    if speeds and told.get("estimate_assumes"):
         yield note(f"Tokens/s are an estimate: {'; '.join(map(str, told['estimate_assumes']))}.")
 
 
 def _chart(options: Sequence[Told]) -> str:
     """Speed against memory; a mark for each kind of GPU at its capacity."""
-    known = [option for option in options if option.get("tokens_a_second_estimate")]
+    estimated = [option for option in options if option.get("tokens_a_second_estimate")]
+    most = FAR * max((option["capacity_bytes"] for option in estimated), default=0)
+    known = [option for option in estimated if option["needed_bytes"] <= most] or estimated
     several = len({option["gpu"] for option in known}) > 1
     lines: dict[str, list[Told]] = {}
     for option in known:
@@ -110,7 +117,11 @@ def _chart(options: Sequence[Told]) -> str:
             key=lambda mark: mark.at,
         ),
     )
-    return figure(chart) if known else ""
+    beyond = len(estimated) - len(known)
+    apart = (
+        f"{count_of(beyond, 'layout')} that need{'s' * (beyond == 1)} more than {FAR:g} times the largest GPU"
+    )
+    return (figure(chart) + (note(f"Not drawn: {apart}.") if beyond else "")) if known else ""
 
 
 def _named(option: Told) -> str:
@@ -140,9 +151,16 @@ def _table(options: Sequence[Told], best: Told | None) -> str:
         "reserved",
         "of the GPU",
     ]
-    return raw_table(
-        head, ([*map(text, _cells(option, option == best)), _share(option)] for option in options), cards=True
-    )
+    rows = ([*_in_html(_cells(option, option == best)), _share(option)] for option in options)
+    return raw_table(head, rows, cards=True)
+
+
+def _in_html(cells: Sequence[str]) -> list[str]:
+    """The verdict and the GPUs are read at a glance: they stay on one line."""
+    return [
+        f'<span class="whole">{text(cell)}</span>' if place < 2 else text(cell)
+        for place, cell in enumerate(cells)
+    ]
 
 
 def _cells(option: Told, best: bool) -> list[str]:
@@ -179,8 +197,14 @@ def _config(told: Told) -> str:
     if not told.get("config"):
         return ""
     whole = f"<pre>{text(told['config'])}</pre>"
-    return note("Saved as a file, `trimtab train` takes it as it is.") + folded("config.yaml", whole)
+    return note("Saved as a file, `trimtab train` takes it as it is.") + folded(
+        "config.yaml", whole, opened=True
+    )
 
 
 def _not_executed(told: Told) -> str:
-    return facts({name: plain(why) for name, why in (told.get("not_executed") or {}).items()})
+    """Each reason once, with all the layouts that it stands against."""
+    by_reason: dict[str, list[str]] = {}
+    for layout, why in (told.get("not_executed") or {}).items():
+        by_reason.setdefault(plain(why), []).append(str(layout))
+    return facts({why: "; ".join(layouts) for why, layouts in by_reason.items()})

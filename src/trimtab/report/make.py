@@ -56,14 +56,7 @@ def make_report(source: Path) -> Report:
 def write_page(report: Report, out: Path | None) -> Path:
     """Write the page, whole or not at all; returns where."""
     target = (out or report.path).expanduser()
-    if target.is_dir():
-        raise RequestError.of(f"--out {target}: a folder", "a page is a file", f"give --out {target / NAME}")
-    if target.is_file() and GENERATOR not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise RequestError.of(
-            f"{target}: there is a file that is no page of Trimtab",
-            "only an earlier page is replaced",
-            "name another file with --out, or remove this one",
-        )
+    check_place(target, "--out")
     try:
         claim(target.parent, target.name)
         write_whole(target, report.page)
@@ -74,6 +67,20 @@ def write_page(report: Report, out: Path | None) -> Path:
             "name another file with --out",
         ) from None
     return target
+
+
+def check_place(target: Path, option: str) -> None:
+    """Refuse a place where no page may be written, or where something else would be lost."""
+    if target.is_dir():
+        raise RequestError.of(
+            f"{option} {target}: a folder", "a page is a file", f"give {option} {target / NAME}"
+        )
+    if target.is_file() and GENERATOR not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise RequestError.of(
+            f"{target}: there is a file that is no page of Trimtab",
+            "only an earlier page is replaced",
+            f"name another file with {option}, or remove this one",
+        )
 
 
 def _of_run(folder: Path) -> Report:

@@ -53,7 +53,7 @@ def _summary(told: Told) -> str:
     said = {
         "clean": "ran without a fault",
         "fault": f"{faults} fault{'s' * (faults != 1)}",
-        "unproven": "nothing is proven",
+        "unproven": "it could not be told",
     }
     return f"{told['verdict']}{where}: {said[told['verdict']]}"
 

@@ -123,7 +123,8 @@ class Drawing {
   /* Room for the names of marks: a second row where two of them would meet. */
   above(width) {
     const { marks, at } = this.told;
-    const each = (width - 80) / (at[at.length - 1] - at[0] || 1);
+    const [low, high] = at.length ? this.across(at[0], at[at.length - 1]) : [0, 1];
+    const each = (width - 80) / (high - low || 1);
     const room = (n) => (marks[n].at - marks[n - 1].at) * each - 7 * marks[n - 1].name.length - 8;
     return !marks.length ? 8 : marks.some((_, n) => n && room(n) < 0) ? 36 : 20;
   }
@@ -139,8 +140,8 @@ class Drawing {
     if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     if (kind !== "dots" || low !== at[0] || high !== at[at.length - 1]) return [low, high];
     const near = this.told.marks.map((mark) => mark.at).filter((place) => place < 1.6 * high);
-    const end = Math.max(high, ...near);
-    return [Math.min(low, Math.max(0, low - (end - low) * 0.05)), end + (end - low) * 0.08];
+    const [begin, end] = [Math.min(low, ...near), Math.max(high, ...near)];
+    return [Math.min(begin, Math.max(0, begin - (end - begin) * 0.05)), end + (end - begin) * 0.08];
   }
 
   upward() {
