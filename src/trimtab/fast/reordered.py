@@ -53,7 +53,7 @@ def use_reordered(model: nn.Module, room: float) -> int:
     how many do."""
     from trimtab.fast.lora import FastLinear, is_bare
 
-    found: dict[nn.Module, torch.Tensor] = {
+    found: dict[nn.Module, Any] = {
         module: module.base_layer.weight
         for module in model.modules()
         if isinstance(module, FastLinear) and is_bare(module.base_layer)
