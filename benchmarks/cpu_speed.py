@@ -2,7 +2,8 @@
 
 Same rows in the same order, same batch, same adapter, same optimizer and schedule; the plain side pads its batches and
 is otherwise as `Trainer` is by default. Tokens are those of the rows, padding counts on neither side. Each step is
-timed from one beginning to the next, with all that its trainer does in between.
+timed from one beginning to the next, with all that its trainer does in between. On one thread (OMP_NUM_THREADS=1) the
+processor's seconds of each side are told besides, which other work on the machine hardly changes.
 Run: python benchmarks/cpu_speed.py [--steps 50] [key=value ...]
 """
 
@@ -56,21 +57,24 @@ class Timed(TrainerCallback):
 
     def __init__(self, turns: Turns, side: int) -> None:
         self._turns, self._side = turns, side
-        self._began: tuple[float, int] | None = None
+        self._began: tuple[float, float, int] | None = None
         self.seconds: list[float] = []
+        self.computed: list[float] = []
+        """The processor's seconds of this side's thread."""
         self.faults: list[int] = []
 
     def _end(self) -> None:
         if self._began is not None:
             self.seconds.append(time.perf_counter() - self._began[0])
-            self.faults.append(_faults() - self._began[1])
+            self.computed.append(time.thread_time() - self._began[1])
+            self.faults.append(_faults() - self._began[2])
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._end()
         if self._began is not None:
             self._turns.give(self._side)
         self._turns.take(self._side)
-        self._began = time.perf_counter(), _faults()
+        self._began = time.perf_counter(), time.thread_time(), _faults()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._end()
@@ -183,6 +187,14 @@ def _tell(trainers: tuple[Any, Any], timed: list[Timed], counted: list[Counted],
     whole = sum(timed[0].seconds[1:]) / sum(timed[1].seconds[1:])
     spread = f"by pairs of steps {min(pairs):.2f} to {max(pairs):.2f}, median {statistics.median(pairs):.2f}"
     print(f"as fast: {whole:.2f}× over all; {spread}")
+    if torch.get_num_threads() == 1:
+        plain, ours = (timer.computed[1:] for timer in timed)
+        each = [a / b for a, b in zip(plain, ours, strict=True)]
+        print(
+            f"by the processor's seconds, {statistics.mean(plain):.2f} and {statistics.mean(ours):.2f} a step: "
+            f"{sum(plain) / sum(ours):.2f}×; by pairs of steps {min(each):.2f} to {max(each):.2f}, "
+            f"median {statistics.median(each):.2f}"
+        )
     apart = max(abs(a - b) / abs(a) for a, b in zip(*losses, strict=True))
     print(f"losses of all {len(losses[0])} steps agree within {apart:.2%}")
 

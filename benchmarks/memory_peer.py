@@ -33,8 +33,8 @@ def model_of(case: Case | Run) -> ModelConfig:
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
         num_attention_heads=heads,
-        num_kv_heads=config.num_key_value_heads,
-        intermediate_size=config.intermediate_size,
+        num_kv_heads=getattr(config, "num_key_value_heads", heads),
+        intermediate_size=getattr(config, "intermediate_size", 4 * config.hidden_size),
         vocab_size=config.vocab_size,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         tie_word_embeddings=bool(config.tie_word_embeddings),
@@ -58,7 +58,7 @@ def training_of(case: Case | Run) -> TrainingConfig:
         )
     return TrainingConfig(
         precision="fp32" if case.weights == "float32" else "bf16",
-        optimizer="sgd-momentum" if case.optimizer == "sgd" else "adamw",
+        optimizer={"sgd": "sgd-momentum", "adamw_8bit": "adam8bit"}.get(case.optimizer, "adamw"),
         optimizer_dtype="fp32" if case.weights == "float32" or case.method == "lora" else "bf16",
         batch_size=case.batch,
         seq_len=case.length,

@@ -125,7 +125,7 @@ def make_batch(case: Case, model: Any) -> dict[str, Tensor]:
     if case.auto.endswith("ForSequenceClassification"):
         return batch | {"labels": torch.zeros(case.batch, dtype=torch.long, device="cuda")}
     if case.auto == "AutoModelForSeq2SeqLM":
-        return batch | {"labels": ids[:, : case.length // 4]}
+        return batch | {"labels": ids[:, : case.length // 4].contiguous()}
     if case.frames:
         ids[:, 1 : 1 + case.frames] = config.audio_token_id
         shape = (case.batch, case.frames, config.num_codebooks)

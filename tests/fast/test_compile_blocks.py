@@ -72,6 +72,15 @@ def test_the_layers_share_one_graph_and_compute_the_same() -> None:
         assert torch.equal(loss(twin, 12), loss(model, 12))
 
 
+def test_a_length_that_is_another_size_of_the_model_too_needs_no_graph_of_its_own() -> None:
+    model = adapted()
+    blocks = compile_blocks(model, dynamic=True, _backend="eager")
+    shape = model.get_base_model().config
+    for length in (shape.hidden_size // shape.num_attention_heads, 23, shape.hidden_size):
+        loss(model, length).backward()
+    assert blocks.graphs == 1
+
+
 def test_a_witness_looks_at_a_compiled_layer_from_outside() -> None:
     model = adapted()
     compile_blocks(model, _backend="eager")

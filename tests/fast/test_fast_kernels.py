@@ -48,7 +48,7 @@ def test_a_step_in_bf16_agrees_with_plain_peft_on_the_gpu(compiled: bool) -> Non
     from peft import LoraConfig, get_peft_model
     from torch import nn
 
-    from trimtab.fast.head import head_loss
+    from trimtab.fast.head import Head, head_loss
     from trimtab.fast.lora import use_fast_adapters
     from trimtab.fast.mlp import use_fused_mlp
     from trimtab.fast.siblings import use_joint_products
@@ -87,7 +87,7 @@ def test_a_step_in_bf16_agrees_with_plain_peft_on_the_gpu(compiled: bool) -> Non
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             if ours:
                 hidden = bare.model(input_ids=ids, use_cache=False).last_hidden_state
-                loss = head_loss(hidden[:, :-1], bare.lm_head.weight, ids[:, 1:]).loss
+                loss = head_loss(hidden[:, :-1], Head(bare.lm_head.weight), ids[:, 1:]).loss
             else:
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()

@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 from trimtab.fast import head as head_module
-from trimtab.fast.head import head_loss
+from trimtab.fast.head import Head, head_loss
 from trimtab.fast.lora import FastLinear, use_fast_adapters
 from trimtab.fast.products import onto
 from trimtab.fast.siblings import use_joint_products
@@ -188,7 +188,7 @@ def test_the_head_in_chunks(monkeypatch: pytest.MonkeyPatch, trained: bool, soft
     logs = flat.log_softmax(-1)
     there = wanted != -100
 
-    made = head_loss(hidden, weight, labels, bias=bias, scale=0.7, softcap=softcap, count=40)
+    made = head_loss(hidden, Head(weight, bias, 0.7, softcap), labels, count=40)
     made.loss.backward()
     torch.testing.assert_close(made.loss, plain)
     torch.testing.assert_close(hidden.grad, expected[0])
@@ -202,7 +202,7 @@ def test_the_head_in_chunks(monkeypatch: pytest.MonkeyPatch, trained: bool, soft
 
 def test_a_batch_without_labels_hangs_on_the_graph() -> None:
     hidden = torch.randn(4, 8, requires_grad=True)
-    made = head_loss(hidden, torch.randn(9, 8), torch.full((4,), -100))
+    made = head_loss(hidden, Head(torch.randn(9, 8)), torch.full((4,), -100))
     made.loss.backward()
     assert made.loss == 0
     assert hidden.grad is not None

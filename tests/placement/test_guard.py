@@ -17,6 +17,7 @@ from trl import SFTConfig, SFTTrainer
 from trimtab.config.schema import LoraSettings
 from trimtab.models.adapters import add_lora
 from trimtab.placement import PlacementFault, PlacementGuard, PlacementPlan, bind_arguments, trainer_options
+from trimtab.placement import guard as placement_guard
 
 ROWS = [{"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]}] * 8
 PLAN = PlacementPlan(device="cpu", precision="fp32", scaler=False, weight_precision="fp32", strategy="single")
@@ -144,6 +145,61 @@ def test_a_guard_used_twice_checks_twice(tmp_path: Path) -> None:
     frozen_branch.unused = nn.Linear(2, 2)
     with pytest.raises(PlacementFault, match="unused"):
         train(frozen_branch, guard, tmp_path)
+
+
+def adapted() -> nn.Module:
+    return add_lora(tiny_llama(), LoraSettings(r=2))
+
+
+def test_it_rests_until_a_factor_has_moved_and_looks_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    guard = PlacementGuard(PLAN)
+    own = placement_guard.look
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        looks.append(guard._step or 0)
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(placement_guard, "look", counted)
+    # The rate of the first step is zero, so that the second factor moves in the second one.
+    train(adapted(), guard, tmp_path, max_steps=5, warmup_steps=2, learning_rate=0.1)
+    assert looks == [1, 3]
+    assert guard.checks[-1].name == "gradients later"
+    assert guard.checks[-1].ok
+
+
+class SwitchedOff(TrainerCallback):
+    """From the second step on one adapted module gets no gradient, as an expert that no token is sent to."""
+
+    def __init__(self, half: bool) -> None:
+        self._half = half
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step:
+            for name, parameter in kwargs["model"].named_parameters():
+                if "layers.1.self_attn.q_proj.lora_" in name and not (self._half and "lora_B" in name):
+                    parameter.grad = None
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_module_that_a_later_step_leaves_out_is_waited_for(half: bool, tmp_path: Path) -> None:
+    guard = PlacementGuard(PLAN)
+    trainer = Trainer(
+        model=adapted(),
+        args=arguments(tmp_path, max_steps=4, learning_rate=0.1),
+        train_dataset=ROWS,
+        callbacks=[SwitchedOff(half), guard],
+    )
+    if half:
+        # One of its factors has a gradient: something is wrong with the other.
+        with pytest.raises(PlacementFault, match=r"layers\.1\.self_attn\.q_proj\.lora_A"):
+            trainer.train()
+        return
+    trainer.train()
+    assert guard.checks[-1].ok is None
+    assert "a token that is sent through them" in guard.checks[-1].detail
 
 
 def test_the_trainer_uses_another_device_than_the_plan(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trimtab.placement import (
     resolve,
 )
 from trimtab.placement.profile import Part
-from trimtab.placement.speed import PARTS, SpeedRequest
+from trimtab.placement.speed import ANY_HEAD, PARTS, SpeedRequest
 from trimtab.recipes.plan_text import speed_rows
 
 GIB = 2**30
@@ -133,6 +133,21 @@ def test_what_is_demanded_and_cannot_be_had_is_an_error(
     with pytest.raises(PlacementError, match=reason) as caught:
         planned(hardware, **asked)
     assert way_out in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "asked"),
+    [(machine("9.0"), {"full_tuning": True}), (machine("9.0", "9.0"), {"model_parallel": True})],
+    ids=["trained", "split"],
+)
+def test_a_head_that_is_trained_or_split_goes_in_chunks_where_the_recipe_can(
+    hardware: Hardware, asked: dict[str, Any]
+) -> None:
+    assert planned(hardware, **asked).speed.head == "plain"
+    able = planned(hardware, offered=ALL | {ANY_HEAD}, **asked)
+    assert able.speed.head == "chunked"
+    assert "no logits of a whole batch" in able.reasons["speed.head"]
+    assert able.memory == planned(hardware, **asked).memory, "a tile was held before, too"
 
 
 def test_a_rehearsal_of_shapes_chooses_what_the_run_would() -> None:

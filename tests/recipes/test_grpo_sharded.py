@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-
-
-def launch(strategy: str, run: Path, settings: list[str]) -> list[dict[str, float]]:
-    """Two processes on the CPU; the figures of their steps."""
-    program = Path(__file__).with_name("grpo_sharded_run.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, str(program), strategy, *settings, f"output_dir={run}"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=run.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["phase"] == "train"]
+from two_processes import launch
 
 
 @pytest.fixture
@@ -51,8 +31,8 @@ def test_sharded_is_data_parallel(ends_early: Path, tmp_path: Path, method: list
         *("training.max_steps=2", "training.batch_size=4", "training.learning_rate=0.01"),
         *("device=cpu", "monitor.progress=none", *method),
     ]
-    whole = launch("data_parallel", tmp_path / "whole", settings)
-    sharded = launch("sharded", tmp_path / "sharded", settings)
+    whole = launch("grpo_sharded_run.py", "data_parallel", tmp_path / "whole", settings)
+    sharded = launch("grpo_sharded_run.py", "sharded", tmp_path / "sharded", settings)
     assert len(whole) == len(sharded) == 2
     for one, other in zip(whole, sharded, strict=True):
         for key in ("reward", "loss", "grad_norm", "completions/mean_length"):

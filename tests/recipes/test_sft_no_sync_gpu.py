@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("more", [[], ["data.packing=true"], ["speed.padding=padded"]], ids=str)
+@pytest.mark.parametrize("more", [[], ["data.packing=true"]], ids=str)
 def test_no_step_waits_for_the_device(
     more: list[str], tiny_model: Path, tiny_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-
-def launch(strategy: str, run: Path, settings: list[str]) -> list[dict[str, float]]:
-    """Two processes on the CPU; the figures of their steps."""
-    program = Path(__file__).with_name("sft_sharded_run.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, str(program), strategy, *settings, f"output_dir={run}"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=run.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["phase"] == "train"]
+from two_processes import launch
 
 
 @pytest.mark.slow
@@ -45,8 +24,8 @@ def test_sharded_is_data_parallel(tiny_model: Path, tiny_rows: Path, tmp_path: P
         # With an evaluation before the first step, after which FSDP2 has whole parameters in its outermost module.
         *("samples.prompts=[]", "data.eval_fraction=0.1"),
     ]
-    whole = launch("data_parallel", tmp_path / "whole", settings)
-    sharded = launch("sharded", tmp_path / "sharded", settings)
+    whole = launch("sft_sharded_run.py", "data_parallel", tmp_path / "whole", settings)
+    sharded = launch("sft_sharded_run.py", "sharded", tmp_path / "sharded", settings)
     assert len(whole) == len(sharded) == 3
     for one, other in zip(whole, sharded, strict=True):
         for key in ("loss", "grad_norm", "entropy", "mean_token_accuracy", "num_tokens"):

@@ -40,6 +40,7 @@ TRAIN = """
         for layer in model.base_model.model.model.layers:
             fully_shard(layer, mp_policy=half)
         fully_shard(model, mp_policy=half)
+    model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     ids = torch.randint(0, 128256, (1, 2048), device="cuda")
     model(input_ids=ids, labels=ids).loss.backward()

@@ -75,6 +75,32 @@ def on_gpu(made: list[Tensor], options: dict[str, Any]) -> tuple[list[Tensor], d
     return [tensor.cuda().requires_grad_() for tensor in made], {**options, **moved}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"mask": True, "trained": True}, {"is_causal": True, "scale": 0.3}, {"heads": 2, "enable_gqa": True}],
+    ids=["mask", "causal", "groups"],
+)
+def test_math_that_drops_weights_has_the_cpus_values(dtype: torch.dtype, settings: dict[str, Any]) -> None:
+    made, options = operands(dtype=dtype, dropout_p=0.3, **settings)
+    leaves = [tensor.clone().requires_grad_() for tensor in made]
+    torch.manual_seed(5)
+    with sdpa_kernel(MATH):
+        expected = attend(*leaves, **options)
+    expected.float().square().sum().backward()
+    with virtual_gpus(1, name="NVIDIA H200"):
+        qkv, there = on_gpu(made, options)
+        torch.manual_seed(5)
+        with sdpa_kernel(MATH):
+            out = attend(*qkv, **there)
+        out.float().square().sum().backward()
+        assert torch.equal(payload_of(out), expected)
+        for one, other in zip(qkv, leaves, strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            assert torch.equal(payload_of(one.grad), other.grad)
+
+
 @pytest.mark.parametrize("case", SEEN)
 def test_kernels_by_name_are_taken_and_refused_as_on_an_h200(case: str) -> None:
     settings, taken = SEEN[case]

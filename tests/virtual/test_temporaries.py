@@ -220,6 +220,14 @@ def test_attention_that_drops_weights_keeps_no_scores(machine: Machine) -> None:
     assert abs(most - 3 * OUT - BACK[SDPBackend.CUDNN_ATTENTION]) <= 1024
 
 
+def test_math_that_drops_weights_keeps_a_byte_for_each(machine: Machine) -> None:
+    q, k, v = heads(), heads(), heads()
+    with sdpa_kernel(SDPBackend.MATH):
+        whole, _ = peak(lambda: functional.scaled_dot_product_attention(q, k, v))
+        kept, _ = peak(lambda: functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1))
+    assert abs(kept - whole - B * H * S * S * (4 + 1)) <= 1024
+
+
 def test_grouped_heads_are_spread_in_the_backward_pass(machine: Machine) -> None:
     q, k, v = heads(), heads(2), heads(2)
     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -23,7 +23,7 @@ class SpeedSettings(Section):
     """LoRA's products: `fused` computes them in the activations' number format, `plain` by PEFT's own forward."""
 
     head: Literal["auto", "chunked", "plain"] = "auto"
-    """The loss of a frozen output head: `chunked` never holds all logits at once, `plain` as the trainer does it."""
+    """The loss at the output head: `chunked` never holds all logits at once, `plain` as the trainer does it."""
 
     compile: Annotated[bool | None, BeforeValidator(lambda said: None if said == "auto" else said)] = None
     """Each layer's training step by torch.compile: true demands it, false leaves it, null (or auto) decides."""
@@ -65,7 +65,7 @@ RULES.blame(
 )
 RULES.blame(
     "speed.head method",
-    lambda c: c.speed.head == "chunked" and c.method == "full",
-    "is for a frozen output head, but method: full trains it",
+    lambda c: c.speed.head == "chunked" and c.method == "full" and c.recipe != "sft",
+    "is for a frozen output head with this recipe, but method: full trains it",
     "set speed.head: auto, or method: lora",
 )

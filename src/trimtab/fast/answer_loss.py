@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trimtab.fast.head import HeadLoss, head_loss
+from trimtab.fast.head import Head, HeadLoss, head_loss
 from trimtab.models.outputs import loss_of
 from trimtab.placement import bare_model
 
@@ -60,8 +60,8 @@ class AnswerLoss:
                 f"hidden states of {tuple(hidden.shape)} do not go with labels of {tuple(asked.labels.shape)}"
             )
         rows = None if asked.rows is None else asked.rows.to(hidden.device)
-        weight, bias = self._head.weight, self._head.bias
-        asked.found = head_loss(hidden, weight, asked.labels.to(hidden.device), bias=bias, rows=rows)
+        head = Head(self._head.weight, self._head.bias)
+        asked.found = head_loss(hidden, head, asked.labels.to(hidden.device), rows=rows)
         asked.stands = asked.found.loss.reshape(_SHAPE)
         return asked.stands
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from trimtab.fast.head import head_loss
+from trimtab.fast.head import Head, head_loss
 from trimtab.fast.proof import ROUNDING, ROUNDING_HALF, short_rows, undisturbed
 from trimtab.fast.rows import Means, marked
 from trimtab.placement import bare_model
@@ -88,8 +88,8 @@ def _at_the_head(head: Any, way: Way, bent: Bent) -> None:
             return own(hidden, *args, **kwargs)
         if way == "frozen":
             rows = torch.arange(len(hidden), device=hidden.device)
-            given = {"bias": self.bias, "scale": bent.scale, "softcap": bent.softcap}
-            return head_loss(hidden, self.weight, head_labels, count=count, rows=rows, **given)._asdict()
+            made = Head(self.weight, self.bias, bent.scale, bent.softcap, self.__dict__.get("reordered"))
+            return head_loss(hidden, made, head_labels, count=count, rows=rows)._asdict()
         tiles = [
             checkpoint(_tile, h, y, own, bent, use_reentrant=False)
             if len(hidden) > TILE

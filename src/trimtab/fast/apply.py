@@ -15,10 +15,13 @@ from torch import nn
 
 from trimtab.errors import RequestError
 from trimtab.fast.blocks import Blocks, compile_blocks
+from trimtab.models.load import shapes_only
 from trimtab.placement import PlacementPlan, bare_model
 
 Say = Callable[[str], None]
 _LOOKED_AT = 256
+_ROOM_FOR_COPIES = 0.25
+"""Of the memory that the plan leaves free."""
 
 
 @dataclass
@@ -70,6 +73,10 @@ def make_fast(
         from trimtab.fast.siblings import use_joint_products
 
         use_joint_products(model)
+    if speed.adapters == "fused" and _room_beside(plan) and not speed.compile:
+        from trimtab.fast.reordered import use_reordered
+
+        use_reordered(model, _room_beside(plan))
     if speed.kernels == "triton":
         from trimtab.fast.fourbit import use_fast_fourbit
         from trimtab.fast.mlp import use_fused_mlp
@@ -96,6 +103,19 @@ def make_fast(
     if say is not None and (line := _told(made)):
         say(line)
     return made
+
+
+def _room_beside(plan: PlacementPlan) -> float:
+    """Bytes that copies of frozen weights may take on a processor; elsewhere there are none."""
+    share = plan.memory.get(plan.device)
+    if (
+        plan.kind != "cpu"
+        or plan.strategy not in ("single", "data_parallel")
+        or share is None
+        or shapes_only()
+    ):
+        return 0.0
+    return (share.capacity - share.needed) * _ROOM_FOR_COPIES
 
 
 def lengths_differ(rows: Any) -> bool:

@@ -180,6 +180,7 @@ def compile_blocks(
 
 def _settle_compiler(kinds: int) -> None:
     from torch._dynamo import config
+    from torch.fx.experimental import _config as sizes
 
     # Layers of several kinds may be of one class, and share its code and so this limit. Past it there is an error,
     # which makes them plain: not a silent one.
@@ -188,6 +189,8 @@ def _settle_compiler(kinds: int) -> None:
     config.optimize_ddp = False
     # Floats in a layer (a scale, an epsilon) are constants. Taken for variables, they have each graph made twice.
     config.specialize_float = True
+    # Else a first batch as long as a head is wide has both taken for one size, and the next one compiled anew.
+    sizes.use_duck_shape = False
 
 
 def _not_compilable() -> tuple[type[Exception], ...]:

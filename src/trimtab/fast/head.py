@@ -6,12 +6,14 @@ Only rows with a label are computed where it is known which these are. Nothing h
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.fast.kernels import HALVES, usable_on
+from trimtab.fast.reordered import Reordered
 
 IGNORED = -100
 _CHUNK_ELEMENTS = 1 << 28
@@ -34,19 +36,55 @@ class HeadLoss(NamedTuple):
     """Sum over them, of the predicted distributions."""
 
 
+@dataclass(frozen=True)
+class Head:
+    """What makes logits of hidden states: `softcap(scale * (hidden @ weight.T + bias))`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+    reordered: Reordered | None = None
+    """A frozen weight once more, as a processor reads it best."""
+
+    @property
+    def trained(self) -> bool:
+        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Before scale and softcap, in the format of what is given."""
+        bias = None if self.bias is None else self.bias.to(hidden.dtype)
+        if self.reordered is not None:
+            made = self.reordered.product(hidden, self.weight.to(hidden.dtype))
+            return made if bias is None else made + bias
+        return torch.nn.functional.linear(hidden, self.weight.to(hidden.dtype), bias)
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As they are compared, in fp32 at least."""
+        logits = self.logits(hidden).to(_wide(hidden))
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def back(self, slope: torch.Tensor, *, out: torch.Tensor) -> None:
+        """From the slope of the logits to that of the hidden states."""
+        weight = self.weight.to(slope.dtype)
+        if self.reordered is None:
+            torch.mm(slope, weight, out=out)
+        else:
+            out.copy_(self.reordered.back(slope, weight))
+
+
 def head_loss(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    head: Head,
     labels: torch.Tensor,
     *,
-    bias: torch.Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
     count: torch.Tensor | int | None = None,
     rows: torch.Tensor | None = None,
 ) -> HeadLoss:
-    """The loss of `softcap(scale * (hidden @ weight.T + bias))` against `labels`, which already stand where they are
-    predicted: labels[i] belongs to hidden[i]; -100 is none.
+    """The loss of what the head makes of `hidden` against `labels`, which already stand where they are predicted:
+    labels[i] belongs to hidden[i]; -100 is none.
 
     `hidden` is [..., width], `labels` of the same shape without the last. `count` divides the sum; without it the
     number of labels does. `rows`: the places of the labelled rows in the flattened batch, where the caller knows them;
@@ -61,10 +99,9 @@ def head_loss(
     tokens = (wanted != IGNORED).sum()
     if torch.is_autocast_enabled(flat.device.type):
         flat = flat.to(torch.get_autocast_dtype(flat.device.type))
-    if weight.requires_grad or (bias is not None and bias.requires_grad):
-        total, correct, entropy = _trained(flat, weight, bias, wanted, scale, softcap)
-    else:
-        total, correct, entropy = _Frozen.apply(flat, weight, bias, wanted, scale, softcap)
+    total, correct, entropy = (
+        _trained(flat, head, wanted) if head.trained else _Frozen.apply(flat, head, wanted)
+    )
     return HeadLoss(total / (tokens.clamp(min=1) if count is None else count), tokens, correct, entropy)
 
 
@@ -76,46 +113,20 @@ def _wide(hidden: torch.Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.nn.functional.linear(
-        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    )
-
-
-def _scores(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float, softcap: float | None
-) -> torch.Tensor:
-    logits = _logits(hidden, weight, bias).to(_wide(hidden))
-    if scale != 1.0:
-        logits = logits * scale
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
 class _Frozen(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        labels: torch.Tensor,
-        scale: float,
-        softcap: float | None,
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         wants = ctx.needs_input_grad[0]
         sums = torch.zeros(3, dtype=_wide(hidden), device=hidden.device)
         grad = torch.empty_like(hidden) if wants else None
-        step = _rows_at_once(weight.shape[0])
-        by_kernel = usable_on(hidden) and hidden.dtype in HALVES
+        step = _rows_at_once(head.weight.shape[0])
+        found = _by_kernel if usable_on(hidden) and hidden.dtype in HALVES else _plainly
         for start in range(0, len(hidden), step):
             piece, wanted = hidden[start : start + step], labels[start : start + step]
-            if by_kernel:
-                values, slope = _by_kernel(piece, weight, bias, wanted, scale, softcap, wants)
-            else:
-                values, slope = _plainly(piece, weight, bias, wanted, scale, softcap, wants)
+            values, slope = found(piece, head, wanted, gradient=wants)
             sums += values
             if grad is not None and slope is not None:
-                torch.mm(slope, weight.to(slope.dtype), out=grad[start : start + step])
+                head.back(slope, out=grad[start : start + step])
         ctx.save_for_backward(grad)
         total, correct, entropy = sums.unbind()
         ctx.mark_non_differentiable(correct, entropy)
@@ -125,35 +136,23 @@ class _Frozen(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         # In fp32: in fp16 a gradient divided by the number of tokens would vanish before it is scaled up.
-        return (grad * grads[0]).to(grad.dtype) if grad is not None else None, None, None, None, None, None
+        return (grad * grads[0]).to(grad.dtype) if grad is not None else None, None, None
 
 
 def _by_kernel(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    gradient: bool,
+    hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     from trimtab.fast.kernels.cross_entropy import cross_entropy
 
-    logits = _logits(hidden, weight, bias)
-    found = cross_entropy(logits, labels, scale=scale, softcap=softcap, gradient=gradient)
+    logits = head.logits(hidden)
+    found = cross_entropy(logits, labels, scale=head.scale, softcap=head.softcap, gradient=gradient)
     return torch.stack(found).sum(1), logits if gradient else None
 
 
 def _plainly(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    gradient: bool,
+    hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    scores = _scores(hidden, weight, bias, scale, softcap)
+    scores, scale, softcap = head.scores(hidden), head.scale, head.softcap
     if scores.device.type == "cpu" and softcap is None and scale == 1.0:
         return _row_by_row(scores, labels, gradient=gradient, format=hidden.dtype)
     labelled = labels != IGNORED
@@ -194,17 +193,12 @@ def _row_by_row(
 
 
 def _trained(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    hidden: torch.Tensor, head: Head, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A head that is trained needs its own gradient: a chunk's logits are made again for it in the backward pass."""
 
     def piece(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scores = _scores(h, weight, bias, scale, softcap)
+        scores = head.scores(h)
         losses = torch.nn.functional.cross_entropy(scores, y, reduction="none", ignore_index=IGNORED)
         with torch.no_grad():
             chances = scores.log_softmax(-1)
@@ -212,7 +206,7 @@ def _trained(
             correct = (scores.argmax(-1) == y).sum().float()
         return losses.sum(), correct, entropy.sum()
 
-    step = _rows_at_once(weight.shape[0])
+    step = _rows_at_once(head.weight.shape[0])
     parts = [
         checkpoint(piece, h, y, use_reentrant=False) if len(hidden) > step else piece(h, y)
         for h, y in zip(hidden.split(step), labels.split(step), strict=True)

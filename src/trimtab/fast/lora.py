@@ -17,6 +17,7 @@ from torch import nn
 
 from trimtab.fast.fourbit import is_bare_packed, packed_product
 from trimtab.fast.products import onto
+from trimtab.fast.reordered import Reordered
 
 
 class Adapter(NamedTuple):
@@ -37,6 +38,8 @@ class FastLinear(PeftLinear):
 
     given: tuple[torch.Tensor, torch.Tensor] | None = None
     """An input, and this layer's output for it, which `siblings.py` has made together with others."""
+    reordered: Reordered | None = None
+    """The weight once more, as a processor reads it best."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = self.given
@@ -44,6 +47,8 @@ class FastLinear(PeftLinear):
             return given[1]
         adapter = None if args or kwargs else plain_adapter(self)
         if adapter is None:
+            if self.reordered is not None and self.merged:
+                self.reordered.forget()
             result: torch.Tensor = super().forward(x, *args, **kwargs)
             return result
         if not adapter.drops and is_bare_packed(self.base_layer):
@@ -53,7 +58,9 @@ class FastLinear(PeftLinear):
         base: Any = self.base_layer
         x = in_computing_format(x, base.weight)
         rows = x.reshape(-1, x.shape[-1])
-        out: torch.Tensor = Product.apply(rows, base.weight, adapter.a, adapter.b, adapter.scale)
+        out: torch.Tensor = Product.apply(
+            rows, base.weight, adapter.a, adapter.b, adapter.scale, self.reordered
+        )
         if base.bias is not None:
             out = out + base.bias.to(out.dtype)
         return out.view(x.shape[:-1] + out.shape[-1:])
@@ -102,15 +109,25 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale: float,
+        reordered: Reordered | None = None,
     ) -> torch.Tensor:
         weight = weight.to(x.dtype)
         down, up = a.to(x.dtype), b.to(x.dtype)
         # The scale goes to the smallest of the three.
         narrow = (x @ down.T) * scale
         ctx.save_for_backward(x, weight, down, up, narrow)
-        ctx.scale, ctx.format = scale, a.dtype
-        out: torch.Tensor = onto(x, weight.T, narrow, up.T)
+        ctx.scale, ctx.format, ctx.reordered = scale, a.dtype, reordered
+        out: torch.Tensor
+        if reordered is not None:
+            out = reordered.product(x, weight).addmm_(narrow, up.T)
+        else:
+            out = onto(x, weight.T, narrow, up.T)
         return out
 
     @staticmethod
@@ -118,8 +135,14 @@ class Product(torch.autograd.Function):
         x, weight, down, up, narrow = ctx.saved_tensors
         grad = grads[0]
         small = (grad @ up) * ctx.scale
-        grad_x = onto(grad, weight, small, down)
-        return grad_x, None, (small.T @ x).to(ctx.format), (grad.T @ narrow).to(ctx.format), None
+        grad_x = None
+        if ctx.needs_input_grad[0] and ctx.reordered is not None:
+            grad_x = ctx.reordered.back(grad, weight).addmm_(small, down)
+        elif ctx.needs_input_grad[0]:
+            grad_x = onto(grad, weight, small, down)
+        # A processor takes longer for the first of two where that is wide and transposed.
+        to_up = (narrow.T @ grad).T.contiguous() if grad.device.type == "cpu" else grad.T @ narrow
+        return grad_x, None, (small.T @ x).to(ctx.format), to_up.to(ctx.format), None, None
 
 
 def use_fast_adapters(model: nn.Module) -> int:

@@ -1,7 +1,8 @@
 """The gated MLP of a decoder layer with the adapters of its three layers, in fewer passes over its wide activations.
 
-Gate and up are one product, accumulated onto their adapters'; what silu and up make together is not kept but made again
-in the backward pass, where the small gradients are summed while the wide ones are there. Only MLPs that compute
+Gate and up are one product; what their adapters add is computed by the kernels that read it, what silu and up make
+together is not kept but made again in the backward pass, where the small gradients are summed while the wide ones are
+there. Only MLPs that compute
 `down(silu(gate(x)) * up(x))` are changed, which is tried on each kind of them first.
 """
 
@@ -92,12 +93,12 @@ class _Fused(torch.autograd.Function):
         narrow = x @ into.T
         columns = gate.shape[0]
         if both is None:
-            g = onto(x, gate.T, narrow[:, :rank], gate_up.T)
-            u = onto(x, up.T, narrow[:, rank:], up_up.T)
+            g, u = x @ gate.T, x @ up.T
         else:
-            wide = onto(x, both.T, narrow, torch.block_diag(gate_up, up_up).T)
+            wide = x @ both.T
             g, u = wide[:, :columns], wide[:, columns:]
-        made = swiglu(g, u)
+        # Without what their adapters add: the kernels do, wherever they read them.
+        made = swiglu(g, u, narrow[:, :rank], narrow[:, rank:], gate_up, up_up)
         thin = made @ down_in.T
         out: torch.Tensor = onto(made, down.T, thin, down_up.T)
         ctx.save_for_backward(
@@ -116,7 +117,9 @@ class _Fused(torch.autograd.Function):
         grad = grads[0].contiguous()
         columns, rank = g.shape[1], thin.shape[1]
         to_thin = grad @ down_up
-        wide, sums = swiglu_backward(grad @ down, to_thin, down_in, g, u, narrow[:, :rank], narrow[:, rank:])
+        wide, sums = swiglu_backward(
+            grad @ down, to_thin, down_in, g, u, narrow[:, :rank], narrow[:, rank:], gate_up, up_up
+        )
         if both is None:
             to_narrow = torch.cat([wide[:, :columns] @ gate_up, wide[:, columns:] @ up_up], 1)
             grad_x = onto(wide[:, :columns], gate, to_narrow, into).addmm(wide[:, columns:], up)

@@ -79,7 +79,11 @@ def _apart(values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Sequenc
     lengths = tensors.get("row_lengths")
     if lengths is None or values.shape[0] != 1:
         return values.unbind()
-    return list(torch.split(values[0], lengths.tolist()))
+    each, count = lengths.tolist(), len(values[0])
+    # What all rows begin with may stand there once, before the rest of each.
+    shared = (sum(each) - count) // (len(each) - 1) if sum(each) > count else 0
+    start, rest = values[0, :shared], values[0, shared:]
+    return [torch.cat((start, part)) for part in rest.split([length - shared for length in each])]
 
 
 def _short(text: str) -> str:

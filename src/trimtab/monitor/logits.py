@@ -29,6 +29,10 @@ class LogitsWatch(LogitsProcessor):
         self._bad = bad.any() if self._bad is None else self._bad | bad.any()
         return torch.where(bad[:, None], torch.zeros_like(scores), scores)
 
+    def bad(self, device: torch.device) -> torch.Tensor:
+        """1.0 where there were any, else 0.0; asks nothing."""
+        return torch.zeros((), device=device) if self._bad is None else self._bad.to(device, torch.float32)
+
     @property
     def found(self) -> bool:
         """Whether there were any; asks the device."""

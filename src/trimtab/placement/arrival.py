@@ -60,7 +60,7 @@ def look(
     proven: Collection[str] = (),
 ) -> Arrival:
     """The same, with the table and with what is waited for. `proven` are adapted modules that had gradients in an
-    earlier step: where all of one's are zero now, this step does not pull at it, and its placement is no fault."""
+    earlier step: where all of one's are zero or missing now, this step does not pull at it, and that is no fault."""
     bare = bare_model(model)
     names = {id(p): n for n, p in bare.named_parameters()}
     flows = adapter_flows(model)
@@ -74,6 +74,9 @@ def look(
     if flows and not none and not any(f.norm for f in flows) and not (witness and witness.pulled):
         waiting = dict.fromkeys(zero.values(), LOSS)
     waiting |= {module: LOSS for module in zero.values() if module in proven and module not in reached}
+    # One that had a gradient before and has none at all now: no token of this step was sent through it.
+    gone = {m for m in none.values() if m in proven and m not in reached} - waiting.keys()
+    waiting |= dict.fromkeys(sorted(gone), TOKENS)
     adapted = {flow.name for flow in flows}
     others = [(n, p.grad) for n, own, p in trained if own not in adapted and p.grad is not None]
     still = [n for (n, _), norm in zip(others, norms_of([g for _, g in others]), strict=True) if norm == 0]

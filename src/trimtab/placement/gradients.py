@@ -96,6 +96,16 @@ def adapter_flows(model: nn.Module) -> list[Flow]:
     ]
 
 
+def zero_factors(model: nn.Module) -> list[torch.Tensor]:
+    """Trained factors of low-rank pairs that are zero: until one of them has moved, the other's gradient is zero."""
+    found = [
+        tensor
+        for name, _, tensor in _adapter_tensors(bare_model(model))
+        if tensor.requires_grad and _FACTOR.search(name)
+    ]
+    return [tensor for tensor, size in zip(found, norms_of([*found]), strict=True) if size == 0]
+
+
 def frozen_at_zero(model: nn.Module) -> list[str]:
     """Adapted modules that can never do anything: a factor is zero and frozen. A trained adapter may well be frozen."""
     frozen = [

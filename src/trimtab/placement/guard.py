@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 
 from trimtab.errors import some_of
 from trimtab.placement.arrival import Arrival, look
+from trimtab.placement.gradients import norms_of, zero_factors
 from trimtab.placement.plan import PlacementPlan, Precision
 from trimtab.placement.profile import bare_model
 from trimtab.placement.verify import (
@@ -59,12 +60,14 @@ class PlacementGuard(TrainerCallback):
         self._last: Arrival | None = None
         self._proven: frozenset[str] = frozenset()
         """Adapted modules that a gradient has reached."""
+        self._resting: list[torch.Tensor] = []
+        """Factors that have to leave zero before another look shows anything new."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = kwargs["model"]
         plan = self.plan or _plan_of_trainer(args, model)
         self._in_force, self._step, self._broken, self.checks, self.table = plan, 0, [], [], []
-        self._last, self._proven = None, frozenset()
+        self._last, self._proven, self._resting = None, frozenset(), []
         self._remove_hooks()
         self._note(_trainer_devices(args, plan, kwargs.get("train_dataloader")))
         self._trained = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -99,6 +102,8 @@ class PlacementGuard(TrainerCallback):
         if self._broken and first:
             self._remove_hooks()
             passed([finite_check(self._broken)])
+        if self._resting and self._step < PATIENCE and not any(norms_of([*self._resting])):
+            return
         self._check_unflipped(model)
         finite = first and not self._in_force.scaler
         found = look(model, finite=finite, witness=self._witness, proven=self._proven)
@@ -107,14 +112,14 @@ class PlacementGuard(TrainerCallback):
             self._note(found.checks)
             self.table = found.table
             self._tell(f"  {line}" for line in found.table)
-        self._go_on(found)
+        self._go_on(found, model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._step and self._last is not None and self._last.waiting:
             self._give_up(self._last)
         self._done()
 
-    def _go_on(self, found: Arrival) -> None:
+    def _go_on(self, found: Arrival, model: Any) -> None:
         """Leave off when all has been seen; otherwise take along what the next step has to show."""
         before, self._last = self._last, found
         if not found.waiting and not found.idle:
@@ -126,11 +131,13 @@ class PlacementGuard(TrainerCallback):
         elif self._step == PATIENCE:
             self._give_up(found)
             self._done()
-        elif self._witness is not None:
+        elif self._witness is not None and (found.waiting or self._witness.expects_media):
             # Also where only factors are waited for: text may follow on the first picture before they have moved.
             self._witness.forget()
         else:
             self._remove_hooks()
+            # Where all that is missing are factors beside others at zero, steps change nothing until one has moved.
+            self._resting = [] if found.waiting else zero_factors(model)
 
     def _give_up(self, found: Arrival) -> None:
         what = f"after {self._step} steps not seen yet: {_outstanding(found)}"

@@ -22,4 +22,6 @@ def choose_optimizer(asked: str, kind: str) -> Chosen:
         return Chosen(
             "adamw_torch_fused", "one pass over the weights, and a bad step is kept out without a wait"
         )
-    return Chosen("adamw_torch", f"torch's fused one is for CUDA, and this is {kind}")
+    if kind == "cpu":
+        return Chosen("adamw_torch_fused", "one pass over the weights")
+    return Chosen("adamw_torch", f"torch's fused one is for CUDA and processors, and this is {kind}")

@@ -61,13 +61,13 @@ def resolve(
     if speed is not None:
         # As on one device: where the model is to be split, it is looked at again.
         fast, whys = choose_speed(speed, hardware, device, precision, "single", training=work.training)
-    sizing = Sizing(
-        profile, computed_so(work, fast), weights, precision, hardware, local, alone=alone, refuses=refuses
-    )
+    first = computed_so(work, fast, one_product=not full_tuning)
+    sizing = Sizing(profile, first, weights, precision, hardware, local, alone=alone, refuses=refuses)
     choice = _choose_strategy(request, hardware, device, sizing)
     if speed is not None and choice.strategy != "single":
         fast, whys = choose_speed(speed, hardware, device, precision, choice.strategy, training=work.training)
-        sizing = replace(sizing, work=computed_so(work, fast))
+        one_product = not full_tuning and choice.strategy != "split"
+        sizing = replace(sizing, work=computed_so(work, fast, one_product=one_product))
     if choice.strategy == "sharded" and not work.training:
         raise PlacementError.of(
             f"a sharded model ({choice.reason}) without gradients",

@@ -18,6 +18,8 @@ from trimtab.placement.sizing import PlacementError
 
 Part = Literal["adapters", "head", "compile", "padding", "kernels"]
 PARTS: tuple[Part, ...] = ("adapters", "head", "compile", "padding", "kernels")
+ANY_HEAD = "any head"
+"""Said of a recipe beside its parts: its head in chunks may be trained, and lie on another GPU than the loss."""
 COMPILED_FROM = 8.0
 """The least compute capability for which layers are compiled and Triton's kernels are used by default."""
 _FAST: Mapping[Part, Any] = {
@@ -47,7 +49,7 @@ class SpeedRequest:
     kernels: str = "auto"
     activation_memory_budget: float | None = None
     offered: frozenset[str] = frozenset({"adapters", "compile", "kernels"})
-    """The parts that the run's recipe can use at all."""
+    """The parts that the run's recipe can use at all, and `ANY_HEAD` where that holds."""
     recipe: str = "this recipe"
     full_tuning: bool = False
     dora: bool = False
@@ -142,14 +144,15 @@ def _not_rehearsed(hardware: Hardware) -> str | None:
     return "triton is not installed where this is rehearsed" if hardware.triton is None else None
 
 
-def computed_so(work: Workload, speed: Speed) -> Workload:
-    """The work as an estimate of memory sees it."""
+def computed_so(work: Workload, speed: Speed, *, one_product: bool) -> Workload:
+    """The work as an estimate of memory sees it. `one_product`: the head is frozen and lies whole on one device; any
+    other keeps in chunks what the trainers' own loss does."""
     budget = speed.activation_memory_budget
     how = Computed(
         compiled=speed.compile,
         kernels=speed.kernels == "triton",
         kept=1.0 if budget is None else budget,
-        chunked_head=speed.head == "chunked",
+        chunked_head=speed.head == "chunked" and one_product,
     )
     return replace(work, computed=how)
 
@@ -171,9 +174,10 @@ def _obstacles(part: Part, here: _Situation) -> Iterator[_Obstacle]:
         yield _Obstacle(
             "they compute fused adapters, and speed.adapters is plain", "set speed.adapters: auto"
         )
-    if part == "head" and request.full_tuning:
+    if part == "head" and request.full_tuning and ANY_HEAD not in request.offered:
         yield _Obstacle("method full trains the head", f"{off}, or method: lora")
-    if here.strategy == "split" and part in ("compile", "kernels", "padding", "head"):
+    whole = {"compile", "kernels", "padding", *(() if ANY_HEAD in request.offered else ("head",))}
+    if here.strategy == "split" and part in whole:
         yield _Obstacle(_split(part), f"{off}, or model_parallel: false")
     if part == "padding" and request.attention is not None:
         way_out = f"{off}, or remove model.attn_implementation"
@@ -224,9 +228,12 @@ def _why(part: Part, here: _Situation) -> str:
     """The reason for the faster way."""
     gpu = next(iter(here.gpus), None)
     where = f"triton {here.hardware.triton} on {gpu.model}" if gpu is not None else here.device
+    head = "the head is frozen: no logits of a whole batch, no gradient of its weight"
+    if here.request.full_tuning:
+        head = "no logits of a whole batch: a chunk's are made again for the gradient of the head"
     return {
         "adapters": f"products in {here.precision}, no copies of activations in fp32",
-        "head": "the head is frozen: no logits of a whole batch, no gradient of its weight",
+        "head": head,
         "compile": f"each layer by itself; {where}",
         "padding": "rows lie end to end, each sees itself alone",
         "kernels": where,

@@ -86,9 +86,10 @@ class PlacedGRPOTrainer(GRPOTrainer):
             told = super()._generate_single_turn(*args, **kwargs)
         if self.on_bad_logits is not None and not self.use_vllm:
             # All processes end together: the model is the same, a prompt may not be.
-            bad = torch.tensor(float(watch.found), device=self.accelerator.device)
+            bad = watch.bad(self.accelerator.device)
             if self.accelerator.num_processes > 1:
                 bad = self.accelerator.reduce(bad, reduction="sum")
+            # The one wait for a set of completions, whose tokens are read right after it.
             if bad.item():
                 self.on_bad_logits(self.state.global_step + 1, watch.found, watch.inputs, self._logits_again)
         return told

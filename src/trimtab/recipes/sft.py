@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trimtab.config.schema import Config
 from trimtab.errors import RequestError
 from trimtab.placement import PlacementPlan, return_outputs
-from trimtab.placement.speed import PARTS
+from trimtab.placement.speed import ANY_HEAD, PARTS
 from trimtab.recipes.fullest_rows import text_rows
 from trimtab.recipes.look import rows_answered
 from trimtab.recipes.outcomes import held_out_loss
@@ -109,6 +109,6 @@ SFT = Recipe(
     build=_build,
     outcome=held_out_loss,
     look=rows_answered,
-    fast=frozenset(PARTS),
+    fast=frozenset({*PARTS, ANY_HEAD}),
     fullest=text_rows,
 )

@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimtab.rehearse import shim
-
 if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
 
 
 def run(words: list[str], here: Process) -> int:
     """The status of the shell."""
+    from trimtab.rehearse import shim  # it reads lines and configs, which no script needs
+
     stand_ins = here.folder / f"bin-{os.getpid()}"
     shim.put_into(stand_ins)
     # `python`, `torchrun` and `accelerate` in the script are those beside the python that runs the rehearsal.

@@ -20,7 +20,7 @@ from typing import NoReturn
 from trimtab.config import load_request
 from trimtab.config.flags import as_words
 from trimtab.errors import RequestError
-from trimtab.rehearse import launch_tasks
+from trimtab.rehearse import launch_tasks, taken_out
 from trimtab.rehearse.launch_tasks import refuse
 from trimtab.rehearse.target import Launcher, Target, is_shell_script
 
@@ -209,9 +209,7 @@ def _gpus_of(script: Path) -> int:
 def _torchrun(words: list[str], reading: _Reading, *, tells: bool = False) -> Target:
     """Take torchrun's own options as torchrun itself would read them. `tells`: its older form, which hands each rank
     its number on the command line too, unless it is asked not to."""
-    from torch.distributed.run import get_args_parser
-
-    parser = get_args_parser()
+    parser = taken_out.definition("torch.distributed.run", "get_args_parser")()
     if tells:
         parser.add_argument("--use-env", "--use_env", action="store_true")
     parser.exit_on_error = False

@@ -106,8 +106,11 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     import torch
     from transformers import PretrainedConfig
 
-    from trimtab.virtual import unknown
+    from trimtab.rehearse import collecting
+    from trimtab.virtual import deeds, state, unknown
 
+    machine = state.machine()
+    collecting.resume(models=machine is None or machine.initialised or deeds.any_module())
     finding = {key: kwargs[key] for key in _OF_FINDING if kwargs.get(key) is not None}
     told = kwargs.pop("output_loading_info", False)
     device_map = kwargs.pop("device_map", None)

@@ -18,10 +18,13 @@ Told = dict[str, Any]
 
 def of(machine: Machine) -> dict[str, Told]:
     """Each device's record."""
-    return {f"cuda:{device.index}": _of_device(device) for device in machine.devices}
+    from trimtab.virtual import places
+
+    names = places.names(machine.modules)
+    return {f"cuda:{device.index}": _of_device(device, names) for device in machine.devices}
 
 
-def _of_device(device: VirtualDevice) -> Told:
+def _of_device(device: VirtualDevice, names: dict[int, str]) -> Told:
     told: Told = {
         "capacity_bytes": int(device.total_bytes),
         "peak_bytes": int(device.peak),
@@ -31,7 +34,7 @@ def _of_device(device: VirtualDevice) -> Told:
         "phases": [],
         "timeline": None,
     }
-    peaks = _by_phase(device.ledger.peaks())
+    peaks = _by_phase(device.ledger.peaks(names))
     if not peaks:
         return told
     told["phases"] = [_phase(peak) for peak in peaks]

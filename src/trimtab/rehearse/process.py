@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import instead, renames, shield, tracebacks, written
+from trimtab.rehearse import collecting, instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
 
 if TYPE_CHECKING:
@@ -175,6 +175,7 @@ def prepare() -> Process:
     if _process is None:
         _process = Process(Path(os.environ[VARIABLE]))
         _process.recorder.begin()
+        collecting.put_off()
         written.watch(_process.recorder, without=_process.settings.apart)
         renames.across(_process.settings.apart)
         instead.install_from_environment()
@@ -214,6 +215,7 @@ def _attach(process: Process, machine: Machine) -> None:
 
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
+    machine.at_first_use.append(lambda: collecting.resume(models=deeds.any_module()))
     places.hide(observer.OWN)
     if machine.shapes:
         loading.build_from_configs(machine)

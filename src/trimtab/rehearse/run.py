@@ -1,6 +1,6 @@
 """The parent of a rehearsal: starts the script's process (or its ranks), waits within a time limit, gives the verdict.
 
-It never imports torch (but for reading a torchrun line) and never runs the user's code in its own process.
+It never imports torch and never runs the user's code in its own process.
 """
 
 from __future__ import annotations

@@ -93,7 +93,6 @@ class _Passed:
     """
 
     def __init__(self, real: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, real)
         self._real = real
         self.called = False
         self.error: BaseException | None = None
@@ -107,6 +106,9 @@ class _Passed:
             self.error = error
             raise
         return self.result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
 
 def around(owner: Any, name: str, call: Callable[..., Any], *, whose: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Which buffers the compiled form of a graph has, and when: an account of inductor's fusion and of its memory plan.
+"""Which buffers the compiled form of a graph has, and when, where inductor cannot be asked: an account of its fusion.
 
 Pointwise operations are computed where they are read, and have memory only where a kernel that cannot be fused reads
 them, or too many others. What one fused kernel makes and reads itself has none. A buffer lives from its kernel to the
@@ -67,7 +67,9 @@ class _Kernel:
     """What is written in the place of what, where that is read no more."""
 
 
-def account(graph: fx.Graph, numbers: count[int], held: Mapping[str, int]) -> Account:
+def account(
+    graph: fx.Graph, numbers: count[int], held: Mapping[str, int], *, own: int | None = None
+) -> Account:
     """The buffers of a graph. `held`: inputs that it may free, by name, with the numbers of their buffers."""
     return _Accounting(graph, numbers, held).account()
 

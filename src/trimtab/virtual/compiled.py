@@ -273,7 +273,14 @@ class _Planning:
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
             first = next(iter(str(error).splitlines()), "")[:200]
             return f"torch cannot make its graph ({type(error).__name__}: {first})"
-        return pieces.plan_of(cut, [number for number in record.inputs if number not in set(self.tangents)])
+        inputs = [number for number in record.inputs if number not in set(self.tangents)]
+        plan = pieces.plan_of(cut, inputs, torch.device("cuda", self.run.device.index))
+        if plan.unsure is not None:
+            _tell(
+                f"which buffers the compiled form of {_called(self.run.function)} has is estimated: inductor could not "
+                f"be asked ({plan.unsure})"
+            )
+        return plan
 
     def _by(self, backend: Any) -> Plan | str:
         """As a backend of the program's own has it made: it calls inductor, under settings of its own."""

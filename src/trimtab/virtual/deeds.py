@@ -42,6 +42,11 @@ def placement(module: nn.Module, name: str) -> Placement | None:
     return _placed.get(module, {}).get(name)
 
 
+def any_module() -> bool:
+    """Whether there is any module that holds something."""
+    return bool(_placed)
+
+
 def loaded(optimizer: torch.optim.Optimizer) -> Handle | None:
     """The user's line that last loaded an optimizer's state."""
     return _loads.get(optimizer)

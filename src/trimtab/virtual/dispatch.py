@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library import simple_registry
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -266,3 +267,25 @@ def _modes() -> Iterator[None]:
 
 ABOVE.work = _unseen
 sharded.set_modes(_modes, VirtualMode)
+
+
+def _ask_for_no_rules() -> None:
+    """C++ asks Python before each operation for a rule of torch.library for the mode: for these there is none.
+
+    It remembers whom it asked the first time, so one operation under the mode is enough.
+    """
+    asked = simple_registry.find_torch_dispatch_rule
+    ours = VIRTUAL | {VirtualMode}
+
+    def rule(op: Any, torch_dispatch_class: type) -> Any:
+        return None if torch_dispatch_class in ours else asked(op, torch_dispatch_class)
+
+    simple_registry.find_torch_dispatch_rule = rule
+    try:
+        with VirtualMode():
+            torch.empty(0, device="cpu")
+    finally:
+        simple_registry.find_torch_dispatch_rule = asked
+
+
+_ask_for_no_rules()

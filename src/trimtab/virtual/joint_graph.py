@@ -1,22 +1,25 @@
 """From what was written down of a piece and of its backward pass to the two graphs that a compiler makes of them.
 
-The joint graph is made and cut by torch's own tools: inductor's decompositions, functionalisation, the min-cut
-partitioner with whatever settings are in force. What is kept for the backward pass is what torch.compile would keep.
+The joint graph is made and cut by torch's own tools: inductor's decompositions, functionalisation, inductor's passes
+over the joint graph, the min-cut partitioner with whatever settings are in force. What is kept for the backward pass is
+what torch.compile would keep.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
 
+from trimtab.virtual import state
 from trimtab.virtual.recorded import Kernel, Record, Ref, put
 from trimtab.virtual.tensor import VIRTUAL
 
@@ -43,14 +46,20 @@ def cut(
 
     primals = [number for number in record.inputs if number not in set(tangents)]
     joint = _traced(record, primals, tangents, [*outputs, *gradients])
+    _pass_over(joint)
     if not tangents:
+        joint.graph.set_codegen(fx.graph.CodeGen())
         joint.graph.eliminate_dead_code()
         return Cut(joint.graph, None, len(outputs))
     static = [
         place for place, number in enumerate(primals) if isinstance(record.inputs[number], torch.nn.Parameter)
     ]
     forward, backward = min_cut_rematerialization_partition(
-        joint, None, num_fwd_outputs=len(outputs), static_lifetime_input_indices=static
+        joint,
+        None,
+        compiler="inductor",
+        num_fwd_outputs=len(outputs),
+        static_lifetime_input_indices=static,
     )
     return Cut(forward.graph, backward.graph, len(outputs))
 
@@ -122,13 +131,63 @@ def _traced(
     # One fake mode for all: by it operations are timed, where memory is scarce.
     with FakeTensorMode(), torch.no_grad(), traceback.preserve_node_meta():
         shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
-        made = make_fx(joint, decomposition_table=dict(select_decomp_table()))(*shapes)
+        made = make_fx(joint, decomposition_table={**select_decomp_table(), **_own_decompositions()})(*shapes)
     for node in list(made.graph.nodes):
         same = _the_same(node)
         if same is not None:
             node.replace_all_uses_with(same)
             made.graph.erase_node(node)
     return made
+
+
+def _own_decompositions() -> dict[Any, Any]:
+    """What inductor makes of the operations of CUDA that are ours here."""
+    from torch._decomp import decomposition_table
+
+    aten, own = torch.ops.aten, torch.ops.trimtab_virtual
+    if not hasattr(aten, "_fused_rms_norm"):
+        return {}
+    forward = decomposition_table.get(aten._fused_rms_norm.default)
+    backward = decomposition_table.get(aten._fused_rms_norm_backward.default)
+    if forward is None or backward is None:
+        return {}
+
+    def gradients(grad: Any, source: Any, shape: Any, weight: Any, factor: Any) -> Any:
+        of_source, of_weight = backward(grad, source, shape, factor, weight, [True, weight is not None])
+        return of_source, grad.new_empty(0) if of_weight is None else of_weight
+
+    return {own.rms_norm.default: forward, own.rms_norm_backward.default: gradients}
+
+
+def _pass_over(joint: fx.GraphModule) -> None:
+    """Inductor's own passes over a joint graph: constants, attention written out, what is scattered into constants.
+
+    They compute with small constants on the graph's device, which is therefore the CPU meanwhile.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.virtualized import V
+
+    place(joint.graph, torch.device("cpu"))
+    fakes = (node.meta.get("val") for node in joint.graph.nodes)
+    mode = next((value.fake_mode for value in fakes if isinstance(value, FakeTensor)), None)
+    with ExitStack() as undo:
+        state.replace(undo, torch.cuda, "is_available", lambda: False)
+        undo.enter_context(V.set_fake_mode(mode))
+        compile_fx._recursive_joint_graph_passes(joint)
+
+
+def place(graph: fx.Graph, device: torch.device) -> None:
+    """Let a graph be on a device."""
+
+    def there(value: Any) -> Any:
+        return device if isinstance(value, torch.device) else value
+
+    for node in graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, FakeTensor):
+                value.fake_device = device
+        node.args = fx.node.map_aggregate(node.args, there)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, there)
 
 
 def _the_same(node: fx.Node) -> Any:

@@ -68,6 +68,9 @@ class Teller:
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """A module has returned, or failed."""
+        if module._parameters and state.machine() is self.machine:
+            # FSDP gathers the parameters of a module that it wraps after `before`, and frees them after this.
+            self.moved(module)
         if self._stack:
             if self._stack[-1] is module:
                 self._stack.pop()

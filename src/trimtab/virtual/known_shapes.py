@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual import state
 from trimtab.virtual.plans import FRESH, GENERAL, INPLACE, Plan
@@ -37,9 +38,20 @@ def compute(plan: Plan, func: Any, shaped: Any, named: Any) -> Any:
         raise state.NotSimulated(
             f"{plan.name} has no rule for shapes alone: rehearse it with values (a smaller model, no --shapes-only)."
         ) from error
-    if key is not None and len(_KNOWN) < _MOST_KNOWN:
+    if key is not None and len(_KNOWN) < _MOST_KNOWN and (plan.kind == INPLACE or not _shares(made, shaped)):
         _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
     return made
+
+
+def _shares(made: Any, shaped: Any) -> bool:
+    """Whether a result is memory of an operand, whatever the schema says: FSDP's own operations do not say so.
+
+    The next such question is then asked again: an answer made anew would be memory of its own.
+    """
+    given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(shaped) if isinstance(leaf, Tensor)}
+    return any(
+        isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata in given for leaf in tree_leaves(made)
+    )
 
 
 def _key(value: Any) -> Any:

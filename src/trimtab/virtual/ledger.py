@@ -124,12 +124,14 @@ class Ledger:
         if device.index != _HOST:
             self.places[self.lap.phase] = places.here()
 
-    def peaks(self) -> list[Peak]:
-        """The highest use in each phase, in order."""
+    def peaks(self, names: dict[int, str] | None = None) -> list[Peak]:
+        """The highest use in each phase, in order. `names`: those of the modules, where they are known already."""
         self.settle()
         self._tell_weights()
-        found, names = [], places.names(self.modules)
-        for phase, lap in self._laps().items():
+        found, laps = [], self._laps()
+        if names is None:
+            names = places.names(self.modules) if laps else {}
+        for phase, lap in laps.items():
             place = self.places.get(phase, Place())
             peak = Peak(
                 phase,
@@ -153,6 +155,8 @@ class Ledger:
 
     def _tell_weights(self) -> None:
         kinds, device = self.kinds, self.device
+        if not device.made:
+            return
         for module in tuple(self.modules):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 for block in blocks_of(tensor) if tensor is not None else ():

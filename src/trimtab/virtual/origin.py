@@ -81,6 +81,8 @@ _PACKAGES = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("pu
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _ROOTS = _library_roots()
 _user_code: dict[CodeType, bool] = {}
+_libraries: set[str] = set()
+"""Names of modules that are no user's: most frames of a stack are theirs."""
 
 
 def is_plumbing(filename: str) -> bool:
@@ -106,14 +108,33 @@ def _is_user(code: CodeType) -> bool:
 def here(skip: int = 0) -> Handle | None:
     """The nearest frame of user code, as a handle; None when there is none on this thread's stack."""
     frame: FrameType | None = sys._getframe(1 + skip)
-    known = _user_code.get
+    libraries = _libraries
     while frame is not None:
-        code = frame.f_code
-        user = known(code)
-        if user or (user is None and _is_user(code)):
-            return code, frame.f_lasti
+        # Asked of every frame, and of a frame's code every audit hook is told: by the name of its module first.
+        if frame.f_globals.get("__name__") not in libraries:
+            code = frame.f_code
+            user = _user_code.get(code)
+            if user or (user is None and _is_user(code)):
+                return code, frame.f_lasti
+            if user is None:
+                _learn(frame.f_globals)
         frame = frame.f_back
     return None
+
+
+def of_library(frame: FrameType) -> bool:
+    """Whether a frame is known to be of a library; false also where nobody has looked yet."""
+    return frame.f_globals.get("__name__") in _libraries
+
+
+def _learn(names: dict[str, Any]) -> None:
+    """Code that is no user's ran with these globals: those of a library's module are known by its name from now on."""
+    name, file = names.get("__name__"), names.get("__file__")
+    if not isinstance(name, str) or name == "__main__":
+        return
+    genuine = getattr(sys.modules.get(name), "__dict__", None) is names
+    if genuine and isinstance(file, str) and not is_user_file(file):
+        _libraries.add(name)
 
 
 def resolve(handle: Handle | Origin | None) -> Origin | None:

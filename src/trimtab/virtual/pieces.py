@@ -6,16 +6,17 @@ values are those of the code as it is written, whose own graph the piece holds; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 
-from trimtab.virtual import functions, memory
-from trimtab.virtual.buffers import Account, account
+from trimtab.virtual import buffers, functions, inductor, memory
+from trimtab.virtual.buffers import Account
 from trimtab.virtual.joint_graph import Cut
 from trimtab.virtual.memory import Block
 from trimtab.virtual.state import Machine, VirtualDevice
@@ -40,12 +41,23 @@ class Plan:
     kept: tuple[Kept, ...] = ()
     kept_inputs: tuple[int, ...] = ()
     """Numbers, in the record, of the inputs that are kept."""
+    unsure: str | None = None
+    """Why inductor could not be asked for the buffers, if it could not."""
 
 
-def plan_of(cut: Cut, inputs: Sequence[int]) -> Plan:
+def plan_of(cut: Cut, inputs: Sequence[int], device: torch.device) -> Plan:
     """The plan that follows from the graphs of a piece; `inputs` are the numbers of the forward graph's."""
-    buffers = count()
-    forward = account(cut.forward, buffers, {})
+    try:
+        return _plan_of(cut, inputs, partial(inductor.account, device=device))
+    except inductor.REFUSED as error:
+        first = next(iter(str(error).splitlines()), "")[:200]
+        plan = _plan_of(cut, inputs, buffers.account)
+        return replace(plan, unsure=f"{type(error).__name__}: {first}")
+
+
+def _plan_of(cut: Cut, inputs: Sequence[int], account: Callable[..., Account]) -> Plan:
+    numbers = count()
+    forward = account(cut.forward, numbers, {}, own=cut.outputs)
     if cut.backward is None:
         return Plan(forward)
     results: Any = next(node for node in cut.forward.nodes if node.op == "output").args[0]
@@ -62,7 +74,8 @@ def plan_of(cut: Cut, inputs: Sequence[int]) -> Plan:
             kept.setdefault(buffer, Kept(buffer, tuple(value.shape), value.dtype))
             if buffer not in own:
                 held[node.name] = buffer
-    return Plan(forward, account(cut.backward, buffers, held), tuple(kept.values()), tuple(kept_inputs))
+    backward = account(cut.backward, numbers, held, own=None)
+    return Plan(forward, backward, tuple(kept.values()), tuple(kept_inputs))
 
 
 @dataclass(eq=False)

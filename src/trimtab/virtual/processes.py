@@ -61,6 +61,8 @@ def initialise(in_force: Machine, message: str = BAD_FORK, raises: type[RuntimeE
         device.card = card
         if not in_force.initialised:
             device.pool.configure(settings)
+    while in_force.at_first_use:
+        in_force.at_first_use.pop()()
     # After a repaired fault too: as if the process had been spawned.
     in_force.pid = os.getpid()
     in_force.initialised = in_force.ready = True

@@ -97,6 +97,8 @@ def _attention(
             return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
 
     def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        if virtual and 0 < dropout_p < 1:
+            return _dropping(q, k, v, bias, dropout_p, is_causal, scale, enable_gqa)
         return torch._scaled_dot_product_attention_math(q, k, v, bias, dropout_p, is_causal, None, **options)[
             0
         ]
@@ -104,6 +106,41 @@ def _attention(
     if virtual and backend != MATH:
         return sdp_aside.attend(backend, plain, query, key, value, mask)
     return plain(query, key, value, mask)
+
+
+def _dropping(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> Tensor:
+    """aten::_scaled_dot_product_attention_math with weights dropped as CUDA does: one kernel keeps a byte each.
+
+    C++ has no such kernel for the device that it sees, and would keep the noise as wide as the weights.
+    """
+    dtype = query.dtype
+    if (
+        dtype in (torch.float16, torch.bfloat16)
+        and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    ):
+        query, key, value = query.float(), key.float(), value.float()
+    if grouped:
+        key, value = (t.repeat_interleave(query.size(-3) // t.size(-3), -3) for t in (key, value))
+    by = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    root = math.sqrt(abs(by))
+    query = query * math.copysign(root, by)
+    if causal:
+        seen = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = torch.zeros_like(seen, dtype=query.dtype).masked_fill(seen.logical_not(), float("-inf"))
+    weights = query @ (key.transpose(-2, -1) * root)
+    if mask is not None:
+        weights = weights.add_(mask)
+    weights = torch.native_dropout(torch._safe_softmax(weights, -1), dropout, True)[0]
+    return (weights @ value).to(dtype)
 
 
 def _fused(

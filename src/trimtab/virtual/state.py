@@ -124,6 +124,8 @@ class Machine:
         """Whether CUDA would have been initialised in this process (a fork after that is a fault)."""
         self.ready = False
         """Whether this very process has initialised it (false again in a forked child)."""
+        self.at_first_use: list[Callable[[], None]] = []
+        """To be called when CUDA is initialised: before anything is on a GPU."""
         self.pid = os.getpid()
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Modules that were moved or called while this machine was in force."""

@@ -22,7 +22,7 @@ from trimtab.diagnose import dead_lines, rewrite, source
 from trimtab.diagnose.finding import cause_at
 from trimtab.rehearse import places
 from trimtab.rehearse.checks.base import BaseCheck, around, trained_by
-from trimtab.virtual import state
+from trimtab.virtual import origin, state
 
 _LOOKS = 2000
 """Calls of layers of which the lines are looked at."""
@@ -64,8 +64,8 @@ class NoEffect(BaseCheck):
     def _look(self, frame: FrameType | None, deep: int) -> None:
         """At the innermost line of the program, at most so many frames up."""
         while frame is not None and deep:
-            key = (frame.f_code, frame.f_lineno)
-            if source.is_user_file(frame.f_code.co_filename):
+            if not origin.of_library(frame) and source.is_user_file(frame.f_code.co_filename):
+                key = (frame.f_code, frame.f_lineno)
                 if key not in self._seen:
                     self._seen.add(key)
                     self._note(dead_lines.around(frame))

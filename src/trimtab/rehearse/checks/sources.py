@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -75,7 +76,9 @@ class Sources:
         if not isinstance(result, torch.Tensor):
             return
         values = payload_of(result)
-        if values.is_meta:
+        if values.is_meta or not values.is_floating_point() or values.numel() > _LARGEST:
+            return
+        if values.layout is not torch.strided or is_unknown(result):
             return
         caller = _asking(sys._getframe(2))
         if not source.is_user_file(caller.f_code.co_filename):
@@ -84,10 +87,6 @@ class Sources:
         if type(values) not in _PLAIN or torch._C._functorch.maybe_current_level() is not None:
             return
         if torch.jit.is_tracing():
-            return
-        if values.numel() > _LARGEST or not values.is_floating_point() or values.layout is not torch.strided:
-            return
-        if is_unknown(result):
             return
         name = getattr(func, "__name__", "")
         file, line = caller.f_code.co_filename, caller.f_lineno
@@ -251,7 +250,10 @@ def is_finite(values: torch.Tensor) -> bool:
     """Whether all values are numbers; true of what has none."""
     if not values.is_floating_point() or not values.numel() or values.device.type == "meta":
         return True
-    with torch.no_grad():
+    # No mode has to see what is asked of plain values.
+    plain = type(values) in _PLAIN
+    past: AbstractContextManager[object] = torch._C._DisableTorchDispatch() if plain else nullcontext()
+    with past, torch.no_grad():
         return bool(torch.isfinite(wide(values)).all())
 
 

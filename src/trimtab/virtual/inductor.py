@@ -1,0 +1,207 @@
+"""Which buffers the compiled form of a graph has, and when: as inductor itself decides it.
+
+Inductor lowers the graph for a CUDA device and schedules it: what is fused, in which order kernels run, what is written
+in place of what. From there on it would write the kernels; here their buffers are noted instead. Nothing is compiled,
+and no GPU is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from trimtab.virtual import state, unguarded
+from trimtab.virtual.buffers import Account
+from trimtab.virtual.joint_graph import INSIDE, launch_op, place
+
+REFUSED = (
+    ImportError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError, LookupError, AssertionError
+)  # fmt: skip
+"""What inductor raises where it cannot take a graph, or where its parts are called otherwise in another torch."""
+
+
+def account(
+    graph: fx.Graph, numbers: count[int], held: Mapping[str, int], device: torch.device, *, own: int | None
+) -> Account:
+    """The buffers of a graph. `held`: inputs that it may free, by name, with the numbers of their buffers.
+
+    `own`: how many of the results are the program's own, in a forward graph; None in a backward graph.
+    """
+    with _lowered(graph, held, device, own) as lowered:
+        return _Accounting(lowered, numbers, held).account()
+
+
+@contextmanager
+def _lowered(graph: fx.Graph, held: Collection[str], device: torch.device, own: int | None) -> Iterator[Any]:
+    """The graph in inductor's own form, scheduled."""
+    from torch._inductor import compile_fx, scheduler
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    place(graph, device)
+    module = fx.GraphModule(nn.Module(), graph)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    values = [node.meta["val"] for node in inputs]
+    results = next(node for node in graph.nodes if node.op == "output")
+    results.meta["user_visible_output_idxs"] = [
+        number for number in range(own or 0) if isinstance(results.args[0][number], fx.Node)
+    ]
+    compile_fx._recursive_record_original_output_strides(module)
+    mode = values[0].fake_mode if values else None
+    with ExitStack() as undo:
+        undo.enter_context(torch.no_grad())
+        unguarded.put_in_force(undo)
+        # Triton is for those who write the kernels.
+        state.replace(undo, scheduler, "has_triton", lambda: True)
+        undo.enter_context(DebugContext())
+        undo.enter_context(V.set_fake_mode(mode))
+        view_to_reshape(module)
+        compile_fx._recursive_post_grad_passes(module, is_inference=False)
+        lowered = GraphLowering(module, example_inputs=values, is_backward=own is None)
+        lowered.bw_donated_idxs = [number for number, node in enumerate(inputs) if node.name in held]
+        undo.enter_context(V.set_graph_handler(lowered))
+        undo.enter_context(V.set_extern_kernel_nodes([]))
+        lowered.run(*values)
+        lowered.init_wrapper_code()
+        lowered._update_scheduler()
+        yield lowered
+
+
+class _Accounting:
+    """Walks through the kernels as inductor does when it writes them, and notes what it would allocate and free."""
+
+    def __init__(self, graph: Any, numbers: count[int], held: Mapping[str, int]) -> None:
+        self.graph, self.scheduler, self.numbers = graph, graph.scheduler, numbers
+        self.found = Account()
+        self.buffers = {name: number for name, number in held.items() if name in graph.graph_inputs}
+        self.names = {number: {name} for name, number in self.buffers.items()}
+        """By the number of a buffer, under which names it lives."""
+        self.renamed = self.scheduler.mutation_real_name
+        """Names of what a buffer is after it was written to, with its own."""
+        self.kept = {self.renamed.get(name, name) for name in graph.get_output_names()}
+
+    def account(self) -> Account:
+        for node in self.scheduler.nodes:
+            self._run(node)
+        for result in self.graph.graph_outputs:
+            name = result.get_name() if result.has_tensor_output() else ""
+            name = self.renamed.get(name, name)
+            is_input = name in self.graph.graph_inputs
+            self.found.results.append(self.buffers.get(name, name if is_input else None))
+        return self.found
+
+    def _run(self, node: Any) -> None:
+        parts = node.get_nodes()
+        is_one = node.is_extern() or node.is_template()
+        in_place = {} if is_one else self._in_place(parts)
+        inside = 0
+        operations = node.get_operation_names()
+        for part in parts:
+            for buffer in part.get_outputs():
+                name = buffer.get_name()
+                if name in in_place and in_place[name] in self.buffers:
+                    self._give(in_place[name], name)
+                elif is_one or not self._is_local(name, operations):
+                    self._make(buffer)
+            if is_one:
+                inside = max(inside, _inside(part.node))
+        if inside:
+            extra = next(self.numbers)
+            self.found.steps += [(extra, inside), (~extra, 0)]
+        self._free(node, parts)
+        self.scheduler.available_buffer_names.update(node.get_buffer_names())
+        self.scheduler.completed_operations.update(operations)
+
+    def _in_place(self, parts: Any) -> dict[str, str]:
+        """What the parts of a kernel write in place of what."""
+        from torch._inductor.codegen.common import Kernel
+        from torch._inductor.virtualized import V
+
+        kernel = Kernel(increase_kernel_count=False)
+        with V.set_kernel_handler(kernel):
+            for part in parts:
+                part.decide_inplace_update()
+        return dict(kernel.inplace_update_buffers)
+
+    def _is_local(self, name: str, operations: Any) -> bool:
+        """Whether a buffer is made and read by one kernel alone, so that it needs no memory."""
+        if not self.scheduler.can_buffer_be_removed_through_fusion(name, operations):
+            return False
+        self.graph.removed_buffers.add(name)
+        return True
+
+    def _give(self, old: str, new: str) -> None:
+        number = self.buffers[new] = self.buffers.pop(old)
+        self.names[number].discard(old)
+        self.names[number].add(new)
+        self.graph.wrapper_code.freed.add(old)
+
+    def _make(self, buffer: Any) -> None:
+        from torch._inductor import ir
+
+        node = buffer.node
+        name, layout = node.get_name(), node.get_output_spec()
+        if name in self.buffers or name in self.renamed:
+            return
+        if isinstance(layout, ir.NonOwningLayout):
+            base = layout.view.get_name()
+            if base in self.scheduler.name_to_buf:
+                self._make(self.scheduler.name_to_buf[base])
+            self._alias(base, name)
+        elif isinstance(layout, ir.MultiOutputLayout):
+            for user in buffer.users:
+                for part in user.node.get_outputs() if hasattr(user.node, "get_outputs") else ():
+                    if isinstance(part.node, ir.MultiOutput):
+                        self._make_part(buffer, part)
+        elif isinstance(layout, ir.Layout) and not isinstance(layout, ir.NoneLayout):
+            if aliased := [other for other in node.get_inputs_that_alias_output() if other in self.buffers]:
+                self._alias(aliased[0], name)
+            elif not node.get_mutation_names() and layout.device.type != "cpu":
+                self._new(name, layout)
+
+    def _make_part(self, whole: Any, part: Any) -> None:
+        """One of the results of an operation. A launch of the program's own writes over what nobody reads any more."""
+        node = whole.node
+        if getattr(node, "op_overload", None) is launch_op():
+            given, written = node.inputs, node.constant_args[0]
+            over = given[written[part.node.indices[0][1]]].get_name()
+            if over in self.buffers and over in whole.defining_op.last_usage and over not in self.kept:
+                self._give(over, part.get_name())
+                return
+        self._make(part)
+
+    def _new(self, name: str, layout: Any) -> None:
+        nbytes = int(layout.storage_size()) * layout.dtype.itemsize
+        if nbytes:
+            number = self.buffers[name] = next(self.numbers)
+            self.names[number] = {name}
+            self.found.steps.append((number, nbytes))
+
+    def _alias(self, base: str, name: str) -> None:
+        if base in self.buffers:
+            number = self.buffers[name] = self.buffers[base]
+            self.names[number].add(name)
+
+    def _free(self, node: Any, parts: Any) -> None:
+        for name in sorted(node.last_usage):
+            self.graph.wrapper_code.freed.add(name)
+            if name in self.kept or name not in self.buffers:
+                continue
+            number = self.buffers.pop(name)
+            self.names[number].discard(name)
+            if not self.names[number]:
+                self.found.steps.append((~number, 0))
+
+
+def _inside(operation: Any) -> int:
+    """The bytes that an operation of torch takes while it runs."""
+    origin = operation.get_origin_node() if operation is not None else None
+    told: int = origin.meta.get("custom", {}).get(INSIDE, 0) if origin is not None else 0
+    return told
