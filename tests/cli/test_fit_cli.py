@@ -6,8 +6,11 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from trimtab.hardware.catalogue import Card
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 SHAPE = {
@@ -94,6 +97,31 @@ def test_fit_makes_its_page(trimtab: Trimtab, config: str, tmp_path: Path) -> No
     assert refused.returncode == 2
     assert "no page of Trimtab" in refused.stderr
     assert page.read_text() == "my own notes"
+
+
+def test_a_search_that_is_stopped_tells_what_it_found(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from trimtab.cli import app
+    from trimtab.recipes.fitting import Search
+
+    real = Search.on
+
+    def stopped_at_the_second(search: Search, card: Card, *args: Any, **kwargs: Any) -> None:
+        if search.found.options:
+            raise KeyboardInterrupt
+        real(search, card, *args, **kwargs)
+
+    monkeypatch.setattr(Search, "on", stopped_at_the_second)
+    out = tmp_path / "fitted.yaml"
+    words = ["fit", config, "--gpu", "H200", "--gpu", "T4", "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert "stopped before the search was over" in done.output
+    assert "best: 1 × H200" in done.output
+    assert out.is_file()
 
 
 def test_fit_tells_machines_all_that_it_executed(trimtab: Trimtab, config: str) -> None:

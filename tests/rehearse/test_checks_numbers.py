@@ -329,3 +329,23 @@ CLEAN: dict[str, tuple[type[BaseCheck], str]] = {
 def test_what_only_looks_like_a_fault_is_none(checked: Checked, name: str) -> None:
     report = checked(*CLEAN[name])
     assert report["findings"] == [], report
+
+
+def test_a_graph_in_a_circle_is_kept_by_nobody(checked: Checked) -> None:
+    found = checked(
+        GraphKept,
+        """
+        import gc
+        gc.disable()  # as where the collector comes seldom
+        class Result:
+            def __init__(self, loss):
+                self.loss, self.myself = loss, self
+        model = nn.Linear(4, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            result = Result(model(torch.randn(2, 4).cuda()).sum())
+            result.loss.backward()
+            optimizer.step()
+        """,
+    )
+    assert not found["findings"]

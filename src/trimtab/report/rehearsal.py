@@ -59,7 +59,7 @@ def _summary(told: Told) -> str:
 
 
 def _head(told: Told) -> Iterable[str]:
-    yield f"<p>{text(told['steps'])} optimizer steps, {told['seconds']:.1f} s</p>"
+    yield f"<p>{text(count_of(told['steps'], 'optimizer step'))}, {told['seconds']:.1f} s</p>"
     yield from (f"<p>{cut(line)}</p>" for line in told.get("notes") or [])
     files = sentence(Files.from_dict(told.get("files") or {}), most=20)
     yield f"<p>{text(f'Files: {files}')}</p>" if files else ""
@@ -84,7 +84,7 @@ def _finding(number: int, finding: Told, sources: Sources, when: str = "") -> st
     rows.append(("fix" if tried != "remains" else "tried, does not help", fix))
     if tried in TRIED:
         rows.append(("tried", text(TRIED[tried])))
-    elif fix and not tried:
+    elif fix and not tried and not finding.get("savings"):
         rows.append(("tried", "not tried"))
     rows += [
         ("also", f"{text(other['kind'])} {place(other.get('where') or other.get('cause'), {})}")

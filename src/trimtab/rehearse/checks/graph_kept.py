@@ -34,6 +34,8 @@ _FIRST_LOOK, _SECOND_LOOK = 4, 10
 _DEEP, _SHALLOW, _DEEP_UNTIL = 512, 6, 16
 """Nodes of a graph that are marked: many in the first passes, so that a kept activation shows, then few."""
 _FAR = 2000
+_BETWEEN = 4
+"""Passes between two looks for circles, which take their time."""
 _LINE = "trimtab_line"
 _CHAIN_LOOKS = (3, 6)
 """Optimizer steps after which is looked at values that are built on themselves."""
@@ -62,6 +64,8 @@ class GraphKept(BaseCheck):
         """By the line that calls backward, and whether the marks lie deep in the graph."""
         self._steps = 0
         self._passes = 0
+        self._cleared = -_BETWEEN
+        """The pass before which was looked for circles last."""
         self._done = False
         self._suspected: tuple[Place, mends_graph.Mend, str] | None = None
         """What is kept, the mend, the message; not yet a fault: a later backward pass may be what it is kept for."""
@@ -139,11 +143,24 @@ class GraphKept(BaseCheck):
         key = (place.file, place.line) if place else None
         step = self._steps if self._steps else self._passes
         for deep, enough in ((False, _ENOUGH if self._steps else _ENOUGH_UNSURE), (True, _ENOUGH_UNSURE)):
-            marks = (mark for mark in (r() for r in self._marks[key, deep]) if mark is not None)
-            if len(alive := {mark.step for mark in marks if mark.step < step}) >= enough:
+            if len(alive := self._alive(key, deep, step, enough)) >= enough:
                 self._report(place, len(alive))
                 return
         self._lay(roots, key, step, place)
+
+    def _alive(self, key: Any, deep: bool, step: int, enough: int) -> set[int]:
+        """Earlier steps whose graphs live. What Python clears away by itself, circles among them, nobody keeps."""
+
+        def there() -> set[int]:
+            marks = (mark for mark in (r() for r in self._marks[key, deep]) if mark is not None)
+            return {mark.step for mark in marks if mark.step < step}
+
+        alive = there()
+        if len(alive) < enough or self._passes < self._cleared + _BETWEEN:
+            return alive if len(alive) < enough else set()
+        gc.collect()
+        self._cleared = self._passes
+        return there()
 
     def _lay(
         self, roots: list[torch.Tensor], key: tuple[str, int] | None, step: int, place: Place | None

@@ -1,0 +1,36 @@
+"""Steps that no optimizer of torch makes are counted, and end a rehearsal where as many were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Rehearse = Callable[..., dict[str, Any]]
+PROGRAM = """
+import torch
+from trimtab.zeroth import ZerothOrder, ZerothSettings
+
+net = torch.nn.Linear(4, 2).cuda()
+x, y = torch.randn(8, 4).cuda(), torch.randint(0, 2, (8,)).cuda()
+
+def losses(model, batch, lanes):
+    rows, labels = batch[0].repeat(lanes, 1), batch[1].repeat(lanes)
+    return torch.nn.functional.cross_entropy(model(rows), labels, reduction="none").view(lanes, -1)
+
+optimizer = ZerothOrder(net, ZerothSettings(method="mezo", learning_rate=1e-2, eps=1e-2), losses)
+for step in range(5):
+    optimizer.step([(x, y)])
+    print("made", step + 1)
+"""
+
+
+def test_steps_without_gradients_are_counted(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    report = rehearse_warm(str(script))
+    assert report["verdict"] == "clean", report["text"]
+    assert report["steps"] == 5
+    ended = rehearse_warm(str(script), max_steps=2)
+    assert ended["verdict"] == "clean", ended["text"]
+    assert ended["steps"] == 2
