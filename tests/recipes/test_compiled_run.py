@@ -34,6 +34,11 @@ def test_a_compiled_run_says_so_and_resumes_exactly(
     summary = json.loads((whole / "summary.json").read_text(encoding="utf-8"))
     assert summary["speed"]["compiled"]["layers"] == 2
     assert summary["speed"]["compiled"]["graphs"] >= 1
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    noted = [line for line in lines if line["phase"] == "compiled"]
+    assert noted[0]["layers"] == 2
+    assert noted[-1]["graphs"] == summary["speed"]["compiled"]["graphs"]
+    assert 0 < noted[0]["seconds"] <= summary["speed"]["compiled"]["seconds"]
     assert "adapted modules" in said, "step 0 proves the gradients of a compiled run too"
 
     resumed, _ = train("resumed", f"training.resume={whole / 'checkpoints' / 'checkpoint-2'}")

@@ -32,10 +32,11 @@ class Fast:
     """By part, how many modules compute so."""
     blocks: Blocks | None = None
 
-    def tell_by(self, say: Say | None) -> None:
-        """From here on what is found on the way is said so: a trainer has a display of its own."""
+    def tell_by(self, say: Say | None, note: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """From here on what is found on the way is said so: a trainer has a display of its own. `note` gets the figures
+        of what was compiled."""
         if self.blocks is not None:
-            self.blocks.say = say
+            self.blocks.say, self.blocks.note = say, note
 
     def as_dict(self) -> dict[str, Any]:
         """For the run's summary."""

@@ -1,4 +1,4 @@
-"""The language model's layers under torch.compile, each by itself, while they are trained.
+"""The layers of a language model, and of the towers beside it, under torch.compile, each by itself, in training.
 
 What is compiled is a layer's own `forward`: hooks on the layer (FSDP2, the monitor), checkpointing and whatever wraps
 the model stay outside. Evaluation, generation and passes without gradients take the plain forward, so that caches and
@@ -38,19 +38,26 @@ class Blocks:
 
     def __init__(self, *, budget: float | None, say: Say | None, demanded: bool, backend: str) -> None:
         self.say = say
+        self.note: Callable[[dict[str, Any]], None] | None = None
+        """Gets the figures of `as_dict` whenever a pass has compiled something."""
         self.layers = 0
         self.graphs = 0
         self.plain: dict[Hashable, str] = {}
         """Kinds of layers that are computed plainly, and why."""
         self._kinds: dict[Hashable, int] = {}
+        self._towers: set[Hashable] = set()
         self._budget, self._demanded, self._backend = budget, demanded, backend
-        self._told, self._told_of_caches = 0, False
+        self._told, self._told_of_caches, self._began_passes = 0, False, False
         self._began = _seconds()
 
-    def add(self, layer: nn.Module, dynamic: bool | None) -> None:
+    def add(self, layer: nn.Module, dynamic: bool | None, *, tower: bool = False) -> None:
+        """`tower`: beside the language model; it may be frozen, and goes on plainly where it cannot be compiled, also
+        where compiled layers were asked for."""
         kind = (type(layer), *((name, type(part)) for name, part in layer.named_modules()))
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
-        layer.forward = _Block(layer, self, kind, dynamic)
+        if tower:
+            self._towers.add(kind)
+        layer.forward = _Block(layer, self, kind, dynamic, first=self.layers == 0 and not tower)
         self.layers += 1
 
     def compile(self, graph: Any, inputs: Any, **options: Any) -> Any:
@@ -77,11 +84,14 @@ class Blocks:
         return self.layers - sum(self._kinds[kind] for kind in self.plain)
 
     def tell(self) -> None:
-        """A new pass begins: say what the one before has compiled."""
-        if self.graphs == self._told:
+        """The language model's part of a new pass begins: say what the pass before has compiled."""
+        first, self._began_passes = not self._began_passes, True
+        if first or self.graphs == self._told:
             return
         again = f", {self._told} of them before" if self._told else ""
         self._told = self.graphs
+        if self.note is not None:
+            self.note(self.as_dict())
         if self.say is not None and self.compiled:
             many = "graph" if self.graphs == 1 else "graphs"
             self.say(
@@ -91,7 +101,7 @@ class Blocks:
     def fall_back(self, kind: Hashable, layer: nn.Module, error: Exception) -> None:
         why = _first_lines(error)
         name = type(layer).__name__
-        if self._demanded:
+        if self._demanded and kind not in self._towers:
             raise NotCompiled(
                 f"speed.compile=true, and {name} cannot be compiled\n  why: {why}\n"
                 "  change: set speed.compile: null, which computes such layers plainly"
@@ -117,10 +127,13 @@ class _Block:
     compiled = True
     """By this mark a witness leaves the inside alone: its hooks would be compiled along."""
 
-    def __init__(self, layer: nn.Module, blocks: Blocks, kind: Hashable, dynamic: bool | None) -> None:
+    def __init__(
+        self, layer: nn.Module, blocks: Blocks, kind: Hashable, dynamic: bool | None, *, first: bool
+    ) -> None:
+        """`first`: whether it is the language model's first layer."""
         self._layer, self._blocks, self._kind = layer, blocks, kind
         self._plain: Any = layer.forward
-        self._first = blocks.layers == 0
+        self._first = first
         self._compiled: Any = torch.compile(
             self._plain, fullgraph=True, dynamic=dynamic, backend=blocks.compile
         )
@@ -160,7 +173,7 @@ def compile_blocks(
     demanded: bool = False,
     _backend: str = "inductor",
 ) -> Blocks:
-    """Have the language model's layers compiled when they are first trained. Before the model is wrapped.
+    """Have the layers of the model and its towers compiled when they first run in training. Before it is wrapped.
 
     `dynamic`: whether lengths differ from batch to batch (True), or a second length is to tell (None). `budget`: share
     of the activations that is kept. `demanded`: a layer that cannot be compiled is an error.
@@ -169,10 +182,10 @@ def compile_blocks(
     bare = bare_model(model)
     stacks = find_stacks(bare)
     towers = tower_stacks(stacks, language_root(bare, stacks))
-    for name in stacks:
-        if name not in towers:
-            for layer in bare.get_submodule(name).children():
-                blocks.add(layer, dynamic)
+    for name in sorted(stacks, key=towers.__contains__):
+        for layer in bare.get_submodule(name).children():
+            # Pictures are cut to one size as a rule, so that a second length is to tell.
+            blocks.add(layer, None if name in towers else dynamic, tower=name in towers)
     if blocks.layers:
         _settle_compiler(len(blocks._kinds))
     return blocks

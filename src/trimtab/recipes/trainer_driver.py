@@ -127,7 +127,7 @@ class TrainerDriver:
         )
         self.monitor.watch(self.trainer)
         if job.fast is not None:
-            job.fast.tell_by(self.monitor.say if self.main else None)
+            job.fast.tell_by(self.monitor.say if self.main else None, self._compiled)
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         load_all(self.trainer)
@@ -139,6 +139,9 @@ class TrainerDriver:
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
             _watch_memory(self.trainer)
+
+    def _compiled(self, figures: dict[str, Any]) -> None:
+        self.monitor.write(self.trainer.state.global_step, "compiled", figures)
 
     def __enter__(self) -> TrainerDriver:
         return self
