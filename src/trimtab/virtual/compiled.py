@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -117,6 +118,7 @@ class _Run:
             entered = self._entered()
             undo.enter_context(_own_hooks())
             undo.enter_context(_compiling())
+            undo.callback(register_optimizer_step_pre_hook(_capturable).remove)
             _running.append(self.recorder)
             undo.callback(_running.pop)
             args, kwargs = pytree.tree_unflatten(entered, self.form)
@@ -135,12 +137,22 @@ class _Run:
             if twin._version and not twin.requires_grad:
                 torch.autograd.graph.increment_version(own)
         if isinstance(plan, Plan):
+            self._count_left_behind(plan, results)
             results = self._counted(plan, results, pairs)
         owners = {id(twin): own for twin, own in pairs}
         for (_, own), new in zip(written, results[len(returned) :], strict=True):
             own.copy_(new)
         given_back = [owners.get(id(value), value) for value in results[: len(returned)]]
         return pytree.tree_unflatten(given_back, form)
+
+    def _count_left_behind(self, plan: Plan, results: list[Any]) -> None:
+        """What the code made and put somewhere (an optimizer its state) lives on, though it is no result."""
+        if plan.backward is not None:
+            return  # what autograd keeps cannot be told from it
+        given_out = {id(value._block) for value in results if value.__class__ in VIRTUAL}
+        for tensor in self.recorder.alive():
+            if id(tensor._block) not in given_out:
+                pieces.count_now(tensor)
 
     def _entered(self) -> list[Any]:
         """The arguments as tensors of their own: what the code keeps of them is not what its compiled form keeps."""
@@ -330,6 +342,18 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def _capturable(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """What torch.compile does to an optimizer before it takes its step into a graph: its counters are on the GPU."""
+    for group in optimizer.param_groups:
+        if "capturable" not in group or not all(parameter.is_cuda for parameter in group["params"]):
+            continue
+        group["capturable"] = True
+        for parameter in group["params"]:
+            counter = optimizer.state[parameter].get("step") if parameter in optimizer.state else None
+            if isinstance(counter, Tensor) and not counter.is_cuda:
+                optimizer.state[parameter]["step"] = counter.to(parameter.device)
 
 
 def _own_hooks() -> Any:
