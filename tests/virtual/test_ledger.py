@@ -241,3 +241,22 @@ def test_the_share_of_cuda_itself() -> None:
         context = machine.devices[0].context_bytes
         assert context == 768 << 20
         assert torch.cuda.mem_get_info() == ((139 << 30) - context, 139 << 30)
+
+
+def test_parts_that_are_never_called_hold_weights_too() -> None:
+    """A layer that computes with the weights of its parts by itself, and was put on the GPU piece by piece."""
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(NARROW, WIDE, bias=False)
+            self.inner.weight = nn.Parameter(torch.ones(WIDE, NARROW, device="cuda"))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows @ self.inner.weight.t()
+
+    with virtual_gpus(1, observer=Observer()) as machine:
+        net = Fused()
+        net(torch.ones(BATCH, NARROW, device="cuda")).sum().backward()
+        (*_, peak) = machine.devices[0].ledger.peaks()
+        assert peak.kinds["weights"] == WEIGHT

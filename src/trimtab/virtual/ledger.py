@@ -157,7 +157,7 @@ class Ledger:
         kinds, device = self.kinds, self.device
         if not device.made:
             return
-        for module in tuple(self.modules):
+        for module in _with_parts(self.modules):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 for block in blocks_of(tensor) if tensor is not None else ():
                     if block.device is device and block.serial not in kinds:
@@ -200,6 +200,18 @@ class Ledger:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
         return self
+
+
+def _with_parts(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Modules and all that is inside of them, each once: of a fused layer the parts are never called themselves."""
+    seen: set[int] = set()
+    left = list(modules)
+    while left:
+        module = left.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            left += [part for part in module._modules.values() if part is not None]
 
 
 _HOST = 127
