@@ -61,15 +61,19 @@ def test_flex_attention_reads_a_bias_of_one_batch_for_all_as_its_compiled_kernel
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.xfail(reason="compiled, a bias that learns is not read by one index after the other")
 def test_flex_attention_reads_a_bias_that_learns_by_one_index_after_the_other() -> None:
     torch.manual_seed(0)
-    made, bias = torch.randn(3, 2, 16, 16), torch.randn(3, 1, 16, 16)
+    made, bias = torch.randn(3, 2, 16, 16), torch.randn(3, 1, 16, 16, requires_grad=True)
     expected = scaled_dot_product_attention(made, made, made, attn_mask=bias)
+    expected.square().sum().backward()
     with virtual_gpus(1):
-        x, own = made.cuda(), bias.cuda().requires_grad_()
+        x, own = made.cuda(), bias.detach().cuda().requires_grad_()
         out = torch.compile(flex_attention)(x, x, x, score_mod=lambda s, b, h, i, j: s + own[b][0][i][j])
+        out.square().sum().backward()
         assert torch.allclose(payload_of(out.detach()), expected, atol=1e-5)
+        assert own.grad is not None
+        assert bias.grad is not None
+        assert torch.allclose(payload_of(own.grad), bias.grad, atol=1e-4)
 
 
 def test_a_tensor_inside_a_transform_of_torch_func_is_on_its_gpu() -> None:

@@ -21,25 +21,51 @@ _MODULE: Any = sys.modules["torch._higher_order_ops.flex_attention"]
 
 
 class _AsCompiled(TorchFunctionMode):
-    """Reads of captured tensors as the compiled kernel makes them: a dimension of one element is not indexed there.
+    """Reads of captured tensors as the compiled kernel makes them.
 
-    (`bias[batch, head, q, k]` of a bias for all batches works on hardware; only a kernel that is not compiled refuses.)
+    A dimension of one element is not indexed there (`bias[batch, head, q, k]` of a bias for all batches works on
+    hardware; only a kernel that is not compiled refuses). One index after the other (`bias[head][q][k]`) is one read,
+    with one gradient: torch's rule for gradients of reads takes no other.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: dict[int, tuple[Tensor, Tensor, tuple[Any, ...]]] = {}
+        """By the identity of what was read: itself, from which tensor, at which place."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is Tensor.__getitem__:
-            args = (args[0], _within(args[0], args[1]))
-        return func(*args, **(kwargs or {}))
+        return self._item(func, *args) if func is Tensor.__getitem__ else func(*args, **(kwargs or {}))
+
+    def _item(self, func: Any, tensor: Tensor, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        _, source, before = self._read.get(id(tensor), (tensor, tensor, ()))
+        place = (*before, *parts)
+        if len(place) > source.dim() or not all(map(_is_one, place)):
+            return func(tensor, index)
+        if any(isinstance(part, Tensor) for part in place):
+            made = func(source, _within(source, tuple(_as_tensor(part, source) for part in place)))
+        else:
+            made = func(tensor, index)
+        self._read[id(made)] = made, source, place
+        return made
 
 
-def _within(tensor: Tensor, index: Any) -> Any:
-    parts = index if isinstance(index, tuple) else (index,)
-    if len(parts) > tensor.dim() or not all(isinstance(part, Tensor) and not part.dim() for part in parts):
-        return index
+def _is_one(part: Any) -> bool:
+    """Whether an index says one place of its dimension."""
+    if isinstance(part, Tensor):
+        return not part.dim() and part.dtype in (torch.int32, torch.int64)
+    return type(part) is int
+
+
+def _as_tensor(part: Any, source: Tensor) -> Tensor:
+    return part if isinstance(part, Tensor) else torch.full((), part, dtype=torch.long, device=source.device)
+
+
+def _within(tensor: Tensor, index: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(
-        part * 0 if size == 1 else part for part, size in zip(parts, tensor.shape[: len(parts)], strict=True)
+        part * 0 if size == 1 else part for part, size in zip(index, tensor.shape[: len(index)], strict=True)
     )
 
 

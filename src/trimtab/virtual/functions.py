@@ -26,7 +26,10 @@ from trimtab.virtual.wording import in_cuda_words
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
 AFTER: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = []
-"""Told of every torch function with its result; empty unless a rehearsal listens."""
+"""Told of every torch function with its result, where it may be or have changed a tensor; empty unless a rehearsal
+listens."""
+_NO_TENSORS = frozenset((bool, int, float, torch.Size, torch.dtype, torch.device))
+"""What attributes and sizes answer with: most of what is asked of tensors, and nothing was made or changed by it."""
 
 
 def listener_failed(listener: Any, error: Exception) -> None:
@@ -81,6 +84,8 @@ class VirtualFunctions(TorchFunctionMode):
             if not refused.is_about_devices(error, args, kwargs or {}):
                 raise
             result = refused.repaired(error, _again, func, args, kwargs or {})
+        if result.__class__ in _NO_TENSORS:
+            return result
         for listener in self.listeners:
             try:
                 listener(func, args, kwargs or {}, result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,13 +18,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from trimtab.virtual import state
-from trimtab.virtual.recorded import Kernel, Record, Ref, put
+from trimtab.virtual.recorded import Entry, Kernel, Record, Ref, put
 from trimtab.virtual.tensor import VIRTUAL
 
 INSIDE = "virtual_inside"
 """In the annotations of a node: the bytes that its operation takes while it runs."""
+_REGION = "virtual_region"
+"""In the annotations of a node: the checkpoint that it was made under."""
 _SKIPPED = ("aten::detach", "aten::alias", "aten::lift_fresh", "aten::detach_")
 
 
@@ -112,13 +115,10 @@ def _traced(
 
     numbers = [*primals, *tangents]
 
-    @contextmanager
-    def told(inside: int) -> Iterator[None]:
-        if not inside:
-            yield
-            return
-        with traceback.annotate({INSIDE: inside}):
-            yield
+    def told(entry: Entry) -> Any:
+        facts = {INSIDE: entry.inside or None, _REGION: entry.region}
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+        return traceback.annotate(known) if known else nullcontext()
 
     def replayed(*values: Any) -> list[Any]:
         made = record.replay(dict(zip(numbers, values, strict=True)), _launch, told)
@@ -133,6 +133,8 @@ def _traced(
         shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
         made = make_fx(joint, decomposition_table={**select_decomp_table(), **_own_decompositions()})(*shapes)
     for node in list(made.graph.nodes):
+        if (region := node.meta.get("custom", {}).get(_REGION)) is not None:
+            node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": region}
         same = _the_same(node)
         if same is not None:
             node.replace_all_uses_with(same)

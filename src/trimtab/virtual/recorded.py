@@ -55,6 +55,8 @@ class Entry(NamedTuple):
     """The numbers of its results; None for what is no tensor on a GPU."""
     inside: int
     """The bytes that it takes while it runs, besides its results."""
+    region: int | None = None
+    """Which checkpoint it runs under, if any: what it makes is to be computed again in the backward pass."""
 
 
 Launch = Callable[[Kernel, list[Any]], list[Any]]
@@ -72,12 +74,14 @@ class Record:
         """Equal for pieces of which a compiler would make one graph."""
         return tuple(self.entries), tuple((number, *_shape(value)) for number, value in self.inputs.items())
 
-    def replay(self, inputs: Mapping[int, Any], launch: Launch, told: Callable[[int], Any]) -> dict[int, Any]:
-        """Carry it out on other tensors; `told` is a context around each operation, given what it takes inside."""
+    def replay(
+        self, inputs: Mapping[int, Any], launch: Launch, told: Callable[[Entry], Any]
+    ) -> dict[int, Any]:
+        """Carry it out on other tensors; `told` gives a context around each operation."""
         values = dict(inputs)
         for entry in self.entries:
             args = put(entry.args, values)
-            with told(entry.inside):
+            with told(entry):
                 if isinstance(entry.func, Kernel):
                     for place, new in zip(entry.func.written, launch(entry.func, args), strict=True):
                         args[place].copy_(new)
@@ -107,6 +111,7 @@ class Recorder(TorchDispatchMode):
         self._numbers = count()
         self._made: list[weakref.ReferenceType[Any]] = []
         self._of_host: dict[int, int] = {}
+        self._regions: dict[Any, int] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -129,14 +134,21 @@ class Recorder(TorchDispatchMode):
         if _on_gpu(made) or _on_gpu(args) or _on_gpu(tuple(kwargs.values())):
             inside = max(0, device.peak - max(device.allocated, before))
             named = tuple((name, self._mapped(value)) for name, value in kwargs.items())
-            self.record.entries.append(Entry(func, self._mapped(args), named, self._numbered(made), inside))
+            entry = Entry(func, self._mapped(args), named, self._numbered(made), inside, self._region())
+            self.record.entries.append(entry)
         return made
 
     def launched(self, name: str, tensors: list[Tensor], written: tuple[int, ...]) -> None:
         """A kernel was launched; by an operation itself, it is none of a compiler's business."""
         if self.on and not self._inside:
             refs = tuple(map(self._mapped, tensors))
-            self.record.entries.append(Entry(Kernel(name, written), refs, (), None, 0))
+            self.record.entries.append(Entry(Kernel(name, written), refs, (), None, 0, self._region()))
+
+    def _region(self) -> int | None:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is None or not getattr(hooks[0], "__qualname__", "").startswith("_checkpoint_hook."):
+            return None
+        return self._regions.setdefault(hooks[0], len(self._regions))
 
     def stop(self, why: str) -> None:
         """No compiler goes on from here."""

@@ -26,6 +26,7 @@ def several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevic
     operands = [(n, t) for n, t in rules.operands(plan, args, kwargs) if t.__class__ in VIRTUAL]
     inputs: list[Any] = [tensor for _, tensor in operands]
     known = {id(tensor.payload): tensor for tensor in inputs}
+    storages: dict[int, Block] = {}
     written = [tensor for name, tensor in operands if name in plan.writes]
     for tensor in written:
         _after_write(tensor)
@@ -44,8 +45,11 @@ def several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevic
         where = slots[index] if 0 <= index < len(slots) else slot
         if where is None:
             return value
-        shares = not plan.writes and value.layout is torch.strided
-        return wrap(value, where, _block_of(value, inputs) if shares else None)
+        if plan.writes or value.layout is not torch.strided:
+            return wrap(value, where)
+        if not storages and inputs:
+            storages.update(_storages(inputs))
+        return wrap(value, where, storages.get(value.untyped_storage()._cdata))
 
     if not isinstance(out, (list, tuple)):
         return one(out)
@@ -59,14 +63,10 @@ def several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevic
     return tuple(made) if isinstance(out, tuple) else made
 
 
-def _block_of(value: Tensor, inputs: list[Any]) -> Block | None:
-    """The block that a result shares with an input (results of split, unbind and the like)."""
-    storage = value.untyped_storage()._cdata
-    for tensor in inputs:
-        payload = tensor.payload
-        if payload.layout is torch.strided and payload.untyped_storage()._cdata == storage:
-            return tensor._block  # type: ignore[no-any-return]
-    return None
+def _storages(inputs: list[Any]) -> dict[int, Block]:
+    """The memory behind the operands: results of split, unbind and the like share it."""
+    strided = [tensor for tensor in inputs if tensor.payload.layout is torch.strided]
+    return {tensor.payload.untyped_storage()._cdata: tensor._block for tensor in strided}
 
 
 def _after_write(tensor: Any) -> None:

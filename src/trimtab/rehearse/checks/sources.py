@@ -254,7 +254,9 @@ def is_finite(values: torch.Tensor) -> bool:
     plain = type(values) in _PLAIN
     past: AbstractContextManager[object] = torch._C._DisableTorchDispatch() if plain else nullcontext()
     with past, torch.no_grad():
-        return bool(torch.isfinite(wide(values)).all())
+        values = wide(values)
+        # A sum of numbers of which one is not finite is not finite. It may be infinite by itself.
+        return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def wide(values: torch.Tensor) -> torch.Tensor:
