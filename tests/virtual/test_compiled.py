@@ -227,6 +227,33 @@ def test_checkpointed_layers_keep_their_inputs_alone(machine: Machine) -> None:
     assert torch.cuda.memory_allocated() - before == 3 * out.numel() * out.element_size()
 
 
+class Scaled(nn.Module):
+    """What its own result is kept for the gradient of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1).tanh())
+
+
+def test_checkpointed_passes_leave_nothing_behind(machine: Machine) -> None:
+    layer = Scaled().cuda()
+    compiled = torch.compile(layer)
+    first = nn.Linear(WIDTH, WIDTH).cuda()
+    held = []
+    for _ in range(4):
+        entering = first(torch.randn(ROWS, WIDTH, device="cuda"))
+        checkpoint(compiled, entering, use_reentrant=False).sum().backward()
+        del entering
+        gc.collect()
+        graphs = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.grad_fn is not None]
+        held.append((torch.cuda.memory_allocated(), len(graphs)))
+        del graphs
+    assert held[1:] == held[1:2] * 3
+
+
 def test_a_value_that_is_asked_for_breaks_the_graph_and_is_told() -> None:
     def asking(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x

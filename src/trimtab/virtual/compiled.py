@@ -26,7 +26,7 @@ from trimtab.virtual import joint_graph, pieces, state
 from trimtab.virtual.pieces import Piece, Plan
 from trimtab.virtual.recorded import Recorder
 from trimtab.virtual.state import Machine, Patch, VirtualDevice
-from trimtab.virtual.tensor import VIRTUAL
+from trimtab.virtual.tensor import INTERNAL, VIRTUAL, wrap
 
 _running: list[Recorder] = []
 _plans: dict[Any, Plan | str] = {}
@@ -360,7 +360,20 @@ def _own_hooks() -> Any:
     """Hooks for what autograd keeps (checkpointing, offloading) are for what the compiled form keeps."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+    return torch.autograd.graph.saved_tensors_hooks(_without_history, _itself)
+
+
+def _without_history(value: Any) -> Any:
+    """What autograd keeps of a node's own result must not hold the node: nobody would free such a circle.
+
+    A graph that no backward pass goes through, as that of a checkpointed forward pass, would stay for ever.
+    """
+    made_here = _running and value.__class__ in VIRTUAL and _running[-1].knows(value)
+    if not made_here or value.grad_fn is None:
+        return value
+    made = wrap(value.payload, value._slot, value._block)
+    made.__dict__.update({n: v for n, v in value.__dict__.items() if n not in INTERNAL})
+    return made
 
 
 def _itself(value: Tensor) -> Tensor:

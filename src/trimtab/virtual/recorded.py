@@ -159,6 +159,10 @@ class Recorder(TorchDispatchMode):
         """What was made and lives."""
         return (tensor for weak in self._made if (tensor := weak()) is not None)
 
+    def knows(self, tensor: Any) -> bool:
+        """Whether a virtual tensor has a number by now."""
+        return bool(getattr(tensor, "_number", (0, None))[0] == self._serial)
+
     def number(self, tensor: Any) -> int:
         """The number of a tensor; one that is not known comes from outside."""
         if tensor.__class__ not in VIRTUAL:
