@@ -7,7 +7,7 @@ import sys
 
 import transformers
 from accelerate.state import PartialState
-from accelerate.utils import DistributedType
+from many_processes import CPUsAsGPUs
 from torch.distributed.fsdp import FSDPModule
 
 from trimtab.config import load_config
@@ -17,13 +17,8 @@ from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
 
 
-class CPUsAsGPUs(grpo_trainer.PlacedGRPOTrainer):
-    """FSDP2 shards on the CPU as well; Accelerate only takes it up where it believes in several GPUs."""
-
-    def create_accelerator_and_postprocess(self) -> None:
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        super().create_accelerator_and_postprocess()
-        assert self.accelerator.distributed_type == DistributedType.FSDP
+class Sharded(CPUsAsGPUs, grpo_trainer.PlacedGRPOTrainer):
+    pass
 
 
 def count_forwards(model: transformers.GenerationMixin, *args: object, **kwargs: object) -> object:
@@ -49,6 +44,6 @@ config = load_config(None, settings)
 plan = dataclasses.replace(plan_run(config).plan, strategy=strategy)
 generate = transformers.GenerationMixin.generate
 if strategy == "sharded":
-    grpo_trainer.PlacedGRPOTrainer = CPUsAsGPUs  # type: ignore[misc]
+    grpo_trainer.PlacedGRPOTrainer = Sharded  # type: ignore[misc]
     transformers.GenerationMixin.generate = count_forwards
 run_recipe(config, plan, open_run_folder(config))

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from many_processes import start, trained
 from safetensors.torch import load_file
-from two_processes import launch
 
 
 @pytest.fixture
@@ -31,8 +31,9 @@ def test_sharded_is_data_parallel(ends_early: Path, tmp_path: Path, method: list
         *("training.max_steps=2", "training.batch_size=4", "training.learning_rate=0.01"),
         *("device=cpu", "monitor.progress=none", *method),
     ]
-    whole = launch("grpo_sharded_run.py", "data_parallel", tmp_path / "whole", settings)
-    sharded = launch("grpo_sharded_run.py", "sharded", tmp_path / "sharded", settings)
+    for strategy, run in (("data_parallel", tmp_path / "whole"), ("sharded", tmp_path / "sharded")):
+        start(2, "grpo_sharded_run.py", [strategy, *settings, f"output_dir={run}"], run)
+    whole, sharded = trained(tmp_path / "whole"), trained(tmp_path / "sharded")
     assert len(whole) == len(sharded) == 2
     for one, other in zip(whole, sharded, strict=True):
         for key in ("reward", "loss", "grad_norm", "completions/mean_length"):

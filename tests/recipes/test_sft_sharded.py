@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from two_processes import launch
+from many_processes import start, trained
 
 
 @pytest.mark.slow
@@ -24,8 +24,9 @@ def test_sharded_is_data_parallel(tiny_model: Path, tiny_rows: Path, tmp_path: P
         # With an evaluation before the first step, after which FSDP2 has whole parameters in its outermost module.
         *("samples.prompts=[]", "data.eval_fraction=0.1"),
     ]
-    whole = launch("sft_sharded_run.py", "data_parallel", tmp_path / "whole", settings)
-    sharded = launch("sft_sharded_run.py", "sharded", tmp_path / "sharded", settings)
+    for strategy, run in (("data_parallel", tmp_path / "whole"), ("sharded", tmp_path / "sharded")):
+        start(2, "sft_sharded_run.py", [strategy, *settings, f"output_dir={run}"], run)
+    whole, sharded = trained(tmp_path / "whole"), trained(tmp_path / "sharded")
     assert len(whole) == len(sharded) == 3
     for one, other in zip(whole, sharded, strict=True):
         for key in ("loss", "grad_norm", "entropy", "mean_token_accuracy", "num_tokens"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from many_processes import start, trained
 from PIL import Image, ImageDraw
 
 from tiny_processors import saved_pair
@@ -57,24 +58,12 @@ def settings_for(model: Path, rows: Path) -> list[str]:
 
 def launch(processes: int, strategy: str, run: Path, settings: list[str]) -> list[float]:
     """The losses of a run of so many processes."""
-    program = [str(Path(__file__).with_name("vision_run.py")), strategy, *settings, f"output_dir={run}"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run(
-        [sys.executable, *(torchrun if processes > 1 else []), *program],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=run.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    start(processes, "vision_run.py", [strategy, *settings, f"output_dir={run}"], run)
     return losses(run)
 
 
 def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["phase"] == "train"]
+    return [line["loss"] for line in trained(run)]
 
 
 def witness(run: Path, rank: int) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from many_processes import start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Told = tuple[list[dict[str, Any]], list[dict[str, float | None]], dict[str, torch.Tensor]]
@@ -18,18 +16,7 @@ PARTS = ["loss", "text_loss", "audio_loss", *(f"audio_loss_{book}" for book in r
 
 def launch(processes: int, strategy: str, out: Path, batch: int) -> list[Told]:
     """What each process has to tell."""
-    program = [str(Path(__file__).with_name("voice_training.py")), strategy, str(out), str(batch)]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run(
-        [sys.executable, *(torchrun if processes > 1 else []), *program],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=out.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    start(processes, "voice_training.py", [strategy, out, batch], out)
     return [torch.load(f"{out}-rank{rank}.pt") for rank in range(processes)]
 
 

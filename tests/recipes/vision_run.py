@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import PartialState
-from accelerate.utils import DistributedType
+from many_processes import CPUsAsGPUs
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
@@ -60,19 +59,14 @@ class Watched(picture_trainer.PictureTrainer):
         self.add_callback(Witness(f"{config.output_dir}-rank{RANK}.pt"))
 
 
-class CPUsAsGPUs(Watched):
-    """FSDP2 shards on the CPU as well; Accelerate only takes it up where it believes in several GPUs."""
-
-    def create_accelerator_and_postprocess(self) -> None:
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        super().create_accelerator_and_postprocess()
-        assert self.accelerator.distributed_type == DistributedType.FSDP
+class Sharded(CPUsAsGPUs, Watched):
+    pass
 
 
 strategy, *settings = sys.argv[1:]
 config = load_config(None, settings)
 plan = plan_run(config).plan
-picture_trainer.PictureTrainer = CPUsAsGPUs if strategy == "sharded" else Watched  # type: ignore[misc]
+picture_trainer.PictureTrainer = Sharded if strategy == "sharded" else Watched  # type: ignore[misc]
 if strategy == "sharded":
     plan = dataclasses.replace(plan, strategy="sharded")
 assert config.output_dir is not None

@@ -165,16 +165,10 @@ def logged(trainer: VoiceTrainer, name: str) -> list[float]:
 
 
 def _main(strategy: str, out: str, size: str) -> None:
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
+    from many_processes import CPUsAsGPUs
 
-    class CPUsAsGPUs(VoiceTrainer):
-        """FSDP2 shards on the CPU as well; Accelerate only takes it up where it believes in several GPUs."""
-
-        def create_accelerator_and_postprocess(self) -> None:
-            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-            super().create_accelerator_and_postprocess()
-            assert self.accelerator.distributed_type == DistributedType.FSDP
+    class Sharded(CPUsAsGPUs, VoiceTrainer):
+        pass
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     plan = dataclasses.replace(plan_for(strategy=strategy), processes=processes)
@@ -183,7 +177,7 @@ def _main(strategy: str, out: str, size: str) -> None:
         Path(out),
         rows(16),
         rows(5, seed=7),
-        kind=CPUsAsGPUs if strategy == "sharded" else VoiceTrainer,
+        kind=Sharded if strategy == "sharded" else VoiceTrainer,
         per_device_train_batch_size=int(size),
         per_device_eval_batch_size=int(size),
         gradient_accumulation_steps=2,
