@@ -98,6 +98,7 @@ class ZerothEngine:
 
     def __init__(self, job: Job) -> None:
         from trimtab.models.load import shapes_only
+        from trimtab.recipes.rehearsed_rows import heaviest
         from trimtab.recipes.row_order import LONGEST_FIRST
         from trimtab.rehearse.process import rehearsal_notes
         from trimtab.zeroth.batches import BatchStream, Collate
@@ -122,8 +123,15 @@ class ZerothEngine:
             self._collate,
             longest_first=shapes_only(),
         )
+        self._held_out: Sequence[Example] = job.prepared.eval
+        self._asked: Asked = job.prepared.own
         if shapes_only():
             rehearsal_notes(LONGEST_FIRST)
+            if job.prepared.eval:
+                size = training.eval_batch_size or training.batch_size
+                places = heaviest(job.prepared.eval, size, plan.processes)
+                self._held_out = [job.prepared.eval[place] for place in places]
+                self._asked = Asked([self._asked.questions[place] for place in places], self._asked.task)
         self.steps_per_epoch = self._batches.steps_per_epoch
         self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
         self.evaluates = bool(job.prepared.eval)
@@ -167,10 +175,10 @@ class ZerothEngine:
         from trimtab.recipes.scored_eval import evaluate, measures
 
         self.optimizer.settle()
-        prepared, training = self._job.prepared, self._job.config.training
+        training = self._job.config.training
         size = training.eval_batch_size or training.batch_size
-        judged = evaluate(self._job.model, prepared.eval, self._collate, size, heard)
-        return measures(judged, *prepared.own)
+        judged = evaluate(self._job.model, self._held_out, self._collate, size, heard)
+        return measures(judged, *self._asked)
 
     def state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()

@@ -34,7 +34,8 @@ from trimtab.zeroth.lane_modules import (
 from trimtab.zeroth.lanes import evaluating
 from trimtab.zeroth.objective import ScoreBatch, example_losses, places_in_table, position_ids
 from trimtab.zeroth.parameters import Tuned
-from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios, on_real_gpu
+from trimtab.zeroth.rehearsed import RehearsedGraph, capturing
+from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios, by_kernels, shapes_alone
 
 PAD_TO = 32
 """Rows are padded to a multiple of this many tokens: fewer shapes, fewer graphs."""
@@ -65,7 +66,7 @@ class _StandIn:
 class _Graph:
     """A captured pass: where its inputs lie, and its losses."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: torch.cuda.CUDAGraph | RehearsedGraph
     inputs: Tensor
     staged: Tensor
     """The inputs on the way: pinned memory on the CPU. Free again once the losses have been read."""
@@ -100,6 +101,7 @@ class CapturedPasses:
         """`compiled`: compile the layers first. `stochastic`: how rescaled weights are rounded."""
         self.model, self.tuned, self.compiled, self.stochastic = model, list(tuned), compiled, stochastic
         self.device = tuned[0].parameter.device
+        self._rehearsed = shapes_alone(model.parameters())
         self._by_id = {id(t.parameter): t for t in tuned}
         elements = sum(t.parameter.numel() for t in tuned)
         self._scratch = max(_SCRATCH_FLOOR, elements // _SCRATCH_SHARE)
@@ -195,7 +197,9 @@ class CapturedPasses:
                 self._stream = self._stream or torch.cuda.Stream(self.device, MAIN_PRIORITY)
                 self._stream.wait_stream(stream)
                 stream = self._stream
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._pool = self._pool or (
+                torch.cuda.MemPool() if self._rehearsed else torch.cuda.graph_pool_handle()
+            )
             with torch.cuda.stream(stream):
                 for _ in range(
                     2
@@ -204,8 +208,8 @@ class CapturedPasses:
             torch.cuda.synchronize()
             # What the trial left over would lie beside the graph's own memory.
             torch.cuda.empty_cache()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            graph: Any = RehearsedGraph() if self._rehearsed else torch.cuda.CUDAGraph()
+            with capturing(graph, self._pool, stream):
                 losses = self._pass(inputs, shape, lanes, stand_in)
         staged = torch.empty(inputs.numel(), dtype=torch.int64, pin_memory=True)
         return _Graph(graph, inputs, staged, losses, stand_in)
@@ -339,7 +343,8 @@ def captured_passes(
 ) -> tuple[CapturedPasses | None, str]:
     """The passes of a model that lies whole on one real GPU and lets itself be captured, or None; and why."""
     device = tuned[0].parameter.device
-    if not on_real_gpu(tuned[0].parameter) or any(p.device != device for p in model.parameters()):
+    shapes = shapes_alone(model.parameters())
+    if not by_kernels(tuned[0].parameter, shapes) or any(p.device != device for p in model.parameters()):
         return None, "uncaptured: the model does not lie on one GPU"
     try:
         made = CapturedPasses(model, tuned, compiled, stochastic)

@@ -24,7 +24,7 @@ from trimtab.zeroth.parameters import Tuned, projected_parameters, tuned_paramet
 from trimtab.zeroth.peers import on_several_ranks, own_rank
 from trimtab.zeroth.settings import ZerothSettings, scheduled_rate
 from trimtab.zeroth.steps import apply_round, step_lanes, step_shrink, step_slopes, step_update
-from trimtab.zeroth.sweep import Change, Directions, Ratios, Sweep, fp32, on_real_gpu
+from trimtab.zeroth.sweep import Change, Directions, Ratios, Sweep, by_kernels, fp32, shapes_alone
 from trimtab.zeroth.trajectory import TrajectoryWriter, make_header
 
 LossFunction = Callable[[nn.Module, Any, int], Tensor]
@@ -95,7 +95,8 @@ class ZerothOrder:
         self.projected: list[Tuned] = []
         if settings.method == "dizo":
             self.projected = projected_parameters(self.tuned, settings.projection_roles)
-        self._sweep = Sweep(self.tuned, settings.rounding == "stochastic")
+        shapes = shapes_alone(model.parameters())
+        self._sweep = Sweep(self.tuned, settings.rounding == "stochastic", shapes)
         self.anchors = {t.index: t.parameter.detach().clone() for t in self.projected}
         self.step_number = 0
         self.forwards = 0
@@ -344,7 +345,7 @@ class ZerothOrder:
 
     def _capture(self) -> Any:
         """Passes by CUDA graphs, or None with the reason in `describe`."""
-        if not on_real_gpu(self.tuned[0].parameter):
+        if not by_kernels(self.tuned[0].parameter, self._sweep.shapes):
             return None
         if self._loss_fn is not _candidate_losses:
             self._passes_reason = "uncaptured: the loss is the caller's own"

@@ -12,7 +12,7 @@ chance is noise by counter like the rest (`UPDATE`, `PROJECTION`), so it too has
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -41,6 +41,23 @@ def on_real_gpu(tensor: Tensor) -> bool:
     A subclass (a virtual GPU's, a sharded or a quantised tensor) says what its operations do, not where its values lie.
     """
     return tensor.is_cuda and _triton() and type(tensor) in (Tensor, nn.Parameter)
+
+
+def shapes_alone(tensors: Iterable[Tensor]) -> bool:
+    """Whether it is a rehearsal in shapes: some of these are a virtual GPU's, and have no values.
+
+    A kernel is checked there and not run. The smallest tensors may have values all the same.
+    """
+    return any(t.is_cuda and hasattr(t, "payload") and _unknown(t) for t in tensors)
+
+
+def _unknown(tensor: Any) -> bool:
+    return bool(tensor.payload.is_meta or tensor._block.unknown)
+
+
+def by_kernels(tensor: Tensor, shapes: bool) -> bool:
+    """Whether work on it goes by Triton's kernels: on a real GPU, and where its way is rehearsed in `shapes`."""
+    return on_real_gpu(tensor) or (shapes and tensor.is_cuda and _triton())
 
 
 @cache
@@ -87,12 +104,16 @@ Change = Directions | Ratios
 class Sweep:
     """Carries changes out, in scratch memory that it keeps. A returned tensor holds until the next call."""
 
-    def __init__(self, tuned: Sequence[Tuned], stochastic: bool = True) -> None:
-        """`stochastic`: how what is written to a weight in bf16 or fp16 is rounded; otherwise to the nearest."""
+    def __init__(self, tuned: Sequence[Tuned], stochastic: bool = True, shapes: bool | None = None) -> None:
+        """`stochastic`: how what is written to a weight in bf16 or fp16 is rounded; otherwise to the nearest.
+
+        `shapes`: whether it is a rehearsal in shapes, where the tuned tensors are too small to tell.
+        """
         for each in tuned:  # elements are counted in row-major order, so they have to lie in it
             if not each.parameter.is_contiguous():
                 each.parameter.data = each.parameter.data.contiguous()
         self.stochastic = stochastic
+        self.shapes = shapes_alone(t.parameter for t in tuned) if shapes is None else shapes
         self._largest = max(t.parameter.numel() for t in tuned)
         # On real GPUs: the launches that update everything, valid while the tensors lie where they lay.
         self._addresses: list[int] = []
@@ -146,7 +167,8 @@ class Sweep:
     def update_(self, tuned: Sequence[Tuned], directions: Directions, shrink: float = 1.0) -> None:
         """weight = round(shrink * weight - c0 * z0 - c1 * z1 …): the only way a step changes a weight."""
         terms = [i for i, c in enumerate(directions.coefficients) if c != 0]
-        if terms:
+        # Losses that were never computed differ in nothing, and tell of no slope: a run's would.
+        if terms or self.shapes:
             tuned = self._update_on_gpu(tuned, directions, shrink)
         with torch.no_grad():
             for each in tuned:
@@ -171,7 +193,7 @@ class Sweep:
         addresses = [t.parameter.data_ptr() for t in tuned]
         if self._addresses != addresses:
             self._addresses = addresses
-            self._updates, self._left = _updates_by_device(tuned, self.stochastic)
+            self._updates, self._left = _updates_by_device(tuned, self.stochastic, self.shapes)
         for device, update in self._updates.items():
             key = (device, len(directions.queries))
             if key not in self._launches:
@@ -247,7 +269,8 @@ class Sweep:
 
     def _chunks(self, weight: Tensor) -> Iterator[tuple[int, Tensor]]:
         flat, size = weight.view(-1), self._maker(weight.device).chunk
-        for start in range(0, flat.numel(), size):
+        # Without values, the first takes the scratch memory of them all.
+        for start in range(0, size if self.shapes else flat.numel(), size):
             yield start, flat[start : start + size]
 
     def _wide(self, part: Tensor, use: str = "weight") -> Tensor:
@@ -277,12 +300,12 @@ class Sweep:
 
 
 def _updates_by_device(
-    tuned: Sequence[Tuned], stochastic: bool
+    tuned: Sequence[Tuned], stochastic: bool, shapes: bool
 ) -> tuple[dict[torch.device, Any], list[Tuned]]:
     """A launch that updates all tensors of each real GPU, and the tensors that lie elsewhere."""
     by_device: dict[torch.device, list[Tuned]] = {}
     for each in tuned:
-        if on_real_gpu(each.parameter):
+        if by_kernels(each.parameter, shapes):
             by_device.setdefault(each.parameter.device, []).append(each)
     if not by_device:
         return {}, list(tuned)
