@@ -15,6 +15,7 @@ from zeroth_helpers import tiny
 from trimtab.recipes.rehearsed_rows import heaviest
 from trimtab.virtual import virtual_gpus
 from trimtab.zeroth import ZerothOrder, ZerothSettings
+from trimtab.zeroth import sweep as sweep_module
 from trimtab.zeroth.batches import by_length
 from trimtab.zeroth.noise import NoiseMaker
 from trimtab.zeroth.objective import Example, ScoreBatch, build_batch
@@ -106,10 +107,23 @@ def test_a_plain_pass_draws_once_for_a_tensor_without_values(monkeypatch: pytest
 
 
 def test_tensors_with_values_are_drawn_whole() -> None:
+    settings = ZerothSettings(learning_rate=1e-6, eps=1e-3)
     with virtual_gpus(1):
-        tuned = tuned_parameters(tiny("qwen3").to("cuda"))
-        assert not Sweep(tuned).shapes
+        model = tiny("qwen3").to("cuda")
+        assert not Sweep(tuned_parameters(model)).shapes
+        assert ZerothOrder(model, settings).plain_in_rehearsal == "tensors have values here"
     assert not Sweep(tuned_parameters(tiny("qwen3"))).shapes
+    assert not ZerothOrder(tiny("qwen3"), settings).plain_in_rehearsal
+
+
+def test_without_triton_it_is_said_that_passes_run_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "_triton", lambda: False)
+    with virtual_gpus(1, shapes=True):
+        made = ZerothOrder(qwen3(512, 2, 8, 1024, 4096), ZerothSettings(learning_rate=1e-6, eps=1e-3))
+        assert made.plain_in_rehearsal == "Triton is not installed here"
+        assert "uncaptured: Triton is not installed here" in made.describe()
+        made.step([rows(4, 32)])
+        assert made._captured is None
 
 
 def test_the_heaviest_batches_are_those_of_the_whole_evaluation() -> None:
