@@ -34,3 +34,19 @@ def test_steps_without_gradients_are_counted(rehearse_warm: Rehearse, tmp_path: 
     ended = rehearse_warm(str(script), max_steps=2)
     assert ended["verdict"] == "clean", ended["text"]
     assert ended["steps"] == 2
+
+
+def test_a_zeroth_order_config_is_rehearsed_in_shapes(rehearse_warmer: Rehearse, repository: Path) -> None:
+    """Captured as on a GPU, a projection included, and evaluated on the heaviest batch."""
+    config = str(repository / "examples" / "zeroth-order.yaml")
+    changes = (
+        "device=cuda",
+        "training.batch_size=4",
+        "training.eval_batch_size=4",
+        "training.eval_steps=1",
+        "zeroth.interval=1",
+    )
+    found = rehearse_warmer(config, *changes, gpus=1, max_steps=2, shapes_only=True)
+    assert found["verdict"] == "clean", found["text"]
+    assert found["steps"] == 2
+    assert not [note for note in found["notes"] if "uncaptured" in note]

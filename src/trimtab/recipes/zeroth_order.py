@@ -136,6 +136,11 @@ class ZerothEngine:
         self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
         self.evaluates = bool(job.prepared.eval)
         self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
+        if why := self.optimizer.plain_in_rehearsal:
+            rehearsal_notes(
+                f"memory of passes as they run uncaptured ({why}); a GPU captures most models' passes, and then keeps "
+                "a ring of scratch for changed weights and the memory of each captured shape"
+            )
         self._drawn: list[Any] = []
 
     @property

@@ -1,8 +1,9 @@
 """On a real GPU: a pass with all its lanes as one CUDA graph, captured once for each shape of batch and replayed.
 
 While a graph is captured, the modules that own tuned tensors stand aside for others that make the weights of every
-lane by Triton kernels and multiply by them lane by lane. A replay runs no Python at all. The numbers are those of
-`lanes.py`; a model that has a part this file does not know is told so (`NotCapturable`) and takes the plain way.
+lane by Triton kernels and multiply by them lane by lane. A replay runs no Python at all. A rehearsal in shapes goes the
+same way for its memory (`rehearsed.py`). The numbers are those of `lanes.py`; a model that has a part this file does
+not know is told so (`NotCapturable`) and takes the plain way.
 """
 
 from __future__ import annotations

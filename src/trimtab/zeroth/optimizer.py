@@ -110,6 +110,8 @@ class ZerothOrder:
             lanes, self._lanes_reason = lanes_by_default(model, self.tuned, settings.passes)
         self.lanes = min(lanes, settings.passes)
         self._passes_reason = ""
+        self.plain_in_rehearsal = ""
+        """On a virtual GPU: why passes are not captured here that a real one may capture."""
         self._owed: tuple[Directions, float] | None = None
         self._captured: Any = self._capture()
 
@@ -345,7 +347,11 @@ class ZerothOrder:
 
     def _capture(self) -> Any:
         """Passes by CUDA graphs, or None with the reason in `describe`."""
-        if not by_kernels(self.tuned[0].parameter, self._sweep.shapes):
+        first = self.tuned[0].parameter
+        if not by_kernels(first, self._sweep.shapes):
+            if first.is_cuda and hasattr(first, "payload"):
+                why = "Triton is not installed here" if self._sweep.shapes else "tensors have values here"
+                self._passes_reason, self.plain_in_rehearsal = f"uncaptured: {why}", why
             return None
         if self._loss_fn is not _candidate_losses:
             self._passes_reason = "uncaptured: the loss is the caller's own"
