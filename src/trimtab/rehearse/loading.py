@@ -128,8 +128,11 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     options = own | ({"attn_implementation": attention} if attention is not None else {})
     options["dtype"] = _dtype(config, dtype)
     whole = _only_device(device_map)
-    with torch.device(whole if whole is not None else "cpu"):
+    # Made on the device, a head would lie beside the table that it is tied to; where weights are read, it never does.
+    with torch.device("cpu"):
         model = cls._from_config(config, *model_args, **options)
+    if whole is not None:
+        model.to(whole)
     for parameter in model.parameters():
         unknown.forget(parameter)
     model.eval()
