@@ -119,7 +119,8 @@ def test_every_strategy_is_executed(trials: Trials, folder: Path) -> None:
     assert copies["cuda:0"] == copies["cuda:1"]
     assert near(copies["cuda:0"].kinds["weights"], single)
     sharded = executed(trials, config_of(folder, "sharding=true"), "2xH200").memory["cuda:0"].kinds["weights"]
-    assert 0 < sharded < 0.6 * single
+    # Half of them, and a table that is gathered where the peak is.
+    assert near(sharded, single / 2 + 2 * 4096 * 256, 0.05)
     split = executed(trials, config_of(folder, "model_parallel=true"), "2xH200").memory
     assert near(sum(held.kinds["weights"] for held in split.values()), single)
     assert min(held.kinds["weights"] for held in split.values()) > LAYER

@@ -264,3 +264,11 @@ def test_a_graph_that_inductor_refuses_is_estimated_and_told(monkeypatch: pytest
     (note,) = notes.notes
     assert "estimated" in note
     assert "no such thing" in note
+
+
+def test_tensors_are_what_they_were_once_a_graph_was_lowered() -> None:
+    with virtual_gpus(1, name="NVIDIA H200", shapes=True):
+        compiled = torch.compile(lambda x: (x[1:] * 2).sum())
+        compiled(torch.randn(300, 300, device="cuda", requires_grad=True)).backward()
+    numbers = [torch.tensor(1.0), torch.tensor(2.0)]
+    assert torch.tensor(numbers).tolist() == [1.0, 2.0]

@@ -59,7 +59,9 @@ def _summary(told: Told) -> str:
 
 
 def _head(told: Told) -> Iterable[str]:
-    yield f"<p>{text(count_of(told['steps'], 'optimizer step'))}, {told['seconds']:.1f} s</p>"
+    steps = told["steps"]
+    counted = count_of(steps, "optimizer step") if isinstance(steps, int) else f"{steps} optimizer steps"
+    yield f"<p>{text(counted)}, {told['seconds']:.1f} s</p>"
     yield from (f"<p>{cut(line)}</p>" for line in told.get("notes") or [])
     files = sentence(Files.from_dict(told.get("files") or {}), most=20)
     yield f"<p>{text(f'Files: {files}')}</p>" if files else ""

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from trimtab.virtual import state, unguarded
+from trimtab.virtual import state
 from trimtab.virtual.buffers import Account
 from trimtab.virtual.joint_graph import INSIDE, launch_op, place
+from trimtab.virtual.unguarded import unguarded
 
 REFUSED = (
     ImportError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError, LookupError, AssertionError
@@ -57,7 +58,7 @@ def _lowered(graph: fx.Graph, held: Collection[str], device: torch.device, own: 
     mode = values[0].fake_mode if values else None
     with ExitStack() as undo:
         undo.enter_context(torch.no_grad())
-        unguarded.put_in_force(undo)
+        undo.enter_context(unguarded())
         # Triton is for those who write the kernels.
         state.replace(undo, scheduler, "has_triton", lambda: True)
         undo.enter_context(DebugContext())

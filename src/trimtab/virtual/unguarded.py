@@ -6,28 +6,26 @@ as ever.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-
-from trimtab.virtual import state
-
-
-def put_in_force(undo: ExitStack) -> None:
-    """Until the stack is closed."""
-    for name, instead in _INSTEAD.items():
-        state.replace(undo, Tensor, name, _instead(getattr(Tensor, name), instead))
+from torch.overrides import TorchFunctionMode
 
 
-def _instead(original: Any, instead: Any) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        on_gpu = isinstance(self, FakeTensor) and self.fake_device.type == "cuda"
-        return (instead if on_gpu else original)(self, *args, **kwargs)
+def unguarded() -> AbstractContextManager[Any]:
+    """Within the block. The class of tensors itself stays untouched: Python would not forget that it was indexed."""
+    return _Unguarded()
 
-    return method
+
+class _Unguarded(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = args[0] if args else None
+        if func in _INSTEAD and isinstance(first, FakeTensor) and first.fake_device.type == "cuda":
+            func = _INSTEAD[func]
+        return func(*args, **(kwargs or {}))
 
 
 def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
@@ -63,9 +61,9 @@ def _item(self: Tensor, index: Any) -> Any:
     return torch.ops.aten.index.Tensor(made, picked) if any(p is not None for p in picked) else made
 
 
-_INSTEAD = {
-    "copy_": _copy,
-    "contiguous": _contiguous,
-    "__invert__": torch.ops.aten.bitwise_not.default,
-    "__getitem__": _item,
+_INSTEAD: dict[Any, Any] = {
+    Tensor.copy_: _copy,
+    Tensor.contiguous: _contiguous,
+    Tensor.__invert__: torch.ops.aten.bitwise_not.default,
+    Tensor.__getitem__: _item,
 }
