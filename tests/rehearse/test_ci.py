@@ -120,3 +120,19 @@ def test_the_verb_prints_annotations_and_writes_sarif(tmp_path: Path) -> None:
     command[4:7] = ["--keep-files", "."]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (refused.returncode, "it is not empty" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--json", "--sarif"])
+def test_a_file_that_is_no_report_of_ours_is_not_replaced(option: str, tmp_path: Path) -> None:
+    script, mine = tmp_path / "train.py", tmp_path / "mine.json"
+    script.write_text('import torch\ntorch.ones(2, device="cuda").sum()\n')
+    mine.write_text('{"mine": 1}')
+    command = [sys.executable, "-m", "trimtab", "rehearse", option, str(mine), str(script)]
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "no report of Trimtab" in refused.stderr
+    assert mine.read_text() == '{"mine": 1}'
+    mine.write_text("")
+    for _ in range(2):  # an empty file, then the report that stands there
+        assert subprocess.run(command, capture_output=True, cwd=tmp_path).returncode == 0
+    assert mine.read_text().startswith("{")

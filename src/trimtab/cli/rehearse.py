@@ -124,6 +124,16 @@ def rehearse(
         from trimtab.report.make import check_place
 
         check_place(html_file, "--html")
+    for option, file, keys in (
+        ("--json", json_file, {"verdict", "findings"}),
+        ("--sarif", sarif_file, {"$schema", "runs"}),
+    ):
+        if file is not None and not _ours_to_write(file, keys):
+            raise RequestError.of(
+                f"{option} {file}: there is a file that is no report of Trimtab",
+                "only an earlier report is replaced",
+                "name another file, or remove this one",
+            )
     if write_fixes is not None and write_fixes.exists():
         raise RequestError.of(
             f"--write-fixes {write_fixes}: there is such a file",
@@ -197,3 +207,14 @@ def rehearse(
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _ours_to_write(file: Path, keys: set[str]) -> bool:
+    """Whether a report may be written there: to a new place, an empty file, or over an earlier report."""
+    if not file.is_file() or not file.stat().st_size:
+        return True
+    try:
+        there = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(there, dict) and keys <= there.keys()
