@@ -58,8 +58,9 @@ class Waits(TrainerCallback):
             torch.cuda.set_sync_debug_mode("default")
             self._caught.__exit__(None, None, None)
             self._caught = None
+            # The first to switch this on in a process is also told that it is a prototype.
             self.found += [
-                f"{w.filename}:{w.lineno}" for w in self._seen if "synchroniz" in str(w.message).lower()
+                f"{w.filename}:{w.lineno}" for w in self._seen if "called a synchronizing" in str(w.message)
             ]
 
 

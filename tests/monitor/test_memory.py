@@ -57,4 +57,6 @@ def test_cuda_memory_is_the_allocators() -> None:
     assert during.now - before.now >= 64 * 2**20
     assert during.peak >= during.now
     del block
-    assert meter.read() == MemoryUse(before.now, during.peak)
+    after = meter.read()
+    assert (after.now, after.peak) == (before.now, during.peak)
+    assert after.reserved == torch.cuda.max_memory_reserved("cuda:0")

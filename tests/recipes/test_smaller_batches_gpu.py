@@ -35,16 +35,17 @@ def words(tiny_model: Path, tiny_rows: Path, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def little_memory(words: list[str], trimtab: Trimtab, tmp_path: Path) -> Iterator[None]:
-    """As much as a quarter of the batch takes, and no more."""
+    """As much as a quarter of the batch takes beside what the process holds already, and no more."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_reserved()
     quarter = [*words, f"training.batch_size={BATCH // 4}", f"output_dir={tmp_path / 'measured'}"]
     done = trimtab(*quarter)
     assert done.returncode == 0, done.stderr
     peak = torch.cuda.max_memory_reserved()
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, 1.3 * peak / whole))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (held + 1.3 * (peak - held)) / whole))
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.empty_cache()
