@@ -82,5 +82,15 @@ def markdown(header: dict[str, Any], cells: list[dict[str, Any]]) -> str:
                 shown = [cell["status"], *["–"] * (len(COLUMNS) - 1)]
             lines.append(f"| {cell['title']} | " + " | ".join(shown) + " |")
         failed = [f"- {cell['title']}: {cell['reason']}" for cell in mine if cell["status"] != "finished"]
-        lines += ["", *(f"- {line}" for line in told), *failed, ""]
+        lines += ["", *(f"- {line}" for line in told), *_other_packages(header, mine), *failed, ""]
     return "\n".join(lines)
+
+
+def _other_packages(header: dict[str, Any], cells: list[dict[str, Any]]) -> list[str]:
+    """What a cell ran with that the others did not: some peers want older packages, from a folder of their own."""
+    lines = []
+    for cell in cells:
+        used = cell.get("packages", {})
+        if other := [f"{name} {used[name]}" for name in used if used[name] != header["packages"].get(name)]:
+            lines.append(f"- {cell['title']}: with {', '.join(other)}")
+    return lines

@@ -31,8 +31,12 @@ class Group:
 
 
 GROUPS = {
-    "8B": Group("8B", "Llama-3.1-8B shape, 2 × 4096", 4096, 2, 6, 10, more=("hf-compile",)),
-    "1B": Group("1B", "Llama-3.2-1B shape, 2 × 4096", 4096, 2, 10, 90, more=("hf-compile",)),
+    "8B": Group(
+        "8B", "Llama-3.1-8B shape, 2 × 4096", 4096, 2, 6, 10, more=("hf-compile", "unsloth-checkpoint")
+    ),
+    "1B": Group(
+        "1B", "Llama-3.2-1B shape, 2 × 4096", 4096, 2, 10, 90, more=("hf-compile", "unsloth-checkpoint")
+    ),
     "alpaca": Group(
         "1B", "1B shape, Alpaca, 16 rows", 2048, 16, 12, 50, "alpaca", cells=("hf", TRIMTAB), more=("trl",)
     ),

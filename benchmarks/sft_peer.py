@@ -11,6 +11,7 @@ also how Trimtab's steps are timed.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ PEERS = {
     "trl": "TRL SFTTrainer + PEFT",
     "trl-packed": "TRL SFTTrainer + PEFT, packed",
     "unsloth": "Unsloth, TRL's trainer",
+    "unsloth-checkpoint": "Unsloth, its own checkpointing",
     "qlora": "HF Trainer + PEFT + bitsandbytes NF4",
     "qlora-liger": "HF Trainer + PEFT + bitsandbytes NF4 + Liger",
 }
@@ -32,10 +34,13 @@ NEEDS = {
     "trl": "trl",
     "trl-packed": "trl",
     "unsloth": "unsloth",
+    "unsloth-checkpoint": "unsloth",
     "qlora": "bitsandbytes",
     "qlora-liger": "bitsandbytes",
 }
 """What has to be importable for a peer."""
+TOLD = ("transformers", "peft", "trl", "datasets", "liger-kernel", "unsloth", "bitsandbytes", "triton")
+"""Packages whose versions a run tells: Unsloth's may be older ones, from a folder of its own."""
 NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -51,13 +56,16 @@ class Counted:
 
 
 def main(kind: str, config_file: str, out: str) -> int:
-    if kind == "unsloth":
+    if kind.startswith("unsloth"):
+        os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
+        os.environ["UNSLOTH_COMPILE_LOCATION"] = tempfile.mkdtemp(prefix="sft-unsloth-")
         import unsloth  # noqa: F401  before transformers, as it demands
     import torch
     from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
     from trimtab.config import load_config
     from trimtab.data.prepare import prepare_data
+    from trimtab.hardware.packages import installed_version
     from trimtab.models import load_tokenizer
 
     config = load_config(config_file)
@@ -65,7 +73,8 @@ def main(kind: str, config_file: str, out: str) -> int:
     tokenizer = load_tokenizer(config.model)
     rows = prepare_data(config.data, tokenizer, config.seed).train
     half = config.precision == "bf16"
-    model = _unsloth(config) if kind == "unsloth" else _peft(config, on_gpu, half)
+    offloads = kind == "unsloth-checkpoint"
+    model = _unsloth(config, offloads) if kind.startswith("unsloth") else _peft(config, on_gpu, half)
 
     class Clock(TrainerCallback):
         def __init__(self) -> None:
@@ -83,7 +92,7 @@ def main(kind: str, config_file: str, out: str) -> int:
         "max_steps": training.max_steps,
         "per_device_train_batch_size": training.batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
-        "gradient_checkpointing": training.gradient_checkpointing,
+        "gradient_checkpointing": training.gradient_checkpointing or offloads,
         "gradient_checkpointing_kwargs": {"use_reentrant": False}
         if training.gradient_checkpointing
         else None,
@@ -141,6 +150,7 @@ def main(kind: str, config_file: str, out: str) -> int:
         "tokens": [sum(counted.tokens[passes * n : passes * (n + 1)]) for n in range(steps)],
         "peak_allocated": torch.cuda.max_memory_allocated() if on_gpu else None,
         "peak_reserved": torch.cuda.max_memory_reserved() if on_gpu else None,
+        "packages": {name: version for name in TOLD if (version := installed_version(name))},
     }
     Path(out).write_text(json.dumps(found), encoding="utf-8")
     return 0
@@ -187,7 +197,8 @@ def _bitsandbytes(half: bool) -> Any:
     )
 
 
-def _unsloth(config: Any) -> Any:
+def _unsloth(config: Any, offloads: bool) -> Any:
+    """As its users load it, by a local path alone. `offloads`: the checkpointing that it proposes by default."""
     import torch
     from unsloth import FastLanguageModel
 
@@ -204,7 +215,8 @@ def _unsloth(config: Any) -> Any:
         lora_alpha=config.lora.alpha,
         lora_dropout=config.lora.dropout,
         target_modules=NAMES,
-        use_gradient_checkpointing=config.training.gradient_checkpointing,
+        bias="none",
+        use_gradient_checkpointing="unsloth" if offloads else config.training.gradient_checkpointing,
         random_state=config.seed,
     )
 

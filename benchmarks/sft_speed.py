@@ -28,7 +28,7 @@ from typing import Any
 
 from sft_figures import curve_lines, markdown, table
 from sft_groups import GROUPS, TRIMTAB, USUAL, Group
-from sft_peer import NEEDS, PEERS
+from sft_peer import NEEDS, PEERS, TOLD
 from sft_stage import write_alpaca, write_rows
 
 from trimtab.bench.ladder import FIRST, LAST, RUNGS, TITLES, start
@@ -95,7 +95,7 @@ def _run(group: str, cell: str, config: dict[str, Any], options: argparse.Namesp
         "length": config["data"]["max_length"],
     }
     environment = dict(os.environ)
-    if cell == "unsloth" and options.unsloth is not None:
+    if cell.startswith("unsloth") and options.unsloth is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(options.unsloth), os.environ.get("PYTHONPATH", "")])
     elif cell in NEEDS and find_spec(NEEDS[cell]) is None:
         return kept | {"status": "left out", "seconds": 0.0, "reason": f"{NEEDS[cell]} is not installed here"}
@@ -120,7 +120,7 @@ def _run(group: str, cell: str, config: dict[str, Any], options: argparse.Namesp
         steps = steps_of(folder / "run")
     else:
         found = json.loads(result.read_text(encoding="utf-8"))
-        kept["reserved_bytes"] = found["peak_reserved"]
+        kept |= {"reserved_bytes": found["peak_reserved"], "packages": found["packages"]}
         steps = _steps_of_peer(found)
     figures = figures_of(steps, options.warm_up or GROUPS[group].warm_up)
     if options.device == "cpu":
@@ -278,13 +278,12 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         machine = subprocess.run(
             [sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True, check=True
         ).stdout
-    names = ("transformers", "peft", "trl", "liger-kernel", "unsloth", "bitsandbytes", "triton")
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": machine.strip(),
         "command": " ".join(["python", "benchmarks/sft_speed.py", *sys.argv[1:]]),
         "torch": installed_version("torch"),
-        "packages": {name: installed_version(name) for name in names},
+        "packages": {name: installed_version(name) for name in TOLD},
     }
 
 
