@@ -112,6 +112,11 @@ def test_what_cannot_be_run_is_refused_or_told(monkeypatch: pytest.MonkeyPatch) 
             programs.in_assembly[(1,)](x, out, 8, BLOCK=8)
         with pytest.raises(NotSimulated, match="none is compiled"):
             programs.add.warmup(x, x, out, 8, BLOCK=8, grid=(1,))
+        # Some launch by themselves what has the parts for it, and ask first.
+        launched = programs.add[(1,)](x, x, out, 8, BLOCK=8)
+        assert not hasattr(launched, "packed_metadata")
+        with pytest.raises(NotSimulated, match=r"n_regs.* none is compiled"):
+            launched.n_regs  # noqa: B018
     listener = Listener()
     with trimtab.virtual_gpus(1, observer=listener):
         x, out = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")

@@ -31,11 +31,15 @@ _COMPILED = (
 )
 
 
+class _NotThere(NotSimulated, AttributeError):
+    """An attribute that only hardware has: who asks first whether it is there is told that it is not."""
+
+
 class _NotCompiled:
     """What a launch returns: on hardware the compiled kernel."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NotSimulated(f"`{name}` of {_COMPILED}")
+        raise _NotThere(f"`{name}` of {_COMPILED}")
 
 
 def set_in_triton(undo: ExitStack) -> None:
