@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from trimtab.recipes.row_order import ByEpoch, Longest
+from trimtab.recipes.row_order import ByEpoch, heaviest_first, order_by_epoch
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 LENGTHS = [7, 3, 9, 9, 2, 5, 8, 1, 4, 6, 3, 2]
@@ -31,9 +32,43 @@ def test_it_depends_on_seed_and_epoch_alone() -> None:
     assert len({tuple(order(seed, epoch)) for seed in (3, 40) for epoch in (0, 1)}) == 4
 
 
-def test_a_rehearsal_of_shapes_takes_the_longest_rows_first() -> None:
-    found = [LENGTHS[place] for place in Longest([{"n": n} for n in LENGTHS], lambda row: row["n"])]
-    assert found == sorted(LENGTHS, reverse=True)
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(("padded", "weight"), [(True, lambda taken: max(taken) * len(taken)), (False, sum)])
+def test_a_rehearsal_of_shapes_begins_with_the_heaviest_batch_of_the_run(
+    tmp_path: Path, grouped: bool, padded: bool, weight: Callable[[list[int]], int]
+) -> None:
+    def trainer() -> Trainer:
+        made = Trainer(
+            model=torch.nn.Linear(1, 1),
+            args=TrainingArguments(
+                output_dir=str(tmp_path),
+                per_device_train_batch_size=4,
+                num_train_epochs=3,
+                seed=5,
+                use_cpu=True,
+                report_to="none",
+                train_sampling_strategy="group_by_length" if grouped else "random",
+            ),
+            train_dataset=[{"input_ids": [0] * length, "place": i} for i, length in enumerate(LENGTHS)],
+        )
+        order_by_epoch(made)
+        return made
+
+    # What the run itself takes, epoch after epoch.
+    loader, taken = trainer().get_train_dataloader(), []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        taken += [list(batch) for batch in loader.batch_sampler]
+    weights = [weight([LENGTHS[place] for place in batch]) for batch in taken]
+    assert len(set(weights)) > 1
+
+    rehearsed = trainer()
+    heaviest_first(rehearsed, lambda row: len(row["input_ids"]), padded=padded)
+    assert rehearsed.accelerator._dataloaders == []
+    first, second, *_ = list(rehearsed.get_train_dataloader().batch_sampler)
+    assert first == second
+    assert weight([LENGTHS[place] for place in first]) == max(weights)
+    assert sorted(first) in [sorted(batch) for batch in taken]
 
 
 REWARD = (

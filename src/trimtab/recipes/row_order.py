@@ -7,6 +7,7 @@ rows. What they draw by is left as it is; only where they begin to draw is set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,15 +48,16 @@ def order_by_epoch(trainer: Any) -> None:
 
 
 LONGEST_FIRST = "the longest rows of the data come first, together in one batch"
-"""What a rehearsal of shapes says of its rows."""
+"""What a rehearsal of shapes says of its rows where the run's own batches are not known,"""
+HEAVIEST_FIRST = "the step that comes first is the run's own with the most tokens, of all its epochs"
+"""and where they are."""
 
 
-class Longest(Sampler[int]):
-    """The rows by their length, the longest first."""
+class InOrder(Sampler[int]):
+    """Rows in an order that was decided before."""
 
-    def __init__(self, rows: Sequence[Any], length: Callable[[Any], int]) -> None:
-        lengths = [length(row) for row in rows]
-        self._order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = order
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._order)
@@ -64,7 +66,45 @@ class Longest(Sampler[int]):
         return len(self._order)
 
 
-def longest_first(trainer: Any, length: Callable[[Any], int]) -> None:
-    """Where memory is rehearsed by shapes: a step with the longest rows is among the first, whatever the seed."""
-    order = Longest(trainer.train_dataset, length)
+def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool) -> None:
+    """Where memory is rehearsed by shapes: the batch of the whole run that takes most comes first, and once more.
+
+    Once more, because the optimizer's state is there only after a step. Called after `order_by_epoch`.
+    """
+    batches = _batches_of_run(trainer)
+    lengths = [length(row) for row in trainer.train_dataset]
+    a_pass = trainer.args.gradient_accumulation_steps * trainer.args.world_size
+    first = _heaviest(batches, lengths, padded)
+    rest = [place for batch in batches for place in batch]
+    order = InOrder([*first * (2 * a_pass), *rest][: len(lengths)])
     trainer._get_train_sampler = lambda *_, **__: order
+
+
+def _heaviest(batches: Sequence[list[int]], lengths: Sequence[int], padded: bool) -> list[int]:
+    """Of whole batches, where there are any: a shorter one would be filled up by the next."""
+    most = max(map(len, batches))
+
+    def weight(batch: list[int]) -> int:
+        taken = [lengths[place] for place in batch]
+        return max(taken) * len(taken) if padded else sum(taken)
+
+    return max((batch for batch in batches if len(batch) == most), key=weight)
+
+
+def _batches_of_run(trainer: Any) -> list[list[int]]:
+    """The rows of every batch of all processes and epochs, as the trainer's own data loader will draw them."""
+    args, prepared = trainer.args, trainer.accelerator._dataloaders
+    known = len(prepared)
+    loader = trainer.get_train_dataloader()
+    del prepared[known:]  # it is not the run's
+    drawing = loader.batch_sampler
+    drawing = getattr(drawing, "batch_sampler", drawing)  # of all processes, where each takes a share
+    last = args.max_steps * args.gradient_accumulation_steps * args.world_size
+    batches: list[list[int]] = []
+    for epoch in range(math.ceil(args.num_train_epochs) if last <= 0 else last):
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        batches += [list(batch) for batch in drawing]
+        if 0 < last <= len(batches):
+            return batches[:last]
+    return batches

@@ -21,7 +21,7 @@ from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.rehearsed_rows import evaluated
 from trimtab.recipes.resumed_state import ResumedState
-from trimtab.recipes.row_order import LONGEST_FIRST, longest_first, order_by_epoch
+from trimtab.recipes.row_order import HEAVIEST_FIRST, heaviest_first, order_by_epoch
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_loading import load_all
@@ -131,11 +131,10 @@ class TrainerDriver:
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
         load_all(self.trainer)
+        order_by_epoch(self.trainer)
         if shapes_only() and prepared.length is not None:
-            longest_first(self.trainer, prepared.length)
-            rehearsal_notes(LONGEST_FIRST)
-        else:
-            order_by_epoch(self.trainer)
+            heaviest_first(self.trainer, prepared.length, padded=plan.speed.padding != "none")
+            rehearsal_notes(HEAVIEST_FIRST)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
             _watch_memory(self.trainer)
