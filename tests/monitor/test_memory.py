@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.monitor.memory import MemoryMeter, MemoryUse, gpu_busy_share
+from trimtab.monitor.memory import MemoryMeter, gpu_busy_share
 
 
 def test_cpu_memory_grows_with_what_is_allocated_and_the_peak_stays() -> None:

@@ -49,7 +49,7 @@ def order_by_epoch(trainer: Any) -> None:
 
 LONGEST_FIRST = "the longest rows of the data come first, together in one batch"
 """What a rehearsal of shapes says of its rows where the run's own batches are not known,"""
-HEAVIEST_FIRST = "the step that comes first is the run's own with the most tokens, of all its epochs"
+HEAVIEST_FIRST = "the run's own batch with the most tokens, of all its epochs, comes early"
 """and where they are."""
 
 
@@ -66,17 +66,20 @@ class InOrder(Sampler[int]):
         return len(self._order)
 
 
-def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool) -> None:
-    """Where memory is rehearsed by shapes: the batch of the whole run that takes most comes first, and once more.
+def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool, steps: int | None) -> None:
+    """Where memory is rehearsed by shapes: the batch of the whole run that takes most is the second step's.
 
-    Once more, because the optimizer's state is there only after a step. Called after `order_by_epoch`.
+    The second's, because the optimizer's state is there only after a step, and because what a smaller batch has taken
+    before may be of no use to it. Where `steps`, all that are made, is one, it is the first's. Called after
+    `order_by_epoch`.
     """
     batches = _batches_of_run(trainer)
     lengths = [length(row) for row in trainer.train_dataset]
-    a_pass = trainer.args.gradient_accumulation_steps * trainer.args.world_size
-    first = _heaviest(batches, lengths, padded)
-    rest = [place for batch in batches for place in batch]
-    order = InOrder([*first * (2 * a_pass), *rest][: len(lengths)])
+    a_step = trainer.args.gradient_accumulation_steps * trainer.args.world_size
+    first = [] if steps == 1 else batches[:a_step]
+    heavy = [_heaviest(batches, lengths, padded)] * a_step
+    laid = [place for batch in (*first, *heavy, *batches[len(first) :]) for place in batch]
+    order = InOrder(laid[: len(lengths)])
     trainer._get_train_sampler = lambda *_, **__: order
 
 

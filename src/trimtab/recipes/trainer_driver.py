@@ -26,7 +26,7 @@ from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_loading import load_all
 from trimtab.recipes.trainer_saving import save_whole
-from trimtab.rehearse.process import rehearsal_notes
+from trimtab.rehearse.process import rehearsal_notes, rehearsed_steps
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
 """How names of what an evaluation tells of itself end."""
@@ -133,7 +133,8 @@ class TrainerDriver:
         load_all(self.trainer)
         order_by_epoch(self.trainer)
         if shapes_only() and prepared.length is not None:
-            heaviest_first(self.trainer, prepared.length, padded=plan.speed.padding != "none")
+            padded = plan.speed.padding != "none"
+            heaviest_first(self.trainer, prepared.length, padded=padded, steps=rehearsed_steps())
             rehearsal_notes(HEAVIEST_FIRST)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:

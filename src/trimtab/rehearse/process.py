@@ -169,6 +169,11 @@ def rehearsal_notes(text: str) -> None:
         _process.recorder.write(t="note", text=text)
 
 
+def rehearsed_steps() -> int | None:
+    """How many optimizer steps the rehearsal that this process belongs to makes at most, where that was asked for."""
+    return None if _process is None else _process.settings.max_steps
+
+
 def prepare() -> Process:
     """The records of this process, before torch is there."""
     global _process
