@@ -115,10 +115,13 @@ def passing(kind: str) -> None:
         assert not torch.equal(expected[0], expected[1])
 
 
-def carrying(kind: str, most_rows: int, dtype: torch.dtype, tied: bool) -> None:
-    """A pass that writes the update of the step before, against the update on its own and then the pass."""
-    thin.MOST_ROWS, thin.LEAST_HEIGHT = most_rows, 0
-    graph_module._SCRATCH_FLOOR = 1024
+def carrying(kind: str, most_rows: int, dtype: torch.dtype, tied: bool, joined: bool = False) -> None:
+    """A pass that writes the update of the step before, against the update on its own and then the pass.
+
+    `joined`: with room for the products of several layers as one; otherwise there is none.
+    """
+    thin.MOST_ROWS, thin.LEAST_HEIGHT = most_rows, 1 << 14 if joined else 0
+    graph_module._SCRATCH_FLOOR = 1 << 16 if joined else 1024
     model = tiny(kind, dtype, tie=tied)
     plain = copy.deepcopy(model)
     tuned, of_plain = tuned_parameters(model), tuned_parameters(plain)
@@ -145,6 +148,9 @@ def carrying(kind: str, most_rows: int, dtype: torch.dtype, tied: bool) -> None:
                 assert torch.equal(one, two)
             passes._fill(second, range(2))
             again = passes._pass(packed, shape, 2, stand_in)
+            assert stand_in.ahead is not None
+            together = [len(piece.rows) for piece in stand_in.ahead._order if len(piece.rows) > 1]
+            assert together == ([3, 2] * model.config.num_hidden_layers if joined else [])
     close = {} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-2}
     torch.testing.assert_close(found, expected, **(close or {"rtol": 1e-5, "atol": 2e-5}))
     assert torch.equal(again, found)
@@ -164,4 +170,6 @@ if __name__ == "__main__":
     carrying("qwen3", 0, torch.bfloat16, False)
     carrying("qwen3", 4, torch.float32, False)
     carrying("gpt2", 4, torch.float32, True)
+    carrying("qwen3", 0, torch.bfloat16, True, joined=True)
+    carrying("llama", 0, torch.float32, False, joined=True)
     print("all agree")

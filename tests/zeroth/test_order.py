@@ -97,3 +97,19 @@ def test_without_an_update_to_carry_nothing_is_written() -> None:
     made = plan([layer(0), layer(1, way="here")], 2048, [0, 1, NORM], carry=False)
     assert not made.begin | made.between | made.late
     assert not any(made.carries)
+
+
+def test_tensors_of_one_product_are_brought_up_to_date_together() -> None:
+    three = Read(0, 0, 512, "ahead", "a", also=(1, 2))
+    made = plan([three, layer(3), three], 2048, [0, 1, 2, 3], carry=True)
+    assert made.late == {0, 1, 2, 3}
+    assert made.carries == [True, True, False]
+
+
+def test_tensors_that_another_product_reads_otherwise_are_updated_before_anything_else() -> None:
+    # The second read of 1 finds it up to date; whoever reads all three would have to know that it is not for the rest.
+    three = Read(0, 0, 512, "ahead", "a", also=(1, 2))
+    for other in (layer(1), layer(1, way="here"), Read(2, 0, 8, "table")):
+        made = plan([three, other, layer(3)], 2048, [0, 1, 2, 3], carry=True)
+        assert made.begin == {0, 1, 2}
+        assert made.carries == [False, False, True]

@@ -1,11 +1,12 @@
 """The perturbed weights of a captured pass, made on a stream of their own ahead of the products that read them.
 
-Making weights takes a GPU's memory and integer units, products take its tensor units, so one hides behind the other.
-The first pass takes down which weights are read and in which order; from then on each is made as soon as there is room
-for it in a ring of scratch memory. Whoever makes a weight first writes the update that is owed to it from the step
-before. Tensors that no product sweeps are brought up to date at the beginning of the pass, or, where nothing but
-look-ups at the beginning and products at the end read them (an embedding, a head), while it runs. Streams and events
-only: what is computed is that of `kernels.py` and `thin.py`, in an order that changes no bit.
+Making weights is bound by memory, so it hides behind attention, norms and whatever else leaves a GPU waiting. Beside a
+product it would only take the product's place: a product waits until all that was begun is made. The first pass takes
+down which weights are read and in which order; from then on each is made as soon as there is room for it in a ring of
+scratch memory. Whoever makes a weight first writes the update that is owed to it from the step before. Tensors that no
+product sweeps are brought up to date at the beginning of the pass, or, where nothing but look-ups at the beginning and
+products at the end read them (an embedding, a head), while it runs. Streams and events only: what is computed is that
+of `kernels.py` and `thin.py`, in an order that changes no bit.
 """
 
 from __future__ import annotations
@@ -32,11 +33,20 @@ class OtherOrder(Exception):
 
 @dataclass(frozen=True)
 class _Piece:
-    """What is read: the rows, and the key of their noise."""
+    """What is read: the rows, of several tensors where one product reads them together, and the keys of their noise."""
 
-    rows: Tensor
-    key: Tensor
+    rows: tuple[Tensor, ...]
+    keys: tuple[Tensor, ...]
     read: Read
+
+    @property
+    def height(self) -> int:
+        return sum(rows.shape[0] for rows in self.rows)
+
+    def shares(self, made: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, their key and their part of `made` [lanes, height, width]."""
+        parts = made.split([rows.shape[0] for rows in self.rows], 1)
+        return list(zip(self.rows, self.keys, parts, strict=True))
 
 
 class Ahead:
@@ -65,7 +75,6 @@ class Ahead:
         self._plan: Plan | None = None
         self._made: list[Callable[[], None]] = []
         """Makes each batch of the plan."""
-        self._batch_of: dict[int, int] = {}
         self._begin: Any = None
         self._between: Any = None
         self._read = self._issued = self._done = 0
@@ -95,51 +104,75 @@ class Ahead:
         shares = x.reshape(self.lanes, -1, x.shape[-1])
         height, width = weight.shape
         if not transposed and thin.suits(shares.shape[1], self.lanes, height, width):
-            owed = self._take(self._piece(weight, weight, 0, key, "here"))
-            made = thin.thin_product(shares, weight, key, *self._noise(), owed)
+            owed = self._take(self._piece((weight,), (key,), 0, "here"))
+            made = thin.thin_product(shares, weight, key, *self._noise(), None if owed is None else owed[0])
             return made.view(*x.shape[:-1], height)
         if transposed:
-            return torch.bmm(shares, self._weights(weight, weight, 0, key)).view(*x.shape[:-1], width)
+            return torch.bmm(shares, self._weights((weight,), (key,))).view(*x.shape[:-1], width)
         out = x.new_empty(*x.shape[:-1], height)
         columns = out.view(self.lanes, -1, height)
         for first in range(0, height, run):
-            made = self._weights(weight[first : first + run], weight, first * width, key)
+            made = self._weights((weight[first : first + run],), (key,), first * width, weight)
             torch.bmm(shares, made.transpose(1, 2), out=columns[..., first : first + run])
             self._finish()
         return out
 
+    def products(self, x: Tensor, weights: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
+        """The same with several weights, side by side in the output: one product reads them all."""
+        shares = x.reshape(self.lanes, -1, x.shape[-1])
+        made = self._weights(tuple(weights), tuple(keys))
+        return torch.bmm(shares, made.transpose(1, 2)).view(*x.shape[:-1], made.shape[1])
+
     def rows(self, table: Tensor, ids: Tensor, key: Tensor) -> Tensor:
-        owed = self._take(self._piece(table, table, 0, key, "table"))
-        return kernels.perturbed_rows(table, ids, key, *self._noise(), owed)
+        owed = self._take(self._piece((table,), (key,), 0, "table"))
+        return kernels.perturbed_rows(table, ids, key, *self._noise(), None if owed is None else owed[0])
 
     def _noise(self) -> tuple[Tensor, Tensor, bool, bool]:
         return self.launch.state, self.launch.coefficients, self.one_line, self.signs
 
-    def _weights(self, rows: Tensor, weight: Tensor, first: int, key: Tensor) -> Tensor:
-        """[lanes, rows, width], until the next piece is asked for."""
-        piece = self._piece(rows, weight, first, key, "ahead")
+    def _weights(
+        self, rows: tuple[Tensor, ...], keys: tuple[Tensor, ...], first: int = 0, whole: Tensor | None = None
+    ) -> Tensor:
+        """[lanes, rows, width], until the next piece is asked for. `first`: where in `whole` the rows begin."""
+        piece = self._piece(rows, keys, first, "ahead", whole)
         if piece.read.size > self.ring.numel():
-            piece = self._piece(rows, weight, first, key, "here")
+            piece = self._piece(rows, keys, first, "here", whole)
         at = self._read
         owed = self._take(piece)
         if piece.read.way == "here":
-            return kernels.perturbed(rows, key, *self._noise(), first, owed=owed)
+            made = rows[0].new_empty(self.lanes, piece.height, rows[0].shape[1])
+            return self._make(piece, made, owed)
         slot = self._slot(piece, 0 if self._plan is None else self._plan.places[at])
         if self._plan is None:
-            return kernels.perturbed(rows, key, *self._noise(), first, slot)
+            return self._make(piece, slot, None)
         self._fork()
         self._issue()
-        self._wait("made", self._batch_of[at])
+        self._wait("made", self._issued - 1)  # and with it for all before
         return slot
 
-    def _piece(self, rows: Tensor, whole: Tensor, first: int, key: Tensor, way: Way) -> _Piece:
-        size = self.lanes * rows.numel() * rows.element_size()
-        whole_groups = rows.numel() % kernels.GROUP == 0 and rows.data_ptr() % 16 == 0
-        kind = str(rows.dtype) if whole_groups else ""
-        return _Piece(rows, key, Read(whole.data_ptr(), first, size, way, kind))
+    def _make(self, piece: _Piece, out: Tensor, owed: Sequence[Sweeping] | None) -> Tensor:
+        """By a launch for each tensor."""
+        for number, (rows, key, part) in enumerate(piece.shares(out)):
+            carried = None if owed is None else owed[number]
+            kernels.perturbed(rows, key, *self._noise(), piece.read.first, part, carried)
+        return out
 
-    def _take(self, piece: _Piece) -> Sweeping | None:
-        """Count a piece as asked for. What is owed to its tensor, where whoever asks has to see to it."""
+    def _piece(
+        self,
+        rows: tuple[Tensor, ...],
+        keys: tuple[Tensor, ...],
+        first: int,
+        way: Way,
+        whole: Tensor | None = None,
+    ) -> _Piece:
+        size = self.lanes * sum(each.numel() * each.element_size() for each in rows)
+        whole_groups = all(each.numel() % kernels.GROUP == 0 and each.data_ptr() % 16 == 0 for each in rows)
+        kind = str(rows[0].dtype) if whole_groups else ""
+        owner, *also = (each.data_ptr() for each in (rows if whole is None else (whole,)))
+        return _Piece(rows, keys, Read(owner, first, size, way, kind, tuple(also)))
+
+    def _take(self, piece: _Piece) -> list[Sweeping] | None:
+        """Count a piece as asked for. What is owed to its tensors, where whoever asks has to see to it."""
         self._finish()
         at, self._read = self._read, self._read + 1
         if self._plan is None:
@@ -153,10 +186,9 @@ class Ahead:
             self._wait("between", 0)
         return self._sweeping(piece) if self._plan.carries[at] else None
 
-    def _sweeping(self, piece: _Piece) -> Sweeping:
-        tuned = self._tuned[piece.read.owner]
-        dropped = DROPPED_BITS[piece.rows.dtype] if self.stochastic else 0
-        return Sweeping(self.launch.owed, tuned.decays, dropped)
+    def _sweeping(self, piece: _Piece) -> list[Sweeping]:
+        dropped = DROPPED_BITS[piece.rows[0].dtype] if self.stochastic else 0
+        return [Sweeping(self.launch.owed, self._tuned[owner].decays, dropped) for owner in piece.read.owners]
 
     def _finish(self) -> None:
         """All pieces that were asked for have been read: their room is free again."""
@@ -199,15 +231,14 @@ class Ahead:
             torch.cuda.current_stream().wait_event(self._events.pop((what, number)))
 
     def _slot(self, piece: _Piece, place: int) -> Tensor:
-        flat = self.ring[place : place + piece.read.size].view(piece.rows.dtype)
-        return flat.view(self.lanes, *piece.rows.shape)
+        flat = self.ring[place : place + piece.read.size].view(piece.rows[0].dtype)
+        return flat.view(self.lanes, piece.height, -1)
 
     def _make_plan(self) -> None:
         # Several lines at once are several terms of an update, which a pass does not carry.
         reads = [piece.read for piece in self._order]
         made = self._plan = plan(reads, self.ring.numel(), self._tuned, carry=self.one_line)
         self._begin, self._between = self._update(made.begin), self._update(made.between)
-        self._batch_of = {at: number for number, batch in enumerate(made.batches) for at in batch.reads}
         self._made = [self._maker(batch.reads) for batch in made.batches]
 
     def _maker(self, reads: Sequence[int]) -> Callable[[], None]:
@@ -217,25 +248,27 @@ class Ahead:
         pieces = [(self._order[at], self._plan.places[at]) for at in reads]
         if pieces[0][0].read.kind == "" or len(carries) > 1:
             return partial(self._make_alone, reads)
-        dtype = pieces[0][0].rows.dtype
+        dtype = pieces[0][0].rows[0].dtype
         parts = []
         for piece, place in pieces:
-            tuned, rows, itemsize = self._tuned[piece.read.owner], piece.rows, dtype.itemsize
-            parts.append(
-                Part(rows, tuned.index, tuned.decays, place // itemsize, rows.numel(), piece.read.first)
-            )
+            at, width = place // dtype.itemsize, piece.rows[0].shape[1]
+            for owner, rows in zip(piece.read.owners, piece.rows, strict=True):
+                tuned = self._tuned[owner]
+                parts.append(
+                    Part(rows, tuned.index, tuned.decays, at, piece.height * width, piece.read.first)
+                )
+                at += rows.numel()
         whole = self.ring[: self.ring.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         many = Perturbed(parts, whole, carry=carries == {True}, stochastic=self.stochastic)
         return lambda: many(self.launch, self.one_line, self.signs)
 
     def _make_alone(self, reads: Sequence[int]) -> None:
-        """By a launch each: what is not of whole groups, or in part brings its tensor up to date."""
+        """By launches of their own: what is not of whole groups, or in part brings its tensors up to date."""
         assert self._plan is not None
         for at in reads:
             piece = self._order[at]
             owed = self._sweeping(piece) if self._plan.carries[at] else None
-            out = self._slot(piece, self._plan.places[at])
-            kernels.perturbed(piece.rows, piece.key, *self._noise(), piece.read.first, out, owed)
+            self._make(piece, self._slot(piece, self._plan.places[at]), owed)
 
     def _update(self, owners: Collection[int]) -> Any:
         some = [self._tuned[owner] for owner in owners]

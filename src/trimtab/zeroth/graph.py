@@ -23,6 +23,7 @@ from trimtab.zeroth import kernels
 from trimtab.zeroth.ahead import Ahead, OtherOrder
 from trimtab.zeroth.kernels import Launch, Owed
 from trimtab.zeroth.lane_modules import (
+    JOINED,
     LaneEmbedding,
     LaneLinear,
     LaneNorm,
@@ -30,7 +31,9 @@ from trimtab.zeroth.lane_modules import (
     NotCapturable,
     Ready,
     Rescaled,
+    joined_class,
     kind_of,
+    may_join,
 )
 from trimtab.zeroth.lanes import evaluating
 from trimtab.zeroth.objective import ScoreBatch, example_losses, places_in_table, position_ids
@@ -41,10 +44,9 @@ from trimtab.zeroth.sweep import PROJECTION, Change, Directions, Ratios, by_kern
 PAD_TO = 32
 """Rows are padded to a multiple of this many tokens: fewer shapes, fewer graphs."""
 # Elements of changed weights that a product reads at a time: this share of the tuned ones, but never less than the
-# floor. What is larger is done in runs of rows. The ring has room for three times as much.
+# floor. What is larger is done in runs of rows. The ring has room for as much.
 _SCRATCH_SHARE = 64
 _SCRATCH_FLOOR = 1 << 21
-_RING = 3
 MAIN_PRIORITY = -2
 """Of the stream that passes are captured on."""
 _SIDE = True
@@ -264,6 +266,11 @@ class CapturedPasses:
                     stand_in.modules.append(made)
                     undo.callback(parent._modules.__setitem__, name, module)
                     parent._modules[name] = made
+            for parent in {id(parent): parent for parent, _, _ in children}.values():
+                for names in JOINED:
+                    if may_join([parent._modules.get(name) for name in names], self._scratch):
+                        undo.callback(setattr, parent, "__class__", type(parent))
+                        parent.__class__ = joined_class(type(parent), names)
             if self.compiled:
                 # Every shape has code of its own: code for any shape is slow, and costs minutes to make.
                 undo.enter_context(torch._dynamo.config.patch(recompile_limit=4 * MOST_GRAPHS))
@@ -277,7 +284,7 @@ class CapturedPasses:
         """For all tensors but those that are made at the beginning of the pass."""
         if self._ring is None:
             size = max(t.parameter.element_size() for t in self.tuned)
-            self._ring = torch.empty(_RING * self._scratch * size, dtype=torch.uint8, device=self.device)
+            self._ring = torch.empty(self._scratch * size, dtype=torch.uint8, device=self.device)
         if self._sides is None and self.device.type == "cuda" and _SIDE:
             # Products go first: what is made ahead takes what they leave, and updates what is left then.
             self._sides = (torch.cuda.Stream(self.device, -1), torch.cuda.Stream(self.device, 0))

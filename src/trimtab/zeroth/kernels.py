@@ -137,14 +137,27 @@ def _halves(group, tensor, step, query, key0, key1):
 
 @triton.jit
 def _noise(group, tensor, step, query, key0, key1, SIGNS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """z of eight elements for each group, normal noise twice as large: [groups, 8] in fp32."""
+    """What z of eight elements for each group is made of, as `_times` takes it: [groups, 8] in fp32."""
     half = _halves(group, tensor, step, query, key0, key1)
     if SIGNS:
         return 1.0 - 2.0 * (half & 1).to(tl.float32)
     else:
-        # Twice z: its half goes into the coefficient, which loses nothing by it. Eight is taken off the float: a GPU
-        # adds floats twice as fast as integers.
-        return _ones(half, INTERPRETED).to(tl.float32) - 8.0
+        return _ones(half, INTERPRETED).to(tl.float32)
+
+
+@triton.jit
+def _times(noise, coefficient, SIGNS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """coefficient * z, rounded once; the coefficient is that of `_coefficient`.
+
+    z is half of what the set bits are more than eight. The half went into the coefficient, which loses nothing by it;
+    eight times a number is exact, so that one fused operation rounds what a subtraction and a product would.
+    """
+    if SIGNS:
+        return coefficient * noise
+    elif INTERPRETED:  # numpy's is not fused
+        return coefficient * (noise - 8.0)
+    else:
+        return tl.fma(noise, coefficient, -8.0 * coefficient)
 
 
 @triton.jit
@@ -175,7 +188,7 @@ def _updated(
     if decays != 0:
         value = value * tl.load(numbers + 1)
     z = _noise(group, tensor, step, tl.load(owed + 3).to(tl.uint32), key0, key1, SIGNS, INTERPRETED)
-    value = value - _coefficient(numbers, 0, SIGNS) * z
+    value = value - _times(z, _coefficient(numbers, 0, SIGNS), SIGNS, INTERPRETED)
     if DROPPED:
         value = _rounded(value, _halves(group, tensor, step, 0xFFFFFFFF, key0, key1), DROPPED)
     if DROPPED == 16:
@@ -218,7 +231,7 @@ def _store_lanes(
         if not ONE_LINE and lane > 0:
             query = tl.load(state + 3 + lane).to(tl.uint32)
             z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
-        moved = value + _coefficient(coefficients, lane, SIGNS) * z
+        moved = value + _times(z, _coefficient(coefficients, lane, SIGNS), SIGNS, INTERPRETED)
         tl.store(out + lane * out_stride + at, moved.to(out.dtype.element_ty), mask=inside)
 
 
@@ -314,7 +327,7 @@ def _perturb_rows(
             )
     query = tl.load(state + 3).to(tl.uint32) if ONE_LINE else tl.load(state + 3 + lane).to(tl.uint32)
     z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
-    moved = value + _coefficient(coefficients, lane, SIGNS) * z
+    moved = value + _times(z, _coefficient(coefficients, lane, SIGNS), SIGNS, INTERPRETED)
     tl.store(out + lane * out_stride + token * width + at, moved.to(out.dtype.element_ty), mask=inside)
 
 
@@ -372,7 +385,7 @@ def _update(
     for i in tl.static_range(QUERIES):
         query = tl.load(state + 3 + i).to(tl.uint32)
         z = _noise(group, index, step, query, key0, key1, SIGNS, INTERPRETED)
-        value = value - _coefficient(coefficients, i, SIGNS) * z
+        value = value - _times(z, _coefficient(coefficients, i, SIGNS), SIGNS, INTERPRETED)
     if DROPPED:
         value = _rounded(value, _halves(group, index, step, 0xFFFFFFFF, key0, key1), DROPPED)
     tl.store(weight + at, value.to(DTYPE), mask=inside)
@@ -408,14 +421,15 @@ def perturbed(
 ) -> Tensor:
     """[lanes, *weight.shape]; `weight` may be a run of rows that starts at element `first` of its tensor.
 
-    `owed`: the weight is first brought up to date, in place.
+    `out`: where they go; a lane lies in one piece. `owed`: the weight is first brought up to date, in place.
     """
     lanes, count = coefficients.numel(), weight.numel()
     if out is None:
         out = torch.empty((lanes, *weight.shape), dtype=weight.dtype, device=weight.device)
     grid = (triton.cdiv(count, _GROUPS * GROUP),)
     _perturb[grid](
-        weight, out, key, state, coefficients, state if owed is None else owed.words, count, first // GROUP, count,
+        weight, out, key, state, coefficients, state if owed is None else owed.words, count, first // GROUP,
+        out.stride(0),
         LANES=lanes, ONE_LINE=one_line, SIGNS=signs, **_owed_flags(owed), GROUPS=_GROUPS, INTERPRETED=_INTERPRETED,
         num_warps=4, **_EXACT,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trimtab.zeroth import ahead, kernels
+from trimtab.zeroth import ahead, kernels, thin
 from trimtab.zeroth.kernels import GROUP, Launch
 from trimtab.zeroth.rehearsed import with_values
 
@@ -38,6 +38,20 @@ def _perturbed_linear(x, weight, key, transposed, run):  # type: ignore[no-untyp
 @_perturbed_linear.register_fake
 def _(x, weight, key, transposed, run):  # type: ignore[no-untyped-def]
     return x.new_empty(*x.shape[:-1], weight.shape[1 if transposed else 0])
+
+
+@torch.library.custom_op(
+    "trimtab::perturbed_linears",
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] weights, Tensor[] keys) -> Tensor",
+)
+def _perturbed_linears(x, weights, keys):  # type: ignore[no-untyped-def]
+    return ahead.running().products(x, weights, keys)
+
+
+@_perturbed_linears.register_fake
+def _(x, weights, keys):  # type: ignore[no-untyped-def]
+    return x.new_empty(*x.shape[:-1], sum(weight.shape[0] for weight in weights))
 
 
 @torch.library.custom_op(
@@ -142,6 +156,9 @@ class Ready(nn.Module):
 class LaneLinear(nn.Module):
     """nn.Linear and transformers' Conv1D, with weights of their own for every lane's share of the rows."""
 
+    given: tuple[Tensor, Tensor] | None = None
+    """An input, and the product with it that was made together with others (`JOINED`)."""
+
     def __init__(
         self, own: Any, transposed: bool, weight: Any | None, bias: Any | None, scratch: int
     ) -> None:
@@ -157,8 +174,10 @@ class LaneLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.weight
-        if self.make_weight is not None:
-            out: Tensor = self.make_weight.multiply(x, weight, self.transposed, self.run)
+        if self.given is not None and self.given[0] is x:
+            out: Tensor = self.given[1]
+        elif self.make_weight is not None:
+            out = self.make_weight.multiply(x, weight, self.transposed, self.run)
         else:
             out = x @ weight if self.transposed else F.linear(x, weight)
         if self.make_bias is not None:
@@ -167,6 +186,52 @@ class LaneLinear(nn.Module):
         elif self.bias is not None:
             out = out + self.bias
         return out
+
+
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one module that read the same input in most models. One that is called with another multiplies itself."""
+
+
+def joined_class(owner: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """The same class, whose forward makes the products of these layers as one first. One for each, as compilers ask."""
+    key = (owner, names)
+    if key not in _joined_classes:
+        _joined_classes[key] = _made_joined(owner, names)
+    return _joined_classes[key]
+
+
+_joined_classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
+
+
+def _made_joined(owner: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        layers = [getattr(self, name) for name in names]
+        x = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(x, Tensor) and x.shape[-1] == layers[0].weight.shape[1]:
+            weights = [layer.weight for layer in layers]
+            wide = _perturbed_linears(x, weights, [layer.make_weight.key for layer in layers])
+            for layer, part in zip(layers, wide.split([len(w) for w in weights], -1), strict=True):
+                layer.given = (x, part)
+        out = owner.forward(self, *args, **kwargs)
+        for layer in layers:
+            layer.given = None
+        return out
+
+    return type(owner.__name__, (owner,), {"forward": forward, "__module__": owner.__module__})
+
+
+def may_join(layers: list[Any], scratch: int) -> bool:
+    """Whether these read weights made by noise that may be one product's: of one width, and small enough together."""
+    if not all(isinstance(layer, LaneLinear) and isinstance(layer.make_weight, Noisy) for layer in layers):
+        return False
+    first = layers[0].weight
+    alike = all(
+        layer.weight.dtype == first.dtype and layer.weight.shape[1] == first.shape[1] and not layer.transposed
+        for layer in layers
+    )
+    if any(len(layer.weight) >= thin.LEAST_HEIGHT for layer in layers):
+        return False  # over few rows each is a product of its own kind
+    return alike and layers[0].lanes * sum(layer.weight.numel() for layer in layers) <= scratch
 
 
 class LaneEmbedding(nn.Module):

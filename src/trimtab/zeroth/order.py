@@ -31,6 +31,12 @@ class Read:
     way: Way
     kind: str = ""
     """What can be made in one launch has one kind; "" is made by itself."""
+    also: tuple[int, ...] = ()
+    """Further tensors, whole ones, that the same product reads."""
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        return (self.owner, *self.also)
 
 
 @dataclass(frozen=True)
@@ -72,9 +78,12 @@ def plan(reads: Sequence[Read], ring: int, tensors: Iterable[int], *, carry: boo
     begin: set[int] = set()
     between: set[int] = set()
     carried: set[int] = set()
+    parted = _parted(reads)
     for owner in tensors:
         found = ways.get(owner, set())
-        if found == {"ahead"} or (found == {"here"} and (alone or products[owner] < last_ahead)):
+        if owner in parted:
+            begin.add(owner)
+        elif found == {"ahead"} or (found == {"here"} and (alone or products[owner] < last_ahead)):
             carried.add(owner)
         elif found in ({"here"}, {"table"}) and not alone:
             between.add(owner)
@@ -83,7 +92,7 @@ def plan(reads: Sequence[Read], ring: int, tensors: Iterable[int], *, carry: boo
     carries, seen = [], set[tuple[int, int]]()
     for read in reads:
         rows = (read.owner, read.first)
-        carries.append(read.way != "table" and read.owner in carried and rows not in seen)
+        carries.append(read.way != "table" and carried.issuperset(read.owners) and rows not in seen)
         if carries[-1]:
             seen.add(rows)
     late = frozenset(carried | between)
@@ -134,12 +143,15 @@ def _ways(reads: Sequence[Read]) -> dict[int, set[str]]:
     ways: dict[int, set[str]] = {}
     products = 0
     for read in reads:
-        found = ways.setdefault(read.owner, set())
         if read.way != "table":
             products += 1
-            found.discard("table")
-            found.add(read.way)
-        elif products:
+            for owner in read.owners:
+                found = ways.setdefault(owner, set())
+                found.discard("table")
+                found.add(read.way)
+            continue
+        found = ways.setdefault(read.owner, set())
+        if products:
             # By then a product's weights may be on their way: the table would be read half up to date.
             found.add("table among products")
         elif not found:
@@ -151,5 +163,20 @@ def _first_products(reads: Sequence[Read]) -> dict[int, int]:
     first: dict[int, int] = {}
     for at, read in enumerate(reads):
         if read.way != "table":
-            first.setdefault(read.owner, at)
+            for owner in read.owners:
+                first.setdefault(owner, at)
     return first
+
+
+def _parted(reads: Sequence[Read]) -> set[int]:
+    """Tensors that one product reads together with others and another one otherwise: no single one updates them all."""
+    together: dict[int, set[tuple[int, ...]]] = {}
+    for read in reads:
+        for owner in read.owners:
+            together.setdefault(owner, set()).add(read.owners)
+    return {
+        owner
+        for read in reads
+        if read.also and any(len(together[each]) > 1 for each in read.owners)
+        for owner in read.owners
+    }

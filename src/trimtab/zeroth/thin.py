@@ -20,6 +20,7 @@ from trimtab.zeroth.kernels import (
     _coefficient,
     _noise,
     _owed_flags,
+    _times,
     _updated,
 )
 
@@ -28,7 +29,8 @@ MOST_ROWS = 64
 MOST_LANES = 4
 LEAST_HEIGHT = 1 << 14
 """Rows of the weight from which on there is a part of it for every processor of a large GPU."""
-_HEIGHT, _DEPTH = 64, 64
+_HEIGHT, _DEPTH, _WARPS = 32, 64, 2
+"""Small tiles: the noise takes most of the time, and many programs hide the waiting for memory."""
 
 
 def suits(rows: int, lanes: int, height: int, width: int) -> bool:
@@ -78,8 +80,8 @@ def _product(
             if not ONE_LINE and lane > 0:
                 other = tl.load(state + 3 + lane).to(tl.uint32)
                 z = _noise(group, tensor, step, other, key0, key1, SIGNS, INTERPRETED)
-            moved = (value + _coefficient(coefficients, lane, SIGNS) * z).to(kind)
-            moved = tl.reshape(moved, (HEIGHT, DEPTH))
+            moved = value + _times(z, _coefficient(coefficients, lane, SIGNS), SIGNS, INTERPRETED)
+            moved = tl.reshape(moved.to(kind), (HEIGHT, DEPTH))
             source = x + (lane * rows + row)[None, :].to(tl.int64) * WIDTH + depth[:, None]
             held = (row < rows)[None, :] & (depth < WIDTH)[:, None]
             part = tl.load(source, mask=held, other=0.0)
@@ -127,6 +129,6 @@ def thin_product(
         rows, height,
         LANES=lanes, ONE_LINE=one_line, SIGNS=signs, **_owed_flags(owed),
         WIDTH=width, ROWS=max(16, triton.next_power_of_2(rows)), HEIGHT=_HEIGHT, DEPTH=_DEPTH, INTERPRETED=_INTERPRETED,
-        num_warps=4, **_EXACT,
+        num_warps=_WARPS, **_EXACT,
     )  # fmt: skip
     return out
