@@ -130,7 +130,7 @@ def test_losses_at_the_answers_are_those_of_each_row_alone(kind: str, shares: bo
 
 def test_a_window_is_asked_for_as_the_layer_asks() -> None:
     built = fast("mistral", {"sliding_window": 4})
-    assert [layer._asked["sliding_window"] for _, layer in whole_layers(built)] == [4, 4]
+    assert [layer.asked["sliding_window"] for _, layer in whole_layers(built)] == [4, 4]
 
 
 def test_whoever_listens_inside_of_a_layer_hears() -> None:
@@ -164,6 +164,13 @@ def test_dropout_and_other_formats_take_the_layers_own_way() -> None:
     built = fast("llama", {}, room=1e9)
     with torch.autocast("cpu", torch.bfloat16):
         step(built)
+
+
+def test_an_attention_of_the_models_own_is_left_to_it() -> None:
+    built, due = fast("llama", {}), adapted("llama", {})
+    for made in (built, due):
+        bare_model(made).set_attn_implementation("eager")
+    assert_same(step(built), step(due))
 
 
 def test_merged_adapters_are_not_added_twice_and_merged_weights_are_seen() -> None:

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from trimtab.fast.blocks import bound
 from trimtab.fast.layer_parts import Added, Gated, Linears, Norm, Read, Turned
+from trimtab.fast.layer_trial import same_as_its_own, same_at_the_answers
 from trimtab.fast.lora import Adapter, FastLinear, is_bare, plain_adapter
-from trimtab.fast.proof import short_rows, undisturbed
 from trimtab.fast.reordered import Reordered
 
-_TRIED = "trimtab_tried"
-_TOKENS = 7
-_CLOSE = 1e-4
 _LINEARS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -41,9 +36,9 @@ class Whole:
     """Whether it is the model's last layer, of which nothing is needed but the places that tell an answer."""
 
     def __init__(self, layer: Any) -> None:
-        self._layer, self._plain = layer, layer.forward
+        self.layer, self.plain = layer, layer.forward
         attention, mlp = layer.self_attn, layer.mlp
-        self._attention = attention
+        self.attention = attention
         self._groups: list[list[Any]] = [
             [attention.q_proj, attention.k_proj, attention.v_proj],
             [attention.o_proj],
@@ -51,14 +46,14 @@ class Whole:
             [mlp.down_proj],
         ]
         self._kept = [Reordered(copies=0) for _ in self._groups]
-        self._norms = [getattr(layer, name) for name in _NORMS]
+        self.norms = [getattr(layer, name) for name in _NORMS]
         self._watched = [
             attention,
             mlp,
-            *self._norms,
+            *self.norms,
             *(linear for group in self._groups for linear in group),
         ]
-        self._asked: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
         """What its attention asks of the function that computes it, besides what a pass gives."""
 
     def kept(self) -> Iterator[tuple[Reordered, Sequence[torch.Tensor]]]:
@@ -69,7 +64,7 @@ class Whole:
         found = None if args else self._means(hidden_states, given)
         answers = answer_rows if self.last else None
         if found is None:
-            out = self._plain(hidden_states, *args, **given)
+            out = self.plain(hidden_states, *args, **given)
             return out if answers is None else _picked(out.flatten(0, 1), answers)[None]
         return self._computed(hidden_states, *found, answers=answers, **given)
 
@@ -80,9 +75,11 @@ class Whole:
         turn = given.get("position_embeddings")
         if not _plain_values(hidden) or hidden.dim() != 3 or torch.is_autocast_enabled("cpu"):
             return None
-        if not isinstance(turn, tuple) or len(turn) != 2 or turn[0].shape[-1] != self._attention.head_dim:
+        if not isinstance(turn, tuple) or len(turn) != 2 or turn[0].shape[-1] != self.attention.head_dim:
             return None
-        if not all(map(_untouched, self._watched)) or any(norm.weight.requires_grad for norm in self._norms):
+        if _attention_of(self.attention.config) is None:
+            return None
+        if not all(map(_untouched, self._watched)) or any(norm.weight.requires_grad for norm in self.norms):
             return None
         linears, factors = [], []
         for kept, group in zip(self._kept, self._groups, strict=True):
@@ -110,21 +107,21 @@ class Whole:
         past_key_values: Any = None,
         **given: Any,
     ) -> torch.Tensor:
-        attention = self._attention
+        attention = self.attention
         places, size = hidden.shape[:-1], attention.head_dim
         rows = hidden.reshape(-1, hidden.shape[-1])
         query, key, value = self._heads(rows, linears[0], factors[0], places, position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, attention.layer_idx)
         attend = _attention_of(attention.config)
-        asked = {**self._asked, **given, "dropout": 0.0}
+        asked = {**self.asked, **given, "dropout": 0.0}
         seen, _ = attend(attention, query, key, value, attention_mask, **asked)
         seen = seen.reshape(-1, query.shape[1] * size)
         if answers is not None:
             seen, rows, places = _picked(seen, answers), _picked(rows, answers), torch.Size((1, len(answers)))
         rows = Added.apply(rows, seen, linears[1], *factors[1])
         out: torch.Tensor = Gated.apply(
-            rows, _norm(self._norms[1]), linears[2], linears[3], *factors[2], *factors[3]
+            rows, _norm(self.norms[1]), linears[2], linears[3], *factors[2], *factors[3]
         )
         return out.view(*places, -1)
 
@@ -137,13 +134,13 @@ class Whole:
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values: `[batch, heads, tokens, size]`."""
-        attention = self._attention
+        attention = self.attention
         size = attention.head_dim
         widths = [weight.shape[0] for weight in linears.weights]
         cos, sin = (part.unsqueeze(2) for part in turn)
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         if norms != [None, None]:
-            parts = Read.apply(rows, _norm(self._norms[0]), linears, widths, *factors)
+            parts = Read.apply(rows, _norm(self.norms[0]), linears, widths, *factors)
             query, key, value = (part.view(*places, -1, size) for part in parts)
             query, key = (
                 Turned.apply(part if norm is None else norm(part), cos, sin)
@@ -152,53 +149,27 @@ class Whole:
         else:
             # Queries and keys lie side by side, and are turned as one.
             joint = [widths[0] + widths[1], widths[2]]
-            parts = Read.apply(rows, _norm(self._norms[0]), linears, joint, *factors)
+            parts = Read.apply(rows, _norm(self.norms[0]), linears, joint, *factors)
             both, value = (part.view(*places, -1, size) for part in parts)
             query, key = Turned.apply(both, cos, sin).split([widths[0] // size, widths[1] // size], 2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-    def tried(self) -> bool:
-        """Whether the layer gives what it did, with the same gradients; hears what its attention asks for."""
-        layer, attention = self._layer, self._attention
-        config, device = attention.config, self._norms[0].weight.device
-        draw = torch.Generator().manual_seed(0)
-        hidden = torch.randn(1, _TOKENS, len(self._norms[0].weight), generator=draw, device=device)
-        # Any numbers will do, the two halves apart from each other.
-        turn = torch.randn(2, 1, _TOKENS, attention.head_dim, generator=draw, device=device).unbind()
-        heard: list[dict[str, Any]] = []
-        trained = [p for p in layer.parameters() if p.requires_grad]
-        found = []
-        with _attending(config, heard), _in_training(layer):
-            for forward in (self._plain, self):
-                x = hidden.clone().requires_grad_()
-                out = forward(x, attention_mask=None, position_embeddings=turn)
-                if not isinstance(out, torch.Tensor) or out.shape != hidden.shape or len(heard) != 1:
-                    return False
-                if forward is self._plain:
-                    self._asked = heard.pop()
-                    if self._asked.pop("dropout", 0.0) or not all(map(_constant, self._asked.values())):
-                        return False
-                slopes = torch.autograd.grad(out.square().sum(), [x, *trained], allow_unused=True)
-                found.append([out.detach(), *slopes])
-        return all(map(_same, *found))
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self._plain, memo)
+        return copy.deepcopy(self.plain, memo)
 
     def __reduce__(self) -> Any:
-        return bound, (self._plain.__func__, self._layer)
+        return bound, (self.plain.__func__, self.layer)
 
 
 def use_whole_layers(model: nn.Module) -> int:
     """Have every decoder layer of that form computed so; returns how many are."""
     changed = 0
-    with torch.random.fork_rng(devices=[]):
-        for layer in model.modules():
-            if _has_the_form(layer):
-                whole = Whole(layer)
-                if _tried(whole):
-                    layer.forward = whole
-                    changed += 1
+    for layer in model.modules():
+        if _has_the_form(layer):
+            whole = Whole(layer)
+            if same_as_its_own(whole):
+                layer.forward = whole
+                changed += 1
     return changed
 
 
@@ -211,24 +182,10 @@ def whole_layers(model: nn.Module) -> Iterator[tuple[nn.Module, Whole]]:
 def pick_answers(bare: Any, device: torch.device) -> None:
     """Have the last layer compute what follows its attention at the places of answers alone, where all that the model
     does behind it is done to each place by itself: which is tried."""
-    found = list(whole_layers(bare))
-    if not found:
-        return
-    layer, whole = found[-1]
-    # A plain attribute: which layer it is shows in no state dict, and a copy of the model has its own there.
-    bare.__dict__["answering_layer"] = layer
-    ids = torch.tensor([short_rows(bare.config.get_text_config())[0]], device=device)
-    rows = torch.arange(0, ids.shape[1], 2, device=device)
-    try:
-        with undisturbed(bare):
-            due = bare.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            whole.last = True
-            made = bare.base_model(input_ids=ids, use_cache=False, answer_rows=rows).last_hidden_state
-            whole.last = made[0].shape == due[0, rows].shape and _same(made[0], due[0, rows])
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # an architecture of any kind may fail by any error: then all places are computed
-        whole.last = False
+    for layer, whole in list(whole_layers(bare))[-1:]:
+        # A plain attribute: it shows in no state dict, and a copy of the model has its own layer there.
+        bare.__dict__["answering_layer"] = layer
+        whole.last = same_at_the_answers(bare, whole, device)
 
 
 def picks_answers(bare: nn.Module) -> bool:
@@ -249,15 +206,6 @@ def _has_the_form(layer: Any) -> bool:
         and all(_eps(getattr(layer, name)) is not None for name in _NORMS)
         and all(hasattr(layer.self_attn, name) for name in ("head_dim", "config"))
     )
-
-
-def _tried(whole: Whole) -> bool:
-    try:
-        return whole.tried()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # a layer of any kind may fail by any error: then it stays as it is
-        return False
 
 
 def _taken(linear: Any, adapter: Adapter | None) -> bool:
@@ -308,51 +256,7 @@ def _picked(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _attention_of(config: Any) -> Any:
+    """None where it is the model's own (eager)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    return ALL_ATTENTION_FUNCTIONS[config._attn_implementation]
-
-
-def _constant(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float)
-
-
-def _same(found: torch.Tensor | None, due: torch.Tensor | None) -> bool:
-    if found is None or due is None:
-        return found is due
-    return bool((found - due).norm() <= _CLOSE * due.norm())
-
-
-@contextmanager
-def _attending(config: Any, heard: list[dict[str, Any]]) -> Iterator[None]:
-    """While it is open attention is causal, and notes what it was asked for."""
-    from transformers import AttentionInterface
-
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **asked: Any) -> Any:
-        heard.append(asked)
-        grouped = query.shape[1] != key.shape[1]
-        scale = asked.get("scaling")
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
-        )
-        return out.transpose(1, 2), None
-
-    AttentionInterface.register(_TRIED, attend)
-    own = config._attn_implementation
-    config._attn_implementation = _TRIED
-    try:
-        yield
-    finally:
-        config._attn_implementation = own
-
-
-@contextmanager
-def _in_training(layer: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in layer.modules()]
-    layer.train()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    return ALL_ATTENTION_FUNCTIONS.get(config._attn_implementation)
