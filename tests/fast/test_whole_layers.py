@@ -19,7 +19,8 @@ from trimtab.fast.lora import use_fast_adapters
 from trimtab.fast.reordered import use_reordered
 from trimtab.fast.rows import lay_rows
 from trimtab.fast.whole_layers import picks_answers, use_whole_layers, whole_layers
-from trimtab.placement import bare_model
+from trimtab.placement import bare_model as bare_of
+from trimtab.placement.witness import Witness
 
 OF_THE_FORM: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -41,6 +42,10 @@ ROWS: list[dict[str, Any]] = [
     {"input_ids": START + end, "labels": [-100] * (len(START) + 1) + [*end[1:-1], -100]}
     for end in ([5, 9, 33, 7], [8, 3, 1], [12, 4, 71, 70, 69, 3])
 ]
+
+
+def bare_model(built: Any) -> Any:
+    return bare_of(built)
 
 
 def adapted(kind: str, changes: dict[str, Any], **lora: Any) -> Any:
@@ -146,6 +151,18 @@ def test_whoever_listens_inside_of_a_layer_hears() -> None:
     assert len(heard) == 1
 
 
+def test_a_witness_looks_from_outside_so_that_a_first_step_is_rounded_as_any_other() -> None:
+    built = fast("llama", {}, room=1e9)
+    due, _ = step(built)
+    witness = Witness(bare_model(built))
+    assert witness.closed_around("model.layers.1.mlp.up_proj") == "model.layers.1"
+    assert witness.closed["model.layers.1"] == "speed.adapters=plain"
+    found, _ = step(built)
+    assert witness.seen["model.layers.1"].answered
+    witness.remove()
+    assert torch.equal(found, due)
+
+
 def test_answers_are_picked_also_where_a_layer_is_computed_plainly() -> None:
     built = fast("llama", {})
     lay_rows(built, CPU, packing=False, longest=64)
@@ -164,6 +181,15 @@ def test_dropout_and_other_formats_take_the_layers_own_way() -> None:
     built = fast("llama", {}, room=1e9)
     with torch.autocast("cpu", torch.bfloat16):
         step(built)
+
+
+def test_a_square_that_overflows_shows_on_the_way_back() -> None:
+    built, due = fast("llama", {}), adapted("llama", {})
+    for made in (built, due):
+        bare_model(made).get_input_embeddings().weight.data[13] = 3e38
+    for made in (built, due):
+        _, gradients = step(made)
+        assert any(not bool(gradient.isfinite().all()) for gradient in gradients.values())
 
 
 def test_an_attention_of_the_models_own_is_left_to_it() -> None:

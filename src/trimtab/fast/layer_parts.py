@@ -28,15 +28,17 @@ class Norm(NamedTuple):
     eps: float
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What it gives, and by what each row was scaled."""
-        scale = torch.linalg.vector_norm(x, dim=1, keepdim=True).square_().div_(x.shape[1])
-        scale.add_(self.eps).rsqrt_()
-        return (x * scale).mul_(self.weight), scale
+        """What it gives, and the mean square of each row."""
+        mean = torch.linalg.vector_norm(x, dim=1, keepdim=True).square_().div_(x.shape[1]).add_(self.eps)
+        return (x * mean.rsqrt()).mul_(self.weight), mean
 
-    def back(self, gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    def back(self, gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """In the place of what is given."""
         gradient.mul_(self.weight)
-        along = torch.linalg.vecdot(gradient, x).unsqueeze_(1).mul_(scale.pow(3)).div_(x.shape[1])
+        scale = mean.rsqrt()
+        # One, but NaN where the mean square is infinite: what overflows must show.
+        one = (mean * scale).mul_(scale)
+        along = torch.linalg.vecdot(gradient, x).unsqueeze_(1).mul_(one).mul_(scale.pow(3)).div_(x.shape[1])
         return gradient.mul_(scale).addcmul_(x, along, value=-1.0)
 
 
@@ -96,9 +98,9 @@ class Read(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, norm: Norm, linears: Linears, widths: list[int], *small: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        normed, scale = norm(x)
+        normed, mean = norm(x)
         out, narrow = linears.product(normed, small)
-        ctx.save_for_backward(x, scale, normed, narrow, *small)
+        ctx.save_for_backward(x, mean, normed, narrow, *small)
         ctx.norm, ctx.linears = norm, linears
         parts: tuple[torch.Tensor, ...] = out.split(widths, 1)
         return parts
@@ -106,12 +108,12 @@ class Read(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
-        x, scale, normed, narrow, *small = ctx.saved_tensors
+        x, mean, normed, narrow, *small = ctx.saved_tensors
         to_x, to_small = ctx.linears.back(
             torch.cat(grads, 1), normed, narrow, small, wanted=ctx.needs_input_grad[0]
         )
         if to_x is not None:
-            to_x = ctx.norm.back(to_x, x, scale)
+            to_x = ctx.norm.back(to_x, x, mean)
         return to_x, None, None, None, *to_small
 
 
@@ -143,20 +145,20 @@ class Gated(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, norm: Norm, opening: Linears, closing: Linears, *small: torch.Tensor
     ) -> torch.Tensor:
-        normed, scale = norm(x)
+        normed, mean = norm(x)
         wide, narrow = opening.product(normed, small[:4])
         gate, up = columns(wide, opening.weights)
         open_ = F.silu(gate)
         both = open_ * up
         out, thin = closing.product(both, small[4:])
-        ctx.save_for_backward(x, scale, normed, narrow, wide, open_, both, thin, *small)
+        ctx.save_for_backward(x, mean, normed, narrow, wide, open_, both, thin, *small)
         ctx.norm, ctx.opening, ctx.closing = norm, opening, closing
         return out.add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
-        x, scale, normed, narrow, wide, open_, both, thin, *small = ctx.saved_tensors
+        x, mean, normed, narrow, wide, open_, both, thin, *small = ctx.saved_tensors
         grad = grads[0].contiguous()
         to_both, to_last = ctx.closing.back(grad, both, thin, small[4:], wanted=True)
         gate, up = columns(wide, ctx.opening.weights)
@@ -166,7 +168,7 @@ class Gated(torch.autograd.Function):
         torch.ops.aten.silu_backward.grad_input(to_both.mul_(up), gate, grad_input=to_gate)
         to_x, to_first = ctx.opening.back(slopes, normed, narrow, small[:4], wanted=ctx.needs_input_grad[0])
         if to_x is not None:
-            to_x = ctx.norm.back(to_x, x, scale).add_(grad)
+            to_x = ctx.norm.back(to_x, x, mean).add_(grad)
         return to_x, None, None, None, *to_first, *to_last
 
 

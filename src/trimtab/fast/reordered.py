@@ -106,11 +106,11 @@ def use_reordered(model: nn.Module, room: float) -> int:
     copies = min(2, int(room // size)) if found and usable() else 0
     if not copies:
         return 0
-    for kept, weights, module in found:
+    for kept, weights, holder in found:
         kept.copies = copies
         kept.make(*weights)
-        if module is not None:
-            module.__dict__["reordered"] = kept
+        if holder is not None:
+            holder.__dict__["reordered"] = kept
     return len(found)
 
 
