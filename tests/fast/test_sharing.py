@@ -28,7 +28,10 @@ def test_what_is_shared_stands_once() -> None:
     assert batch["shared_start"] == len(BEGIN)
     assert batch["input_ids"].tolist() == [BEGIN + ENDS[0] + ENDS[1] + ENDS[2]]
     assert batch["position_ids"][0, 8:17].tolist() == [8, 9, 10, 11, 12, 13, 10, 11, 10]
-    assert batch["cu_seq_lens_q"].tolist() == [0, 10, 14, 16, 22]
+    # The last token of each row is told, and tells nothing.
+    assert batch["computed"].tolist() == [*range(13), 14, *range(16, 21)]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 10, 13, 14, 19]
+    assert batch["head_rows"].tolist() == [10, 11, 12, 13, 14, 15, 16, 17, 18]
     assert batch["row_lengths"].tolist() == [14, 12, 16]
     apart = Collate("rows", 0)(ROWS)
     assert (batch["tokens"], batch["items"]) == (apart["tokens"], apart["items"])

@@ -103,7 +103,9 @@ def test_one_row_that_overflows_on_the_way_back(
     model = damaged(lambda tensors: tensors["model.embed_tokens.weight"][place].fill_(3e38))
     done = sft(f"model={model}", f"data={tmp_path / 'rows.jsonl'}", "training.max_steps=10")
     assert done.returncode == 1
-    assert "why: the forward pass was finite; going back, model.norm gave the first gradient" in done.stderr
+    # The last norm is computed where answers are told alone, and the row's question is none.
+    why = "the forward pass was finite; going back, model.layers.1.post_attention_layernorm gave the first gradient"
+    assert f"why: {why}" in done.stderr
     about, _ = kept(tmp_path / "run")
     assert any("What is ~ plus (not shown)?" in row["input"] for row in about["rows"])
     assert KEY not in json.dumps(about)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from trimtab.data.render import IGNORED
-from trimtab.data.shared_start import Row, branched, shared_start
+from trimtab.data.shared_start import Row, branched, shared_start, without_tails
 
 Layout = Literal["rows", "positions", "padded"]
 """`rows`: end to end, with the bounds that an attention kernel takes; `positions`: end to end, told apart by positions
@@ -28,7 +28,8 @@ class Collate:
     """A batch of examples with `input_ids` and `labels`, and `row_lengths` where an example holds several rows."""
 
     def __init__(self, layout: Layout, pad: int, *, shares: bool = False) -> None:
-        """`shares`: what all rows of a batch begin with stands there once; only for the layout `rows`."""
+        """`shares`: what all rows of a batch begin with stands there once, and what comes behind a row's last trained
+        token is not computed; only for the layout `rows`."""
         self.layout, self._pad, self._shares = layout, pad, shares
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -44,7 +45,8 @@ class Collate:
             batch = self._padded(examples, lengths)
         else:
             batch = _side_by_side(examples, lengths)
-        return batch | _at_the_head(batch["labels"]) | {"tokens": sum(lengths), "lengths": tuple(lengths)}
+        batch |= _at_the_head(batch["labels"]) | {"tokens": sum(lengths), "lengths": tuple(lengths)}
+        return batch | without_tails(batch) if rows else batch
 
     def _padded(self, examples: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Batch:
         longest = max(lengths)

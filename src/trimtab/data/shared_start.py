@@ -1,13 +1,15 @@
-"""Rows that begin with the same tokens, laid so that what they share stands in the batch once.
+"""Rows of which no token is computed twice, nor one that no loss hears of.
 
 A chat template begins each row with the same words (a system prompt above all), and a causal model makes the same of
-them in every row: computed once, they give the same losses and gradients. It only lays tokens; the attention that lets
-each row see what it shares is `fast/attention.py`'s.
+them in every row: computed once, they give the same losses and gradients. What stands behind the last token that is
+told (the token itself, and what ends a turn after it) tells nothing, and is seen by nothing that does. It only lays
+tokens; the attention that lets each row see what it shares is `fast/attention.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -63,3 +65,28 @@ def branched(rows: Sequence[Row], shared: int) -> dict[str, Any]:
         "max_length_k": longest,
         "shared_start": shared,
     }
+
+
+def without_tails(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes in a batch whose rows are computed up to the last place that tells something: `computed` names the
+    places that are, of which bounds and `head_rows` are then counted. The batch itself stays whole for its readers."""
+    count = batch["input_ids"].shape[1]
+    if batch["input_ids"].shape[0] != 1:
+        return {}
+    seams = batch["cu_seq_lens_q"].tolist() if "cu_seq_lens_q" in batch else [0, count]
+    tells = torch.zeros(count, dtype=torch.bool)
+    tells[batch["head_rows"]] = True
+    needed = torch.ones(count, dtype=torch.bool)
+    for start, end in pairwise(seams):
+        told = tells[start:end].nonzero().flatten()
+        # A row that tells nothing, as what all share does not, stays as it is.
+        if len(told):
+            needed[start + int(told[-1]) + 1 : end] = False
+    if needed.all():
+        return {}
+    place = needed.cumsum(0)
+    made = {"computed": needed.nonzero().flatten(), "head_rows": place[batch["head_rows"]] - 1}
+    if "cu_seq_lens_q" in batch:
+        bounds = F.pad(place, (1, 0))[seams].to(torch.int32)
+        made |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+    return made

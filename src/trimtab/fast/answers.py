@@ -21,10 +21,13 @@ from torch.utils.checkpoint import checkpoint
 from trimtab.fast.head import Head, head_loss
 from trimtab.fast.proof import ROUNDING, ROUNDING_HALF, short_rows, undisturbed
 from trimtab.fast.rows import Means, marked
+from trimtab.fast.whole_layers import pick_answers, picks_answers
 from trimtab.placement import bare_model
 
 TILE = 2048
 """Places whose logits are held at once."""
+_TOKENS = ("input_ids", "position_ids")
+"""What a batch has of each token."""
 Way = Literal["frozen", "tiles", "own"]
 Told = dict[str, torch.Tensor]
 
@@ -56,17 +59,31 @@ def use_answers(model: Any, means: Means, *, plain: bool = False) -> Way:
 
     # A method, for Accelerate wraps its function; `generate` reads the arguments that a model takes off its signature.
     @functools.wraps(getattr(own, "__func__", own))
-    def forward(self: Any, *args: Any, head_rows: Any = None, head_labels: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        self: Any,
+        *args: Any,
+        head_rows: Any = None,
+        head_labels: Any = None,
+        computed: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         if head_rows is None:
             return own(*args, **kwargs)
         count = kwargs.pop("num_items_in_batch", None)
         kwargs = marked(self, kwargs) | {"use_cache": False}
+        if computed is not None:
+            kwargs |= {name: kwargs[name].index_select(1, computed) for name in _TOKENS if name in kwargs}
         if way == "own":
             return _from_logits(self, own, args, kwargs, head_rows, head_labels, count)
-        picked = _picked(self.base_model(*args, **kwargs).last_hidden_state, head_rows)
+        if picks_answers(self):
+            picked = self.base_model(*args, **kwargs, answer_rows=head_rows).last_hidden_state[0]
+        else:
+            picked = _picked(self.base_model(*args, **kwargs).last_hidden_state, head_rows)
         return self.get_output_embeddings()(picked, head_labels=head_labels.to(picked.device), count=count)
 
     bare.forward = types.MethodType(forward, bare)
+    if way != "own" and means.tried:
+        pick_answers(bare, means.device)
     if way != "own":
         _at_the_head(bare.get_output_embeddings(), way, Bent.of(bare.config.get_text_config()))
     return way

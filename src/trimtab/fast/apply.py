@@ -74,9 +74,12 @@ def make_fast(
         from trimtab.fast.siblings import use_joint_products
 
         use_joint_products(model)
-    if speed.adapters == "fused" and _room_beside(plan) and not speed.compile:
+    if speed.adapters == "fused" and _on_a_processor(plan) and not speed.compile:
         from trimtab.fast.reordered import use_reordered
+        from trimtab.fast.whole_layers import use_whole_layers
 
+        if whole := use_whole_layers(model):
+            made.counts["whole_layers"] = whole
         use_reordered(model, _room_beside(plan))
     if speed.kernels == "triton":
         from trimtab.fast.fourbit import use_fast_fourbit
@@ -106,17 +109,14 @@ def make_fast(
     return made
 
 
+def _on_a_processor(plan: PlacementPlan) -> bool:
+    return plan.kind == "cpu" and plan.strategy in ("single", "data_parallel") and not shapes_only()
+
+
 def _room_beside(plan: PlacementPlan) -> float:
-    """Bytes that copies of frozen weights may take on a processor; elsewhere there are none."""
+    """Bytes that copies of frozen weights may take."""
     share = plan.memory.get(plan.device)
-    if (
-        plan.kind != "cpu"
-        or plan.strategy not in ("single", "data_parallel")
-        or share is None
-        or shapes_only()
-    ):
-        return 0.0
-    return (share.capacity - share.needed) * _ROOM_FOR_COPIES
+    return 0.0 if share is None else max(0.0, share.capacity - share.needed) * _ROOM_FOR_COPIES
 
 
 def lengths_differ(rows: Any) -> bool:
@@ -137,6 +137,8 @@ def _told(made: Fast) -> str:
     parts = []
     if count := made.counts.get("adapters"):
         parts.append(f"{count} fused adapters")
+    if count := made.counts.get("whole_layers"):
+        parts.append(f"{count} layers in few passes")
     if count := made.counts.get("kernels"):
         parts.append(f"{count} MLPs by Triton")
     if count := made.counts.get("four_bit"):

@@ -124,7 +124,7 @@ class Blocks:
 class _Block:
     """Stands in a layer's own dictionary as its `forward`."""
 
-    compiled = True
+    opened_by = "speed.compile=false"
     """By this mark a witness leaves the inside alone: its hooks would be compiled along."""
 
     def __init__(
@@ -160,7 +160,7 @@ class _Block:
 
     def __reduce__(self) -> Any:
         if isinstance(self._plain, types.MethodType):
-            return _bound, (self._plain.__func__, self._layer)
+            return bound, (self._plain.__func__, self._layer)
         return _itself, (self._plain,)
 
 
@@ -252,7 +252,7 @@ def _entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
     return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
 
 
-def _bound(function: Any, layer: nn.Module) -> Any:
+def bound(function: Any, layer: nn.Module) -> Any:
     return types.MethodType(function, layer)
 
 

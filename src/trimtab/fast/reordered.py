@@ -1,14 +1,15 @@
 """Frozen weights in the order in which a processor's matrix library (oneDNN) reads them, kept beside the weights.
 
 A product with few rows spends much of its time on bringing the weight into that order, each time anew; a weight that
-never changes needs it once. In fp32 on x86 processors, where torch has oneDNN's product; elsewhere, and for what is
-compiled, weights are taken as they lie. The products are those of the same numbers, rounded in another order. It
-changes no weight, and nothing of it is copied or saved with a model.
+never changes needs it once, and once more transposed for the backward pass. In fp32 on x86 processors, where torch has
+oneDNN's product; elsewhere, and for what is compiled, weights are taken as they lie. The products are those of the same
+numbers, rounded in another order. It changes no weight, and nothing of it is copied or saved with a model.
 """
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,56 +18,99 @@ from torch import nn
 
 from trimtab.placement import bare_model
 
+_Key = tuple[tuple[int, int], ...]
+
 
 class Reordered:
-    """One weight in that order: made when it is first asked for, and anew where the weight is another one by then."""
+    """Weights that read the same input, one above the other, in that order: made when they are first asked for, and
+    anew where a weight is another one by then."""
 
-    def __init__(self) -> None:
-        self._made: torch.Tensor | None = None
-        self._of: tuple[int, int] | None = None
+    def __init__(self, copies: int = 1) -> None:
+        """`copies`: 0, the weights are taken as they lie; 1, for the forward product; 2, for the backward one too."""
+        self.copies = copies
+        self._made: dict[bool, tuple[torch.Tensor, _Key]] = {}
 
-    def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`x @ weight.T`; x: [rows, in], weight: [out, in]."""
-        if not _takes(x) or not _takes(weight):
-            return x @ weight.T
-        now = weight.data_ptr(), weight._version
-        if self._made is None or self._of != now:
-            self._made, self._of = _ordered(weight.detach()), now
-        return _product(x, self._made)
+    def product(self, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        """`x @ cat(weights).T`; x: [rows, in], each weight: [out, in]."""
+        if self.copies and _takes(x) and all(map(_takes, weights)):
+            return _product(x, self._ordered(weights, back=False))
+        if len(weights) == 1:
+            return x @ weights[0].T
+        out = x.new_empty(x.shape[0], sum(weight.shape[0] for weight in weights))
+        for part, weight in zip(columns(out, weights), weights, strict=True):
+            torch.mm(x, weight.T, out=part)
+        return out
 
-    def back(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`gradient @ weight`, of the weight as it lies: the same product, and no second copy."""
-        if not _takes(gradient) or not _takes(weight):
-            return gradient @ weight
-        return _product(gradient, weight.detach().T)
+    def back(self, gradient: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        """`gradient @ cat(weights)`."""
+        kept = self.copies and _takes(gradient) and all(map(_takes, weights))
+        if kept and self.copies > 1:
+            return _product(gradient, self._ordered(weights, back=True))
+        if kept and len(weights) == 1:
+            return _product(gradient, weights[0].detach().T)
+        first, *rest = zip(columns(gradient, weights), weights, strict=True)
+        out = first[0] @ first[1]
+        for part, weight in rest:
+            out.addmm_(part, weight)
+        return out
+
+    def make(self, *weights: torch.Tensor) -> None:
+        """Now, and not in the first step that asks."""
+        if all(map(_takes, weights)):
+            for back in (False, True)[: self.copies]:
+                self._ordered(weights, back=back)
 
     def forget(self) -> None:
         """Somebody may write to the weight without a trace (PEFT merges into its data)."""
-        self._made = None
+        self._made = {}
+
+    def _ordered(self, weights: Sequence[torch.Tensor], *, back: bool) -> torch.Tensor:
+        now = tuple((weight.data_ptr(), weight._version) for weight in weights)
+        found = self._made.get(back)
+        if found is None or found[1] != now:
+            joined = weights[0].detach() if len(weights) == 1 else torch.cat([w.detach() for w in weights])
+            found = _in_order(joined.T.contiguous() if back else joined), now
+            self._made[back] = found
+        return found[0]
 
     def __reduce__(self) -> Any:
-        return Reordered, ()
+        return Reordered, (self.copies,)
+
+
+def columns(wide: torch.Tensor, weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The columns of a joint product that belong to each of its weights ([out, in])."""
+    return (wide,) if len(weights) == 1 else wide.split([weight.shape[0] for weight in weights], 1)
 
 
 def use_reordered(model: nn.Module, room: float) -> int:
-    """Have the adapted layers and a frozen head keep their weights so, if all copies take `room` bytes at most; returns
-    how many do."""
+    """Have whole layers, adapted layers beside them and a frozen head keep their weights so: in both orders, or in the
+    forward one alone, or not, as `room` bytes hold them all; returns how many do."""
     from trimtab.fast.lora import FastLinear, is_bare
+    from trimtab.fast.whole_layers import whole_layers
 
-    found: dict[nn.Module, Any] = {
-        module: module.base_layer.weight
-        for module in model.modules()
-        if isinstance(module, FastLinear) and is_bare(module.base_layer)
-    }
+    found: list[tuple[Reordered, Sequence[torch.Tensor], nn.Module | None]] = []
+    inside: set[nn.Module] = set()
+    for layer, whole in whole_layers(model):
+        inside.update(layer.modules())
+        found += [(kept, weights, None) for kept, weights in whole.kept()]
+    for module in model.modules():
+        if isinstance(module, FastLinear) and module not in inside and is_bare(module.base_layer):
+            weight: Any = module.base_layer.weight
+            found.append((Reordered(), [weight], module))
     bare: Any = bare_model(model)
     head = bare.get_output_embeddings() if hasattr(bare, "get_output_embeddings") else None
     if head is not None and is_bare(head):
-        found[head] = head.weight
-    found = {module: weight for module, weight in found.items() if _takes(weight)}
-    if not usable() or sum(weight.nbytes for weight in found.values()) > room:
+        found.append((Reordered(), [head.weight], head))
+    found = [(kept, weights, module) for kept, weights, module in found if all(map(_takes, weights))]
+    size = sum(weight.nbytes for _, weights, _ in found for weight in weights)
+    copies = min(2, int(room // size)) if found and usable() else 0
+    if not copies:
         return 0
-    for module in found:
-        module.__dict__["reordered"] = Reordered()
+    for kept, weights, holder in found:
+        kept.copies = copies
+        kept.make(*weights)
+        if holder is not None:
+            holder.__dict__["reordered"] = kept
     return len(found)
 
 
@@ -81,7 +125,7 @@ def usable() -> bool:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         x, weight = torch.randn(5, 48), torch.randn(32, 48)
         try:
-            found, again = _product(x, _ordered(weight)), _product(x, weight.T.contiguous().T)
+            found, again = _product(x, _in_order(weight)), _product(x, weight.T.contiguous().T)
         except (
             RuntimeError,
             TypeError,
@@ -100,7 +144,7 @@ def _takes(tensor: torch.Tensor) -> bool:
     )
 
 
-def _ordered(weight: torch.Tensor) -> torch.Tensor:
+def _in_order(weight: torch.Tensor) -> torch.Tensor:
     made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     return made
 

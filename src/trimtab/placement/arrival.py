@@ -163,7 +163,7 @@ def _waits(modules: set[str], flows: list[Flow], bare: nn.Module, witness: Witne
         elif (seen := witness.seen.get(module)) is not None and seen.fed and not seen.busy:
             waits[module] = TOKENS
         elif witness.closed_around(module) is not None and place.chosen:
-            waits[module] = TOKENS  # whether it got any is not seen from outside of a compiled layer
+            waits[module] = TOKENS  # whether it got any is not seen from outside of a closed layer
     return waits
 
 
@@ -173,6 +173,6 @@ def _unchosen(module: str, witness: Witness) -> bool:
     for at, part in enumerate(parts[1:], 1):
         if part.isdigit() and "expert" in parts[at - 1].lower():
             if witness.closed_around(module) is not None:
-                return True  # into a compiled layer nobody looks
+                return True  # into a closed layer nobody looks
             return not ran(".".join(parts[: at + 1]), witness) and ran(".".join(parts[:at]), witness)
     return False

@@ -59,19 +59,19 @@ def reason_for(module: str, witness: Witness) -> Reason:
 
 
 def ran(module: str, witness: Witness) -> bool:
-    """Whether a module, or anything inside it, ran in a training pass; of one in a compiled layer, whether that did."""
+    """Whether a module, or anything inside it, ran in a training pass; of one in a closed layer, whether that did."""
     module = witness.closed_around(module) or module
     return module in witness.seen or any(name.startswith(f"{module}.") for name in witness.seen)
 
 
 def _inside(layer: str, witness: Witness) -> Reason:
-    """Of a module in a compiled layer only the layer was watched."""
+    """Of a module in a closed layer only the layer was watched."""
     seen = witness.seen.get(layer)
     if seen is None or not seen.with_gradients or not seen.gives or not seen.answered:
         return reason_for(layer, witness)
     return Reason(
-        f"a gradient comes back to {layer}, and what happens inside of a compiled layer is not watched",
-        "run once with speed.compile=false to be told where it ends",
+        f"a gradient comes back to {layer}, and what happens inside of a layer that is computed as one is not watched",
+        f"run once with {witness.closed[layer]} to be told where it ends",
     )
 
 

@@ -70,7 +70,8 @@ class Witness:
         """Whether the model says that it takes more than text."""
         self._handles: list[Any] = []
         self._modules = dict(_watched(model))
-        self._closed = [name for name, module in self._modules.items() if is_closed(module)]
+        self.closed = {n: setting for n, m in self._modules.items() if (setting := opened_by(m)) is not None}
+        """Layers into which nobody looks, each with the setting that opens it."""
         for name, module in self._modules.items():
             self._handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._leave(name)))
@@ -85,8 +86,8 @@ class Witness:
         self.seen, self.media, self._inside, self._outputs = {}, None, [], {}
 
     def closed_around(self, module: str) -> str | None:
-        """The compiled layer that a module lies in, into which nobody looks."""
-        return next((name for name in self._closed if module.startswith(f"{name}.")), None)
+        """The closed layer that a module lies in, into which nobody looks."""
+        return next((name for name in self.closed if module.startswith(f"{name}.")), None)
 
     @property
     def pulled(self) -> bool:
@@ -130,7 +131,7 @@ class Witness:
 
     def _leave(self, name: str) -> Any:
         own = self._modules[name]
-        # What lies inside of an adapted or compiled module is not watched by itself.
+        # What lies inside of an adapted or closed module is not watched by itself.
         innermost = hasattr(own, "base_layer") or is_closed(own) or not any(True for _ in own.children())
         noted = not name or (innermost and any(p.requires_grad for p in own.parameters()))
 
@@ -180,12 +181,18 @@ class Witness:
 
 
 def is_closed(module: nn.Module) -> bool:
-    """Whether its forward is compiled (`fast/blocks.py`): hooks inside would be compiled along, and anew without."""
-    return bool(getattr(module.__dict__.get("forward"), "compiled", False))
+    """Whether its forward is compiled, or does not call its parts: hooks inside would change what runs."""
+    return opened_by(module) is not None
+
+
+def opened_by(module: nn.Module) -> str | None:
+    """The setting with which a closed layer (`fast/blocks.py`, `fast/whole_layers.py`) calls its parts as ever."""
+    setting: str | None = getattr(module.__dict__.get("forward"), "opened_by", None)
+    return setting
 
 
 def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module, but of an adapted or compiled one nothing that lies inside."""
+    """Every module, but of an adapted or closed one nothing that lies inside."""
 
     def walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
