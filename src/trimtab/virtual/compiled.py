@@ -219,7 +219,7 @@ class _Run:
         fresh = self._fresh(results)
         inputs, trained = self.inputs(fresh)
         owners = {id(twin): own for twin, own in pairs}
-        blocks = pieces.run_through(plan.forward.steps, self.device, {})
+        blocks = pieces.run_through(plan.forward, self.device, {})
         made = {
             id(value): pieces.outside(value, blocks.get(buffer))  # type: ignore[arg-type]
             for value, buffer in zip(fresh, plan.forward.results, strict=False)
