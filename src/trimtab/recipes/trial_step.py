@@ -11,10 +11,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Accelerator
@@ -113,6 +115,7 @@ def execute(trial: Trial) -> Executed:
     tally = Tally()
     if trial.counts:
         tally.listen(machine)
+        _count_replays(tally)
     folder = Path(tempfile.mkdtemp(prefix="trimtab-trial-"))
     try:
         rows, passes = _steps(replace(trial, plan=plan), folder, tally)
@@ -186,6 +189,31 @@ def _only_the_steps(config: Config) -> Config:
             "output_dir": None,
         }
     )
+
+
+def _count_replays(tally: Tally) -> None:
+    """A captured pass (zeroth/graph.py) is executed once, and launched as often as it is replayed."""
+    from trimtab.zeroth import graph, rehearsed
+
+    real = graph.capturing
+    captured: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
+
+    @contextmanager
+    def capturing(made: Any, pool: Any, stream: Any) -> Iterator[None]:
+        counted, tally.on = tally.on, True
+        try:
+            with tally.standing_for("capture"), real(made, pool, stream):
+                yield
+        finally:
+            tally.on = counted
+            captured[made] = tally.sections.pop("capture", {})
+
+    def replay(made: Any) -> None:
+        for launch, number in captured[made].items():
+            tally.add(launch._replace(by="graph"), number)
+
+    setattr(graph, "capturing", capturing)  # noqa: B010
+    setattr(rehearsed.RehearsedGraph, "replay", replay)  # noqa: B010
 
 
 class _Enough(BaseException):
