@@ -23,7 +23,7 @@ from trimtab.placement.plan import Strategy
 from trimtab.placement.sizing import PlacementError
 from trimtab.recipes.fit_options import GIB, MARGIN, Found, Kept, Option, Way
 from trimtab.recipes.planning import Known, know_model, resolve_for
-from trimtab.recipes.roofline import Load, floor, step_seconds
+from trimtab.recipes.roofline import Load, floor, gathering, step_seconds
 from trimtab.recipes.table import recipe_of
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Trial
@@ -148,10 +148,14 @@ class Search:
         known = self._a_pass.get(way.length)
         if best.tokens_a_second is None or known is None or card.model is None:
             return False
+        made = self._planned(card, way, size)
+        if made is None:
+            return False
         rows, work = known
         passes = self._rows // (size * way.ranks)
+        sent = gathering(card.model, way.gpus, way.strategy, _weights(made[1]))
         # Where layers are split, all of them still work one after the other.
-        least = passes * floor(card.model, work, size / rows, _again(self._config, way))
+        least = passes * max(sent, floor(card.model, work, size / rows, _again(self._config, way)))
         return self._tokens(way) / least > best.tokens_a_second * 1.01
 
     def _largest(self, card: Card, way: Way, sizes: Sequence[int]) -> Option | None:
@@ -240,7 +244,7 @@ class Search:
                 a_pass=each,
                 a_step=_a_step(executed),
                 passes=passes,
-                weights=max(share.weights for share in plan.memory.values()),
+                weights=_weights(plan),
                 trained=self._known[way.quantize].profile.trainable * 4,
             )
             seconds = step_seconds(card.model, way.gpus, way.strategy, load)
@@ -309,6 +313,11 @@ class Search:
                 ),
             }
         )
+
+
+def _weights(plan: PlacementPlan) -> int:
+    """Bytes of the weights that one GPU holds."""
+    return max(share.weights for share in plan.memory.values())
 
 
 def _a_pass(executed: Executed) -> Work:

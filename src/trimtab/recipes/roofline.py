@@ -42,13 +42,16 @@ class Load:
 
 def step_seconds(gpu: GpuModel, gpus: int, strategy: Strategy, load: Load) -> float:
     """One step, by the estimate. Where layers are split one GPU works at a time, so their kernels add up."""
-    link, others = gpu.link * LINK, (gpus - 1) / gpus
-    # FSDP gathers all weights in each of the two passes, while it computes.
-    sent = 2 * others * load.weights * gpus / link if strategy == "sharded" else 0.0
+    sent = gathering(gpu, gpus, strategy, load.weights)
     # Gradients meet once a step: all of them everywhere, or each at home.
     times = {"data_parallel": 2, "sharded": 1}.get(strategy, 0)
-    meeting = times * others * load.trained / link
+    meeting = times * (gpus - 1) / gpus * load.trained / (gpu.link * LINK)
     return load.passes * max(seconds(gpu, load.a_pass), sent) + seconds(gpu, load.a_step) + meeting
+
+
+def gathering(gpu: GpuModel, gpus: int, strategy: Strategy, weights: float) -> float:
+    """Seconds a pass in which shards of so many bytes are sent: FSDP gathers all in both ways, while it computes."""
+    return 2 * (gpus - 1) * weights / (gpu.link * LINK) if strategy == "sharded" else 0.0
 
 
 def seconds(gpu: GpuModel, work: Work) -> float:

@@ -107,7 +107,7 @@ def _results(run: RunFacts) -> str:
         if not isinstance(pair, Mapping) or pair.get("before") is pair.get("after") is None:
             continue
         rows.append((name, *_change(pair.get("before"), pair.get("after"))))
-    logged = [row["loss"] for row in run.of_phase("train") if isinstance(row.get("loss"), int | float)]
+    logged = [row["loss"] for row in run.of_phase("train") if row.get("loss") is not None]
     if len(logged) > 1 and not run.rewarded:  # its loss says nothing about how good the answers are
         rows.append(("train loss, first and last logged", *_change(logged[0], logged[-1])))
     notes = []
