@@ -136,6 +136,41 @@ def test_compiled_layers_launch_what_their_graphs_come_down_to(trials: Trials, f
     assert moved(fused) < moved(plain) / 1.5
 
 
+def test_every_token_of_a_generation_is_counted(trials: Trials, folder: Path) -> None:
+    def generating(tokens: int) -> Work:
+        words = (
+            f"model={folder}",
+            "data.source=/nowhere.jsonl",
+            "recipe=grpo",
+            "grpo.rewards=[length]",
+            "device=cuda",
+        )
+        sizes = ("data.max_length=512", "training.batch_size=8", f"grpo.max_completion_length={tokens}")
+        config = load_request(None, [*words, *sizes, "grpo.num_generations=8", "speed.compile=false"]).config
+        return executed(trials, config, counts=True).work["generate"]
+
+    short, long = generating(64), generating(128)
+    # Twice as many passes over a single token, each of which reads all weights; the prompt is read once.
+    assert near(int(sum(long.values())), int(2 * sum(short.values())), 0.05)
+    assert moved(long) - moved(short) > 64 * 2 * (WHOLE - 4096 * 256)
+
+
+def test_a_captured_pass_is_counted_at_each_replay(trials: Trials, folder: Path) -> None:
+    words = (
+        f"model={folder}",
+        "data.source=/nowhere.jsonl",
+        "recipe=zeroth_order",
+        "method=full",
+        "device=cuda",
+    )
+    asked = ("zeroth.method=mezo", "zeroth.template={text} It was", "zeroth.labels={0: ' bad', 1: ' good'}")
+    config = load_request(None, [*words, *asked, "data.max_length=64", "training.batch_size=4"]).config
+    work = executed(trials, config, counts=True).work["pass"]
+    assert "graph" in {launch.by for launch in work}
+    # Two lanes forward, the head at the answers alone; attention is small.
+    assert near(int(flops(work)), 2 * 4 * 64 * 2 * 4 * (LAYER - 512), 0.15)
+
+
 def test_activations_grow_with_the_rows_and_shrink_with_checkpointing(trials: Trials, folder: Path) -> None:
     def activations(*words: str) -> int:
         kinds = executed(trials, config_of(folder, *words)).memory["cuda:0"].kinds
