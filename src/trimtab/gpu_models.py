@@ -30,6 +30,8 @@ class Architecture:
     others follow from it by the threads that a GPU holds at once."""
     pcie_gb: int
     """10^9 bytes a second over PCI Express, each way."""
+    lanes: int = 128
+    """Products of fp32 numbers that one multiprocessor begins in each cycle."""
     warp: int = 32
     gcn: str = ""
     """AMD's name of the architecture."""
@@ -40,15 +42,15 @@ class Architecture:
         return self.block_kib if self.gcn else 48
 
 
-VOLTA = Architecture("7.0", 2048, 96, 96, 610, 16)
-TURING = Architecture("7.5", 1024, 64, 64, 440, 16)
-A100 = Architecture("8.0", 2048, 164, 163, 700, 32)
+VOLTA = Architecture("7.0", 2048, 96, 96, 610, 16, lanes=64)
+TURING = Architecture("7.5", 1024, 64, 64, 440, 16, lanes=64)
+A100 = Architecture("8.0", 2048, 164, 163, 700, 32, lanes=64)
 AMPERE = Architecture("8.6", 1536, 100, 99, 555, 32)
 ADA = Architecture("8.9", 1536, 100, 99, 655, 32)
 HOPPER = Architecture("9.0", 2048, 228, 227, 768, 64)
 B200 = Architecture("10.0", 2048, 228, 227, 810, 64)
 BLACKWELL = Architecture("12.0", 1536, 100, 99, 755, 64)
-CDNA2 = Architecture("9.0", 2048, 64, 64, 700, 32, warp=64, gcn="gfx90a:sramecc+:xnack-")
+CDNA2 = Architecture("9.0", 2048, 64, 64, 700, 32, lanes=64, warp=64, gcn="gfx90a:sramecc+:xnack-")
 CDNA3 = Architecture("9.4", 2048, 64, 64, 1250, 64, warp=64, gcn="gfx942:sramecc+:xnack-")
 
 
@@ -86,6 +88,11 @@ class GpuModel:
     def bandwidth(self) -> float:
         """Bytes a second to and from its memory, at most."""
         return 2e6 * self.memory_mhz * self.bus_bits / 8
+
+    @property
+    def single_tflops(self) -> float:
+        """Products in fp32 that are not rounded to TF32, which torch does not do unless it is told to."""
+        return 2e-6 * self.multiprocessors * self.architecture.lanes * self.clock_mhz
 
     @property
     def link(self) -> float:

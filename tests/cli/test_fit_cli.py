@@ -68,7 +68,7 @@ def test_fit_writes_a_config_that_plan_takes(trimtab: Trimtab, config: str, tmp_
     done = trimtab("fit", config, "--gpu", "RTX-3060", "training.batch_size=8", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "best: 1 × RTX-3060, whole, training.batch_size=8" in done.stdout
-    assert "tokens/s are an estimate" in done.stdout
+    assert "times are an estimate" in done.stdout
     planned = json.loads(trimtab("plan", str(out), "--gpus", "RTX-3060", "--json").stdout)
     assert planned["strategy"] == "single"
     own = Path(config).read_text()

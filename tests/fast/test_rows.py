@@ -112,6 +112,26 @@ def test_loss_and_gradients_are_those_of_padded_rows(kind: str) -> None:
         torch.testing.assert_close(ours[name], slope, rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["qwen2_moe", "mixtral"])
+def test_the_balance_of_experts_is_that_of_padded_rows(kind: str) -> None:
+    experts = {
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    }
+    built = model(kind, **experts, shared_expert_intermediate_size=16, router_aux_loss_coef=0.5)
+    batch = Collate("padded", 0)(examples())
+    names = ("input_ids", "attention_mask", "labels")
+    padded = built(**{name: batch[name] for name in names}, output_router_logits=True)
+    assert lay_rows(built, CPU, packing=False, longest=64).layout == "rows"
+    assert use_answers(built, CPU) == "own"
+    told = built(**given(Collate("rows", 0)(examples())))
+    assert told["aux_loss"].item() == pytest.approx(0.5 * padded.aux_loss.item(), rel=1e-5)
+    assert told["loss"].item() == pytest.approx((padded.loss - 0.5 * padded.aux_loss).item(), rel=1e-4)
+    assert not built.base_model._forward_pre_hooks  # nothing is left behind
+
+
 @pytest.mark.parametrize("kind", MIXED)
 def test_rows_of_other_architectures_are_padded(kind: str) -> None:
     changes, why = MIXED[kind]

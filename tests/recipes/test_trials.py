@@ -12,6 +12,7 @@ import pytest
 from trimtab.config import load_request
 from trimtab.config.schema import Config
 from trimtab.hardware.catalogue import accelerators
+from trimtab.launches import Work
 from trimtab.recipes.planning import Known, know_model, machine_with, resolve_for
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Trial
@@ -64,14 +65,14 @@ def config_of(folder: Path, *words: str) -> Config:
     return load_request(None, list(given)).config
 
 
-def made(trials: Trials, config: Config, gpus: str = "H200") -> Answer:
+def made(trials: Trials, config: Config, gpus: str = "H200", counts: bool = False) -> Answer:
     known: Known = know_model(config)
     plan = resolve_for(config, machine_with(gpus), known)
-    return trials.make(Trial(config=config, plan=plan, gpus=accelerators(gpus)))
+    return trials.make(Trial(config=config, plan=plan, gpus=accelerators(gpus), counts=counts))
 
 
-def executed(trials: Trials, config: Config, gpus: str = "H200") -> Executed:
-    answer = made(trials, config, gpus)
+def executed(trials: Trials, config: Config, gpus: str = "H200", counts: bool = False) -> Executed:
+    answer = made(trials, config, gpus, counts)
     assert answer.executed is not None, answer.failed + answer.trace
     return answer.executed
 
@@ -91,8 +92,83 @@ def test_weights_and_moments_are_those_counted_by_hand(trials: Trials, folder: P
     assert held.reserved >= held.peak
     assert held.context > 0
     assert done.rows == "2 rows of 512 tokens"
-    # A token takes four operations for each frozen number of the layers and six for each of the adapters.
-    assert done.flops > 2 * 512 * (4 * 4 * (LAYER - 512) + 6 * ADAPTER)
+    assert not done.work  # nobody asked for it
+
+
+def flops(work: Work) -> float:
+    return sum(launch.flops * number for launch, number in work.items())
+
+
+def moved(work: Work) -> float:
+    return sum(launch.nbytes * number for launch, number in work.items())
+
+
+def test_a_steps_kernels_are_counted_by_what_was_executed(trials: Trials, folder: Path) -> None:
+    def of(*words: str) -> Executed:
+        return executed(trials, config_of(folder, *words), counts=True)
+
+    plain = of()
+    tokens = 2 * 512
+    # A token takes four operations for each frozen number of layers and head, and six for each of the adapters. A pair
+    # of tokens, of which there are half, takes two products of all heads forward and five backward, in each layer.
+    numbers = tokens * (4 * (4 * (LAYER - 512) + 4096 * 256) + 6 * ADAPTER)
+    attention = 4 * 7 * 2 * 256 * (2 * 512 * 512 // 2)
+    assert near(int(flops(plain.work["pass"])), numbers + attention, 0.02)
+    assert {launch.by for launch in plain.work["pass"]} == {"eager"}
+    # The update computes no product, and reads and writes weights, gradients and two moments.
+    assert flops(plain.work["update"]) == 0
+    assert moved(plain.work["update"]) >= 7 * 4 * ADAPTER
+    # What is computed again is counted: half as much where weights are frozen.
+    again = flops(of("training.gradient_checkpointing=true").work["pass"])
+    assert 1.3 * flops(plain.work["pass"]) < again < 1.6 * flops(plain.work["pass"])
+    # Two of the accumulated passes are executed, and counted.
+    often = of("training.gradient_accumulation_steps=16")
+    assert often.passes == 2
+    assert near(int(flops(often.work["pass"])), int(2 * flops(plain.work["pass"])))
+
+
+def test_compiled_layers_launch_what_their_graphs_come_down_to(trials: Trials, folder: Path) -> None:
+    plain = executed(trials, config_of(folder), counts=True).work["pass"]
+    fused = executed(trials, config_of(folder, "speed.compile=true"), counts=True).work["pass"]
+    assert near(int(flops(fused)), int(flops(plain)), 0.02)
+    assert {launch.by for launch in fused} == {"eager", "compiled"}
+    assert sum(fused.values()) < sum(plain.values()) / 1.5
+    assert moved(fused) < moved(plain) / 1.5
+
+
+def test_every_token_of_a_generation_is_counted(trials: Trials, folder: Path) -> None:
+    def generating(tokens: int) -> Work:
+        words = (
+            f"model={folder}",
+            "data.source=/nowhere.jsonl",
+            "recipe=grpo",
+            "grpo.rewards=[length]",
+            "device=cuda",
+        )
+        sizes = ("data.max_length=512", "training.batch_size=8", f"grpo.max_completion_length={tokens}")
+        config = load_request(None, [*words, *sizes, "grpo.num_generations=8", "speed.compile=false"]).config
+        return executed(trials, config, counts=True).work["generate"]
+
+    short, long = generating(64), generating(128)
+    # Twice as many passes over a single token, each of which reads all weights; the prompt is read once.
+    assert near(int(sum(long.values())), int(2 * sum(short.values())), 0.05)
+    assert moved(long) - moved(short) > 64 * 2 * (WHOLE - 4096 * 256)
+
+
+def test_a_captured_pass_is_counted_at_each_replay(trials: Trials, folder: Path) -> None:
+    words = (
+        f"model={folder}",
+        "data.source=/nowhere.jsonl",
+        "recipe=zeroth_order",
+        "method=full",
+        "device=cuda",
+    )
+    asked = ("zeroth.method=mezo", "zeroth.template={text} It was", "zeroth.labels={0: ' bad', 1: ' good'}")
+    config = load_request(None, [*words, *asked, "data.max_length=64", "training.batch_size=4"]).config
+    work = executed(trials, config, counts=True).work["pass"]
+    assert "graph" in {launch.by for launch in work}
+    # Two lanes forward, the head at the answers alone; attention is small.
+    assert near(int(flops(work)), 2 * 4 * 64 * 2 * 4 * (LAYER - 512), 0.15)
 
 
 def test_activations_grow_with_the_rows_and_shrink_with_checkpointing(trials: Trials, folder: Path) -> None:

@@ -49,6 +49,14 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
 
+def test_numbers_are_counted_in_as_many_bins_as_are_asked_for(machine: Machine) -> None:
+    chosen = big().topk(4, dim=-1).indices
+    assert torch.bincount(chosen.reshape(-1), minlength=1024).shape == (1024,)
+    assert ("shape", "aten::bincount") in told(machine)
+    with pytest.raises(NotSimulated, match="bincount"):
+        torch.bincount(chosen.reshape(-1))
+
+
 def train(*, shapes: bool, optimizer: Any, checkpointing: bool, scaler: bool) -> tuple[int, int]:
     """Two steps of a small transformer in mixed precision; peak and what is left, in bytes."""
     torch.manual_seed(0)

@@ -154,14 +154,35 @@ def _from_logits(
     count: Any,
 ) -> Told:
     """By the model's own forward, with all that it does to its logits and adds to its loss."""
+    hook = None
     weight = _router_weight(bare)
     if weight:
         kwargs["output_router_logits"] = True
+        kwargs["attention_mask"], hook = _mark_inside(bare, kwargs.get("attention_mask"))
     one = kwargs["input_ids"].shape[0] == 1 and "logits_to_keep" in inspect.signature(own).parameters
-    outputs = own(*args, **kwargs, **({"logits_to_keep": rows} if one else {}))
+    try:
+        outputs = own(*args, **kwargs, **({"logits_to_keep": rows} if one else {}))
+    finally:
+        if hook is not None:
+            hook.remove()
     picked = outputs.logits[0] if one else _picked(outputs.logits, rows)
     told = _sums([_facts(picked, labels)], labels, count)
     return told | {"aux_loss": weight * outputs.aux_loss} if weight else told
+
+
+def _mark_inside(bare: Any, mask: torch.Tensor | None) -> tuple[torch.Tensor | None, Any]:
+    """What a mixture of experts is told of its rows, and what puts attention's mark in again further down.
+
+    The balance of the experts is made over all that a mask lets through, and the mark of rows that lie end to end, a
+    mask without a column, is for attention alone: they have no padding.
+    """
+    if mask is None or mask.shape[-1]:
+        return mask, None
+
+    def put_in(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "attention_mask": mask}
+
+    return None, bare.base_model.register_forward_pre_hook(put_in, with_kwargs=True)
 
 
 def _router_weight(bare: Any) -> float:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from trimtab.config.schema import Config
+from trimtab.monitor.wording import duration
 from trimtab.placement.plan import Strategy
 from trimtab.recipes.roofline import assumptions
 from trimtab.recipes.trial_step import Held
@@ -53,10 +54,17 @@ class Option:
     held: Held
     """Of the GPU that is fullest."""
     capacity: int
-    tokens_a_second: float | None
+    step_seconds: float | None
     """An estimate (roofline.py); None where there are no figures for one."""
+    tokens: int
+    """That a step learns from: its rows at their full length, or what it generates."""
     config: Config = field(repr=False, compare=False)
     """The settings, for `train`."""
+
+    @property
+    def tokens_a_second(self) -> float | None:
+        """By the same estimate."""
+        return self.tokens / self.step_seconds if self.step_seconds else None
 
     @property
     def needed(self) -> int:
@@ -90,6 +98,8 @@ class Option:
             "needed_bytes": self.needed,
             "capacity_bytes": self.capacity,
             "kinds": dict(self.held.kinds),
+            "tokens_a_step": self.tokens,
+            "step_seconds_estimate": self.step_seconds,
             "tokens_a_second_estimate": self.tokens_a_second,
         }
 
@@ -138,6 +148,7 @@ class Found:
             "peak",
             "reserved",
             "of the GPU",
+            "step (est.)",
             "tokens/s (est.)",
         )
         table = [head, *(_cells(option) for option in self.shown())]
@@ -155,7 +166,7 @@ class Found:
         """How the table is to be read, and what is not in it."""
         notes = [f"fits: what torch reserves and CUDA's own in {1 - MARGIN:.0%} of the GPU's memory"]
         if any(option.tokens_a_second is not None for option in self.options):
-            notes.append("tokens/s are an estimate: " + "; ".join(assumptions()))
+            notes.append("times are an estimate, nothing was measured: " + "; ".join(assumptions()))
         for why in dict.fromkeys(self.failed.values()):
             layouts = [layout for layout, reason in self.failed.items() if reason == why]
             notes.append(f"! not executed: {'; '.join(layouts)}: {why}")
@@ -183,5 +194,6 @@ def _cells(option: Option) -> tuple[str, ...]:
         f"{option.held.peak / GIB:.1f} GiB",
         f"{option.held.reserved / GIB:.1f} GiB",
         f"{option.share:.0%} of {option.capacity / GIB:.1f}",
+        duration(option.step_seconds) if option.step_seconds is not None else "-",
         f"{speed:,.0f}" if speed is not None else "-",
     )

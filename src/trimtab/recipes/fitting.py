@@ -8,6 +8,7 @@ weights, more GPUs, and shorter rows last of all.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,12 +17,13 @@ from trimtab.config.schema import Config
 from trimtab.errors import RequestError
 from trimtab.hardware import Hardware
 from trimtab.hardware.catalogue import Card
+from trimtab.launches import Launch, Work
 from trimtab.placement import PlacementPlan
 from trimtab.placement.plan import Strategy
 from trimtab.placement.sizing import PlacementError
 from trimtab.recipes.fit_options import GIB, MARGIN, Found, Kept, Option, Way
 from trimtab.recipes.planning import Known, know_model, resolve_for
-from trimtab.recipes.roofline import Load, tokens_a_second
+from trimtab.recipes.roofline import Load, floor, gathering, step_seconds
 from trimtab.recipes.table import recipe_of
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Trial
@@ -67,8 +69,8 @@ class Search:
         self._rewarded = recipe.rewarded
         self._known: dict[str | None, Known] = {}
         self._answers: dict[str, Answer] = {}
-        self._flops: dict[int, float] = {}
-        """Of one row of each length, once a pass of such rows was executed."""
+        self._a_pass: dict[int, tuple[int, Work]] = {}
+        """Of rows of each length, once a pass of them was executed: how many they were, and its kernels."""
         self._at_once = max(1, os.cpu_count() or 1)
         self.found = Found()
 
@@ -143,12 +145,18 @@ class Search:
 
     def _may_beat(self, card: Card, way: Way, size: int, best: Option) -> bool:
         """Whether a way could be faster if all of its rows went through at once and nothing but products took time."""
-        flops = self._flops.get(way.length)
-        if best.tokens_a_second is None or flops is None:
+        known = self._a_pass.get(way.length)
+        if best.tokens_a_second is None or known is None or card.model is None:
             return False
         made = self._planned(card, way, size)
-        bound = self._speed(card, way, made[1], size, flops * size, 0) if made is not None else None
-        return bound is not None and bound > best.tokens_a_second * 1.01
+        if made is None:
+            return False
+        rows, work = known
+        passes = self._rows // (size * way.ranks)
+        sent = gathering(card.model, way.gpus, way.strategy, _weights(made[1]))
+        # Where layers are split, all of them still work one after the other.
+        least = passes * max(sent, floor(card.model, work, size / rows, _again(self._config, way)))
+        return self._tokens(way) / least > best.tokens_a_second * 1.01
 
     def _largest(self, card: Card, way: Way, sizes: Sequence[int]) -> Option | None:
         """The largest micro-batch that fits: all rows at once, or else about as many as there is room for by that."""
@@ -205,7 +213,7 @@ class Search:
                 self._tell(
                     f"{way.gpus} × {card.key}, {way.words()}, {size} row{'s' * (size > 1)} of {way.length:,}"
                 )
-                trial = Trial(config=config, plan=plan, gpus=card.several(way.gpus))
+                trial = Trial(config=config, plan=plan, gpus=card.several(way.gpus), counts=True)
                 asked[self._trials.ask(trial)] = key
         waiting = dict(asked)
         try:
@@ -226,35 +234,35 @@ class Search:
             self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = answer.failed
             return None
         fullest = max(executed.memory.values(), key=lambda held: held.reserved)
-        if executed.flops:
-            self._flops[way.length] = executed.flops / size
-        weights = max(share.weights for share in plan.memory.values())
-        activations = max(fullest.peak - weights, 0)
-        speed = self._speed(card, way, plan, size, executed.flops, activations) if executed.flops else None
+        each = _a_pass(executed)
+        if way.kept == "all" or way.length not in self._a_pass:
+            self._a_pass[way.length] = size, each
         passes = self._rows // (size * way.ranks)
-        return Option(card.key, way, size, passes, fullest, card.accelerator.total_bytes, speed, config)
+        seconds = None
+        if card.model is not None and each:
+            load = Load(
+                a_pass=each,
+                a_step=_a_step(executed),
+                passes=passes,
+                weights=_weights(plan),
+                trained=self._known[way.quantize].profile.trainable * 4,
+            )
+            seconds = step_seconds(card.model, way.gpus, way.strategy, load)
+        return Option(
+            card.key,
+            way,
+            size,
+            passes,
+            fullest,
+            card.accelerator.total_bytes,
+            seconds,
+            self._tokens(way),
+            config,
+        )
 
-    def _speed(
-        self, card: Card, way: Way, plan: PlacementPlan, size: int, flops: float, activations: float
-    ) -> float | None:
-        if card.model is None:
-            return None
-        # The forward pass is a third of the work where all weights are trained, and half where they are frozen.
-        forward = 1 / 3 if self._config.method == "full" else 1 / 2
-        again = {"all": 0.0, "half": forward * HALF, "checkpointed": forward}[way.kept]
-        load = Load(
-            flops=flops,
-            again=again,
-            weights=max(share.weights for share in plan.memory.values()),
-            activations=activations,
-            trained=self._known[way.quantize].profile.trainable * 4,
-            tokens=size * way.length,
-            passes=self._rows // (size * way.ranks),
-        )
-        half = plan.precision != "fp32"
-        return tokens_a_second(
-            card.model, way.gpus, way.strategy, load, compiled=plan.speed.compile, half=half
-        )
+    def _tokens(self, way: Way) -> int:
+        """Of a step: of a rewarded one those that it generates."""
+        return self._rows * (self._config.grpo.max_completion_length if self._rewarded else way.length)
 
     def _planned(self, card: Card, way: Way, size: int) -> tuple[Config, PlacementPlan] | None:
         """The settings of a layout and their plan; None where such a plan cannot be, which is told."""
@@ -305,6 +313,30 @@ class Search:
                 ),
             }
         )
+
+
+def _weights(plan: PlacementPlan) -> int:
+    """Bytes of the weights that one GPU holds."""
+    return max(share.weights for share in plan.memory.values())
+
+
+def _a_pass(executed: Executed) -> Work:
+    work = executed.work.get("pass", {})
+    return {launch: number / executed.passes for launch, number in work.items()}
+
+
+def _a_step(executed: Executed) -> Work:
+    """What comes once a step."""
+    found: Counter[Launch] = Counter()
+    for section in ("update", "generate"):
+        found.update(executed.work.get(section, {}))  # type: ignore[arg-type]
+    return found  # type: ignore[return-value]
+
+
+def _again(config: Config, way: Way) -> float:
+    """Which share of a pass is computed once more: a forward pass is a third where all is trained, else half."""
+    forward = 1 / 3 if config.method == "full" else 1 / 2
+    return {"all": 0.0, "half": 0.0, "checkpointed": forward}[way.kept]
 
 
 def _laid_out(card: Card, way: Way) -> str:

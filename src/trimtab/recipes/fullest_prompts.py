@@ -8,7 +8,8 @@ changes the process that it is called in for good (trial_step.py).
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from trimtab.config.facts import longest_prompt
@@ -74,19 +75,48 @@ def _generate_the_ends() -> None:
             settings.update(max_new_tokens=_LAST, **changed)
             return real(model, input_ids=ids, attention_mask=mask, generation_config=settings, **more)
 
-        between = generation_config.max_new_tokens - _LAST
+        tokens = generation_config.max_new_tokens
+        between = tokens - _LAST
         if between <= 0:
-            return real(
-                model,
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                generation_config=generation_config,
-                **more,
-            )
-        some(input_ids, attention_mask)
+            with _counted(model, 1.0, 1.0):
+                return real(
+                    model,
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    generation_config=generation_config,
+                    **more,
+                )
+        # What the first token takes after the prompt and what the last one takes stand for half of them each.
+        each = (tokens - 1) / 2
+        with _counted(model, 1.0, each):
+            some(input_ids, attention_mask)
         size = (input_ids.shape[0], between)
         ids = torch.cat([input_ids, input_ids.new_ones(size)], dim=1)
         mask = torch.cat([attention_mask, attention_mask.new_ones(size)], dim=1)
-        return some(ids, mask, prefill_chunk_size=min(CHUNK, input_ids.shape[1]))
+        with _counted(model, 0.0, each):
+            return some(ids, mask, prefill_chunk_size=min(CHUNK, input_ids.shape[1]))
 
     GenerationMixin.generate = generate  # type: ignore[method-assign, assignment]
+
+
+@contextmanager
+def _counted(model: Any, prompts: float, tokens: float) -> Iterator[None]:
+    """Where kernels are counted: how many passes over prompts, and over a single token, each of these stands for."""
+    from trimtab.virtual import work
+
+    tally = work.listening()
+    if tally is None:
+        yield
+        return
+
+    def entering(module: Any, args: Any, kwargs: Any) -> None:
+        ids = kwargs["input_ids"]
+        # It holds until the next pass: choosing a token belongs to the pass before it.
+        tally.times = tokens if ids.shape[1] == 1 else prompts
+
+    hook = model.register_forward_pre_hook(entering, with_kwargs=True)
+    try:
+        with tally.standing_for("generate", prompts):
+            yield
+    finally:
+        hook.remove()

@@ -6,7 +6,6 @@ shared between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trimtab.config.schema import Config
@@ -23,22 +22,13 @@ class Fullest(NamedTuple):
     prepared: Prepared
     rows: str
     """One pass in words: `2 rows of 4,096 tokens`."""
-    flops: Callable[[Any], float] | None = None
-    """The operations of one pass through a model, forward and backward."""
 
 
 def text_rows(config: Config, number: int) -> Fullest:
     """Rows of supervised fine-tuning: `data.max_length` tokens, each of them told and trained."""
     longest = config.data.max_length
     rows = [{"input_ids": ids, "labels": ids} for ids in _different(number, longest)]
-
-    def flops(model: Any) -> float:
-        from trimtab.models.flops import flops_of
-
-        size = config.training.batch_size
-        return flops_of(model).of([longest] * size, longest * size)
-
-    return Fullest(_prepared(rows), _told(config), flops)
+    return Fullest(_prepared(rows), _told(config))
 
 
 def scored_rows(config: Config, number: int) -> Fullest:

@@ -1,69 +1,96 @@
-"""How long a step would take at best, by what it computes, moves and sends: an estimate, and called one everywhere.
+"""How long a step would take at best, by the kernels that it launches: an estimate, and called one everywhere.
 
-No kernel is timed. A pass takes as long as the slowest of three: its products at a share of the GPU's published rate,
-its bytes at a share of its memory's, what ranks send each other at a share of their link's. The shares are said here.
+No kernel is timed. Each takes as long as the slower of its products, at a share of the GPU's published rate, and its
+bytes, at a share of its memory's; all of them together no less than the host needs to launch them. What ranks send each
+other goes at a share of their link's. The shares are said here, with what they were taken from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trimtab.gpu_models import GpuModel
+from trimtab.launches import By, Runs, Work
 from trimtab.placement.plan import Strategy
 
-COMPILED, PLAIN = 0.55, 0.35
-"""Of the published rate of 16-bit products: what an 8B model with LoRA reached on an H200 with compiled layers, and by
-transformers' own (benchmarks/results/sft-speed-h200.md)."""
+PRODUCTS: dict[Runs, float] = {"half": 0.68, "attention": 0.45, "single": 0.68}
+"""Of the published rate: what products of 8192 × 8192 × 8192 and cuDNN's attention of 4,096 tokens, both ways, reached
+on an H200 in bf16 (benchmarks/results/sft-speed-h200.md); that fp32's reach the same share is assumed."""
 MEMORY, LINK = 0.8, 0.7
 """Of the published bandwidths; a common rule, not measured here."""
-FULL_RATE_FP32 = 0.5
-"""Products in fp32 (TF32 where a GPU has it) against those in 16 bits, at most."""
+SHORTEST = 3e-6
+"""Seconds that no kernel is under, with the gap to the next one."""
+HOST: dict[By, float] = {"eager": 22e-6, "compiled": 6e-6, "graph": 0.0}
+"""Seconds in which the host launches one kernel: through torch's dispatcher and autograd, from compiled code, from a
+graph that was captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one rank does in a pass of its rows, and in the step that ends them. Bytes are those of its own GPU."""
+    """What one rank does in a step. Bytes are those of its own GPU."""
 
-    flops: float
-    """Forward and backward, nothing computed again."""
-    again: float
-    """Share of `flops` that is computed once more to save memory."""
-    weights: float
-    activations: float
-    trained: float
-    """Bytes of trained weights, of which gradients and two moments are as large."""
-    tokens: int
+    a_pass: Work
+    a_step: Work = field(default_factory=dict)
+    """What comes once a step: an update, a generation."""
     passes: int
     """Accumulated in one step."""
+    weights: float = 0.0
+    trained: float = 0.0
+    """Bytes of gradients that ranks exchange."""
 
 
-def tokens_a_second(
-    gpu: GpuModel, gpus: int, strategy: Strategy, load: Load, *, compiled: bool, half: bool
-) -> float:
-    """Of all ranks together, by the estimate."""
-    rate = gpu.half_tflops * 1e12 * (COMPILED if compiled else PLAIN) * (1.0 if half else FULL_RATE_FP32)
-    compute = load.flops * (1 + load.again) / rate
-    # Weights are read in both passes, and once more where something is computed again; activations written and read.
-    moved = load.weights * (3 if load.again else 2) + 2 * load.activations
-    memory = moved / (gpu.bandwidth * MEMORY)
-    link, others = gpu.link * LINK, (gpus - 1) / gpus
-    # FSDP gathers all weights in each of the two passes, while it computes.
-    sent = 2 * others * load.weights * gpus / link if strategy == "sharded" else 0.0
+def step_seconds(gpu: GpuModel, gpus: int, strategy: Strategy, load: Load) -> float:
+    """One step, by the estimate. Where layers are split one GPU works at a time, so their kernels add up."""
+    sent = gathering(gpu, gpus, strategy, load.weights)
     # Gradients meet once a step: all of them everywhere, or each at home.
-    meeting = (2 if strategy == "data_parallel" else 1) * others * load.trained / link if gpus > 1 else 0.0
-    update = 7 * load.trained / (gpu.bandwidth * MEMORY)
-    if strategy == "split":
-        # One GPU works at a time: each has its share of the bytes, and all of the products are made in turn.
-        memory, meeting = memory * gpus, 0.0
-    step = load.passes * max(compute, memory, sent) + meeting + update
-    ranks = 1 if strategy in ("single", "split") else gpus
-    return ranks * load.tokens * load.passes / step
+    times = {"data_parallel": 2, "sharded": 1}.get(strategy, 0)
+    meeting = times * (gpus - 1) / gpus * load.trained / (gpu.link * LINK)
+    return load.passes * max(seconds(gpu, load.a_pass), sent) + seconds(gpu, load.a_step) + meeting
+
+
+def gathering(gpu: GpuModel, gpus: int, strategy: Strategy, weights: float) -> float:
+    """Seconds a pass in which shards of so many bytes are sent: FSDP gathers all in both ways, while it computes."""
+    return 2 * (gpus - 1) * weights / (gpu.link * LINK) if strategy == "sharded" else 0.0
+
+
+def seconds(gpu: GpuModel, work: Work) -> float:
+    """Of these launches one after the other."""
+    rates, bandwidth = _rates(gpu), gpu.bandwidth * MEMORY
+    on_gpu = sum(
+        number * max(one.flops / rates[one.runs] if one.flops else 0.0, one.nbytes / bandwidth, SHORTEST)
+        for one, number in work.items()
+    )
+    return max(on_gpu, sum(number * HOST[one.by] for one, number in work.items()))
+
+
+def _rates(gpu: GpuModel) -> Mapping[Runs, float]:
+    published: dict[Runs, float] = {
+        "half": gpu.half_tflops,
+        "attention": gpu.half_tflops,
+        "single": gpu.single_tflops,
+    }
+    return {runs: published[runs] * 1e12 * share for runs, share in PRODUCTS.items()}
+
+
+def floor(gpu: GpuModel, work: Work, larger: float, again: float) -> float:
+    """No pass over so many times as many rows is faster: its products, and the host's time, which rows do not change.
+
+    `again`: which share of the pass is computed once more to save memory.
+    """
+    rates = _rates(gpu)
+    products = sum(number * one.flops / rates[one.runs] for one, number in work.items() if one.flops)
+    host = sum(number * HOST[one.by] for one, number in work.items())
+    return max(products * larger, host) * (1 + again)
 
 
 def assumptions() -> list[str]:
     """What the estimate stands on, in words."""
     return [
-        f"products at {COMPILED:.0%} of the GPU's published 16-bit rate with compiled layers, {PLAIN:.0%} without",
-        f"memory at {MEMORY:.0%} of its published bandwidth, links between GPUs at {LINK:.0%}",
-        "sharded weights are gathered while layers compute; gradients meet after the last pass of a step",
+        f"every kernel of the executed step takes the longer of its products ({PRODUCTS['half']:.0%} of the GPU's "
+        f"published rate, attention {PRODUCTS['attention']:.0%}) and its bytes ({MEMORY:.0%} of its bandwidth)",
+        f"the host launches a kernel in {HOST['eager'] * 1e6:.0f} µs, compiled code in {HOST['compiled'] * 1e6:.0f}",
+        f"links between GPUs run at {LINK:.0%}; sharded weights are gathered while layers compute; gradients meet "
+        "after the last pass of a step",
+        "reading the data, saving and evaluating are not in it",
     ]

@@ -11,18 +11,22 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Accelerator
+from trimtab.launches import Work
 from trimtab.placement import PlacementPlan
 from trimtab.recipes.fullest_rows import NotExecuted
 
 if TYPE_CHECKING:
     from trimtab.virtual.state import VirtualDevice
+    from trimtab.virtual.work import Tally
 
 STEPS = 2
 """The first makes the optimizer's state, the second has it beside its activations."""
@@ -38,6 +42,8 @@ class Trial:
     plan: PlacementPlan
     gpus: tuple[Accelerator, ...]
     """Those of the plan, whatever is in this machine."""
+    counts: bool = False
+    """Whether to count the kernels of the last step too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +67,11 @@ class Executed:
     memory: Mapping[str, Held]
     rows: str
     """What was pushed through the model in one pass, in words."""
-    flops: float = 0.0
-    """Operations of one pass, as models/flops.py counts them; 0 where it cannot."""
+    passes: int = 1
+    """How many of them a step had."""
+    work: Mapping[str, Work] = field(default_factory=dict)
+    """The kernels of one step, where they were asked for: of its passes (`pass`), and what comes once (`update`,
+    `generate`)."""
     seconds: float = 0.0
 
 
@@ -75,6 +84,7 @@ def execute(trial: Trial) -> Executed:
     from trimtab.rehearse import loading, one_rank
     from trimtab.virtual import kinds, processes
     from trimtab.virtual.context import install
+    from trimtab.virtual.work import Tally
 
     began, config, apple = time.monotonic(), trial.config, trial.plan.kind == "mps"
     # What an Apple GPU holds is counted as on a CUDA GPU, but for attention: it keeps all scores.
@@ -102,19 +112,24 @@ def execute(trial: Trial) -> Executed:
     if apple:
         for fused in ("flash", "mem_efficient", "cudnn"):
             getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
+    tally = Tally()
+    if trial.counts:
+        tally.listen(machine)
+        _count_replays(tally)
     folder = Path(tempfile.mkdtemp(prefix="trimtab-trial-"))
     try:
-        rows, flops = _steps(replace(trial, plan=plan), folder)
+        rows, passes = _steps(replace(trial, plan=plan), folder, tally)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     memory = {str(device.device): _held(device) for device in machine.devices if device.peak}
     if plan.processes > 1:
         # The other ranks hold on their GPUs what this one holds on its own.
         memory = {f"cuda:{rank}": memory["cuda:0"] for rank in range(plan.processes)}
-    return Executed(memory=memory, rows=rows, flops=flops, seconds=time.monotonic() - began)
+    taken = time.monotonic() - began
+    return Executed(memory=memory, rows=rows, passes=passes, work=tally.work(), seconds=taken)
 
 
-def _steps(trial: Trial, folder: Path) -> tuple[str, float]:
+def _steps(trial: Trial, folder: Path, tally: Tally) -> tuple[str, int]:
     from transformers import set_seed
 
     from trimtab.fast.apply import make_fast
@@ -134,13 +149,12 @@ def _steps(trial: Trial, folder: Path) -> tuple[str, float]:
     run = RunFolder(folder)
     job = Job(config, plan, run, _silent, None, made.prepared)
     job.model = load_tuned(config, plan, recipe.family, recipe.fit)
-    flops = made.flops(job.model) if made.flops is not None else 0.0
     if recipe.fast:
         job.fast = make_fast(job.model, plan, _silent, rows=made.prepared.train)
     with recipe.build(job) as driver:
         driver.open()
-        _train(driver)
-    return made.rows, flops
+        _train(driver, tally)
+    return made.rows, config.training.gradient_accumulation_steps
 
 
 def _only_the_steps(config: Config) -> Config:
@@ -177,19 +191,46 @@ def _only_the_steps(config: Config) -> Config:
     )
 
 
+def _count_replays(tally: Tally) -> None:
+    """A captured pass (zeroth/graph.py) is executed once, and launched as often as it is replayed."""
+    from trimtab.zeroth import graph, rehearsed
+
+    real = graph.capturing
+    captured: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
+
+    @contextmanager
+    def capturing(made: Any, pool: Any, stream: Any) -> Iterator[None]:
+        counted, tally.on = tally.on, True
+        try:
+            with tally.standing_for("capture"), real(made, pool, stream):
+                yield
+        finally:
+            tally.on = counted
+            captured[made] = tally.sections.pop("capture", {})
+
+    def replay(made: Any) -> None:
+        for launch, number in captured[made].items():
+            tally.add(launch._replace(by="graph"), number)
+
+    setattr(graph, "capturing", capturing)  # noqa: B010
+    setattr(rehearsed.RehearsedGraph, "replay", replay)  # noqa: B010
+
+
 class _Enough(BaseException):
     """The steps are made."""
 
 
-def _train(driver: Any) -> None:
+def _train(driver: Any, tally: Tally) -> None:
     """As many steps as asked for, by the driver's own loop; what comes after them (saving) is left out."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from trimtab.placement import PlacementGuard
 
+    tally.section = "pass"
     engine = getattr(driver, "engine", None)
     if engine is not None:
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            tally.on = step == STEPS - 1
             engine.step()
         return
     # What proves a run's placement reads every gradient, which shapes do not have.
@@ -199,9 +240,14 @@ def _train(driver: Any) -> None:
     def stepped(*_: Any) -> None:
         nonlocal made
         made += 1
+        tally.section, tally.on = "pass", made == STEPS - 1
         if made == STEPS:
             raise _Enough
 
+    def updates(*_: Any) -> None:
+        tally.section = "update"
+
+    register_optimizer_step_pre_hook(updates)
     register_optimizer_step_post_hook(stepped)
     try:
         driver.train()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from trimtab.report.frame import text
+from trimtab.report.frame import cut, text
 
 AROUND = 3
 """Lines before and after the one that is meant."""
@@ -21,6 +22,15 @@ def place(where: Mapping[str, Any] | None, sources: Sources) -> str:
     if not where:
         return ""
     return f"{text(short_path(str(where['file'])))}:{text(where['line'])}{_code(where, sources)}"
+
+
+def fix_of(value: str) -> str:
+    """What is to be changed: code as code, a sentence as one."""
+    try:
+        ast.parse(textwrap.dedent(value))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return cut(value)
+    return f"<code>{cut(value)}</code>"
 
 
 def short_path(file: str) -> str:

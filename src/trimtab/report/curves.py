@@ -10,6 +10,8 @@ from trimtab.report.charts import Chart, Line, figure
 from trimtab.report.run_facts import Row, number
 
 _GIB = 2**30
+_MANY = 4
+"""Devices of which a chart tells two lines each; of more it would be too many."""
 _NO_CURVE = {"step", "time", "epoch", "elapsed_seconds", "num_tokens", "eval_num_tokens"}
 _NO_CURVE_ENDINGS = ("_runtime", "_samples_per_second", "_steps_per_second")
 
@@ -86,8 +88,10 @@ def _wanted(logged: Sequence[str]) -> Iterable[Panel]:
 
 
 def _memory(logged: Sequence[str]) -> list[Series]:
-    """Each device of a split model, or the one device."""
+    """Each device of a split model, or the one device; of many devices the peaks alone."""
     names = [key for key in logged if key.startswith(("memory_bytes/", "peak_memory_bytes/"))]
+    if len(names) > 2 * _MANY:
+        names = [key for key in names if key.startswith("peak")]
     found = []
     for key in names or ["memory_bytes", "peak_memory_bytes"]:
         when = "peak" if key.startswith("peak") else "now"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trimtab.monitor.wording import count_of
+from trimtab.monitor.wording import count_of, duration
 from trimtab.report.charts import Chart, Line, Mark, figure, length
 from trimtab.report.frame import facts, folded, note, page, plain, raw_table, section, text
 from trimtab.report.memory import KINDS, in_order, keys, shade_of, size_of
@@ -60,20 +60,22 @@ def words(option: Told) -> str:
 
 def _answer(best: Told | None, options: Sequence[Told]) -> str:
     if best is None:
-        return f"nothing fits: {count_of(len(options), 'layout')} executed"
+        nearest = min(options, key=lambda one: one["needed_bytes"] / one["capacity_bytes"], default=None)
+        return f"nothing fits; nearest comes {_named(nearest)}" if nearest else "nothing fits"
     return f"fits: {best['gpus']} × {best['gpu']}, {words(best)}"
 
 
 def _head(told: Told) -> Iterable[str]:
     best = told.get("best")
     if best is not None:
-        speed = best.get("tokens_a_second_estimate")
+        speed, seconds = best.get("tokens_a_second_estimate"), best.get("step_seconds_estimate")
         yield facts(
             {
                 "rows at once": f"{best['micro_batch']:,} (passes a step: {best['gradient_accumulation_steps']:,})",
                 "longest row": f"{best['length']:,} tokens",
                 "needs": f"{size_of(best['needed_bytes'])} of {size_of(best['capacity_bytes'])}",
                 "speed": f"{speed:,.0f} tokens/s (an estimate)" if speed else "no figures for an estimate",
+                **({"a step takes": f"{duration(seconds)} (an estimate)"} if seconds else {}),
             }
         )
     executed = f"{count_of(len(told['options']), 'layout')} executed on virtual GPUs"
@@ -85,7 +87,9 @@ def _head(told: Told) -> Iterable[str]:
         yield note("Stopped before the search was over: what was executed until then.")
     speeds = any(option.get("tokens_a_second_estimate") for option in told["options"])
     if speeds and told.get("estimate_assumes"):
-        yield note(f"Tokens/s are an estimate: {'; '.join(map(str, told['estimate_assumes']))}.")
+        yield note(
+            f"Times are an estimate, nothing was measured: {'; '.join(map(str, told['estimate_assumes']))}."
+        )
 
 
 def _chart(options: Sequence[Told]) -> str:
@@ -131,46 +135,48 @@ def _named(option: Told) -> str:
 
 def _tables(told: Told) -> Iterable[str]:
     options = told["options"]
-    yield _table(options[:FIRST], told.get("best"))
+    longest = max((option["length"] for option in options), default=0)
+    yield note(f"Rows have {longest:,} tokens where no other length is said.") if options else ""
+    yield _table(options[:FIRST], told.get("best"), longest)
     used = {kind: 0 for option in options for kind, held in (option.get("kinds") or {}).items() if held}
     yield keys({kind: _shade(kind) for kind, _ in in_order({**used, BESIDE: 0})}) if used else ""
     if options[FIRST:]:
         more = count_of(len(options) - FIRST, "layout")
-        yield folded(f"{more} more", _table(options[FIRST:], None))
+        yield folded(f"{more} more", _table(options[FIRST:], None, longest))
 
 
-def _table(options: Sequence[Told], best: Told | None) -> str:
+def _table(options: Sequence[Told], best: Told | None, longest: int) -> str:
     head = [
         "",
         "GPUs",
         "layout",
         "rows × passes",
-        "length",
+        "step (estimate)",
         "tokens/s (estimate)",
         "peak",
         "reserved",
-        "of the GPU",
     ]
-    rows = ([*_in_html(_cells(option, option == best)), _share(option)] for option in options)
-    return raw_table(head, rows, cards=True)
+    rows = ([*_in_html(_cells(option, option == best, longest)), _share(option)] for option in options)
+    return raw_table([*head, "of the GPU"], rows, cards=True)
 
 
 def _in_html(cells: Sequence[str]) -> list[str]:
-    """The verdict and the GPUs are read at a glance: they stay on one line."""
+    """What is read at a glance stays on one line."""
     return [
-        f'<span class="whole">{text(cell)}</span>' if place < 2 else text(cell)
+        f'<span class="whole">{text(cell)}</span>' if place in (0, 1, 3) else text(cell)
         for place, cell in enumerate(cells)
     ]
 
 
-def _cells(option: Told, best: bool) -> list[str]:
-    speed = option.get("tokens_a_second_estimate")
+def _cells(option: Told, best: bool, longest: int) -> list[str]:
+    speed, seconds = option.get("tokens_a_second_estimate"), option.get("step_seconds_estimate")
+    shorter = f" of {option['length']:,}" if option["length"] < longest else ""
     return [
         "✓ best" if best else "✓ fits" if option["fits"] else "✗ too large",
         f"{option['gpus']} × {option['gpu']}",
         words(option),
-        f"{option['micro_batch']} × {option['gradient_accumulation_steps']}",
-        f"{option['length']:,}",
+        f"{option['micro_batch']} × {option['gradient_accumulation_steps']}" + shorter,
+        duration(seconds) if seconds else "–",
         f"{speed:,.0f}" if speed else "–",
         size_of(option["peak_bytes"]),
         size_of(option["reserved_bytes"]),

@@ -22,6 +22,10 @@ LONGEST_NAME = 300
 # What HTML cannot hold, and the two marks that turn letters around: a line would read otherwise than it runs.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e\ud800-\udfff]")
 
+_QUOTED = re.compile(r"`([^`\n]{1,300})`")
+_FIGURE = re.compile(r"[-+−]?[\d.,]+(?:e[-+]?\d+)?\W?(?:[KMGT]iB|B|m?s|min|%)?|[–0]")
+"""A cell that is a number alone, with its unit; or none."""
+
 
 def page(title: str, parts: Iterable[str]) -> str:
     """The whole page around its parts; empty parts are left out."""
@@ -48,9 +52,14 @@ def printable(value: object) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
 
 
+def prose(value: object) -> str:
+    """`text` of a sentence in which what stands between backquotes is code."""
+    return _QUOTED.sub(r"<code>\1</code>", text(value))
+
+
 def note(value: object) -> str:
     """A remark beside the figures, set small."""
-    return f'<p class="note">{text(value)}</p>'
+    return f'<p class="note">{prose(value)}</p>'
 
 
 def said(value: object) -> str:
@@ -80,9 +89,9 @@ def folded(title: str, inside: str, *, opened: bool = False) -> str:
     return f"<details{' open' * opened}><summary>{text(title)}</summary>\n{inside}\n</details>"
 
 
-def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, cards: bool = False) -> str:
     """A table of texts."""
-    return raw_table(head, ([text(cell) for cell in row] for row in rows))
+    return raw_table(head, ([text(cell) for cell in row] for row in rows), cards=cards)
 
 
 def raw_table(head: Sequence[object], rows: Iterable[Sequence[str]], *, cards: bool = False) -> str:
@@ -90,15 +99,21 @@ def raw_table(head: Sequence[object], rows: Iterable[Sequence[str]], *, cards: b
 
     With `cards` each row becomes a block of its own on a narrow screen, with its names beside its cells.
     """
-    names = [f' data-name="{text(name)}"' if cards else "" for name in head]
-    lines = []
-    for row in rows:
-        whole = (f"<div>{cell}</div>" if cards else cell for cell in row)
-        cells = (f"<td{name}>{cell}</td>" for name, cell in zip(names, whole, strict=True))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    if not lines:
+    listed = [list(row) for row in rows]
+    if not listed:
         return ""
-    first = "<tr>" + "".join(f'<th scope="col">{text(name)}</th>' for name in head) + "</tr>"
+    columns = zip(*listed, strict=True)
+    # Figures stand under one another by their last digits.
+    right = [' class="figure"' if all(map(_FIGURE.fullmatch, column)) else "" for column in columns]
+    named = [f' data-name="{text(name)}"' if cards else "" for name in head]
+    marks = [kind + name for kind, name in zip(right, named, strict=True)]
+    lines = []
+    for row in listed:
+        whole = (f"<div>{cell}</div>" if cards else cell for cell in row)
+        cells = (f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, whole, strict=True))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    heads = (f'<th scope="col"{kind}>{text(name)}</th>' for kind, name in zip(right, head, strict=True))
+    first = f"<tr>{''.join(heads)}</tr>"
     kind = ' class="cards"' if cards else ""
     return "\n".join([f'<div class="scroll"><table{kind}>', first, *lines, "</table></div>"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from trimtab.report.frame import note, table, text
+from trimtab.report.frame import note, raw_table, text
 
 _MOST = 400
 """Modules of a map: beyond, a cell would be less than a pixel."""
@@ -27,11 +27,11 @@ def layer_map(placement: Mapping[str, str | Sequence[str]]) -> str:
         drawn = f'<div class="map" aria-hidden="true">{rows}</div>'
         drawn += note("A cell is a module, in the model's order; the colour changes with the kind of module.")
     listed = [
-        (who, named)
+        (text(who), f"<code>{text(named)}</code>")
         for who, same in _alike(held, devices)
         for _, named in layers_by_device(_of(held, same[0]))
     ]
-    return drawn + table(["device", "modules"], listed)
+    return drawn + raw_table(["device", "modules"], listed)
 
 
 def layers_by_device(device_map: Mapping[str, str]) -> list[tuple[str, str]]:

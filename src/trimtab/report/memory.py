@@ -23,11 +23,15 @@ def memory_parts(memory: Mapping[str, Told], sources: Sources) -> Iterable[str]:
     """All that a rehearsal's record tells of its devices; those that were used alike are told once."""
     used = {device: told for device, told in memory.items() if told["peak_bytes"]}
     yield _overview(used)
+    shown: set[object] = set()
     for devices, told in _alike(used):
         if told.get("at_peak") or told.get("timeline") or told.get("phases"):
             yield f"<h3>{text(devices)}</h3>"
             yield _over_time(devices, told)
-            yield _at_peak(told, sources)
+            line = repr([(told.get("at_peak") or {}).get(name) for name in ("where", "inside")])
+            # One line with what stands around it is enough for all devices that peak there.
+            yield _at_peak(told, {} if line in shown else sources)
+            shown.add(line)
             yield _phases(told)
 
 

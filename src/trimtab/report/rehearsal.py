@@ -12,9 +12,9 @@ from trimtab.monitor.wording import count_of
 from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.session import WORDS
 from trimtab.rehearse.written import Files, sentence
-from trimtab.report.code import Sources, place
+from trimtab.report.code import Sources, fix_of, place
 from trimtab.report.collectives import collectives_parts
-from trimtab.report.frame import LONGEST_NAME, cut, note, page, raw_facts, raw_table, section, text
+from trimtab.report.frame import LONGEST_NAME, cut, note, page, prose, raw_facts, raw_table, section, text
 from trimtab.report.layers import layer_map
 from trimtab.report.memory import memory_parts, size_of
 
@@ -62,7 +62,7 @@ def _head(told: Told) -> Iterable[str]:
     steps = told["steps"]
     counted = count_of(steps, "optimizer step") if isinstance(steps, int) else f"{steps} optimizer steps"
     yield f"<p>{text(counted)}, {told['seconds']:.1f} s</p>"
-    yield from (f"<p>{cut(line)}</p>" for line in told.get("notes") or [])
+    yield from (f"<p>{prose(line)}</p>" for line in told.get("notes") or [])
     files = sentence(Files.from_dict(told.get("files") or {}), most=20)
     yield f"<p>{text(f'Files: {files}')}</p>" if files else ""
 
@@ -80,9 +80,9 @@ def _finding(number: int, finding: Told, sources: Sources, when: str = "") -> st
         )
     if cause := finding.get("cause"):
         shown = "" if _same_line(cause, finding.get("where")) else place(cause, sources)
-        rows.append(("cause", f"{shown}<div>{text(cause.get('why', ''))}</div>"))
+        rows.append(("cause", f"{shown}<div>{prose(cause.get('why', ''))}</div>"))
     tried = finding.get("tried") or ""
-    fix = cut(finding.get("fix") or "")
+    fix = fix_of(finding["fix"]) if finding.get("fix") else ""
     rows.append(("fix" if tried != "remains" else "tried, does not help", fix))
     if tried in TRIED:
         rows.append(("tried", text(TRIED[tried])))

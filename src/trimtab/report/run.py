@@ -11,7 +11,20 @@ from typing import Any
 from trimtab.monitor.wording import count_of, duration, size
 from trimtab.report import clips
 from trimtab.report.curves import Panel, draw, panels
-from trimtab.report.frame import cut, facts, folded, note, page, plain, raw_table, said, section, table, text
+from trimtab.report.frame import (
+    cut,
+    facts,
+    folded,
+    note,
+    page,
+    plain,
+    prose,
+    raw_table,
+    said,
+    section,
+    table,
+    text,
+)
 from trimtab.report.layers import layer_map
 from trimtab.report.pictures import shown
 from trimtab.report.run_facts import Event, Row, RunFacts, moment
@@ -32,8 +45,14 @@ _APART = (
     "completions",
     "evaluations",
 )
-_RENAMED = {"train seconds": "trained for", "rewards": "reward weights"}
-_PARTS = ("weights", "gradients", "optimizer", "activations", "cache", "overhead", "reserved")
+_RENAMED = {"train seconds": "trained for", "rewards": "reward weights", "speed": "fast parts"}
+_PARTS = {
+    **{part: part for part in ("weights", "gradients", "optimizer", "activations", "cache", "other")},
+    "pool": "reserved beyond",
+    "overhead": "CUDA's own",
+    "reserved": "an engine's",
+}
+"""Parts of a device's memory, and what they are called here."""
 
 
 def run_page(run: RunFacts) -> str:
@@ -88,7 +107,7 @@ def _results(run: RunFacts) -> str:
         if not isinstance(pair, Mapping) or pair.get("before") is pair.get("after") is None:
             continue
         rows.append((name, *_change(pair.get("before"), pair.get("after"))))
-    logged = [row["loss"] for row in run.of_phase("train") if isinstance(row.get("loss"), int | float)]
+    logged = [row["loss"] for row in run.of_phase("train") if row.get("loss") is not None]
     if len(logged) > 1 and not run.rewarded:  # its loss says nothing about how good the answers are
         rows.append(("train loss, first and last logged", *_change(logged[0], logged[-1])))
     notes = []
@@ -160,6 +179,7 @@ def _samples(samples: Sequence[Mapping[str, Any]], steps: Sequence[int] = ()) ->
             ]
             for place, sample in enumerate(samples)
         ),
+        cards=True,
     )
 
 
@@ -189,9 +209,10 @@ def _answers(run: RunFacts) -> str:
         [said("missing" if sample.get(key) is None else sample[key]) for key in head] for sample in samples
     ]
     if not any(sample.get("pictures") for sample in samples):
-        return raw_table(head, cells)
+        return raw_table(head, cells, cards=True)
     seen = [shown(run.path, sample.get("pictures"), str(sample.get("prompt", ""))) for sample in samples]
-    return raw_table(["picture", *head], ([picture, *row] for picture, row in zip(seen, cells, strict=True)))
+    rows = ([picture, *row] for picture, row in zip(seen, cells, strict=True))
+    return raw_table(["picture", *head], rows, cards=True)
 
 
 def _health(events: Sequence[Event]) -> Iterable[str]:
@@ -213,6 +234,7 @@ def _health(events: Sequence[Event]) -> Iterable[str]:
 def _plan(run: RunFacts) -> Iterable[str]:
     plan = run.plan
     reasons: Mapping[str, Any] = plan.get("reasons") or {}
+    chosen: Mapping[str, Any] = plan.get("speed") or {}
     values = {
         **{name: plan.get(name) for name in ("device", "precision", "scaler", "strategy")},
         "weights": plan.get("weight_precision"),
@@ -220,16 +242,18 @@ def _plan(run: RunFacts) -> Iterable[str]:
         "processes": plan.get("processes"),
         "launcher": plan.get("launcher"),
         "device_map": count_of(len(plan["device_map"]), "module") if plan.get("device_map") else None,
+        **{f"speed.{name}": value for name, value in chosen.items() if f"speed.{name}" in reasons},
     }
     yield table(
-        ["decision", "", "why"],
+        ["decision", "choice", "why"],
         (
             (name.replace("_", " "), plain(values.get(name)), reasons.get(name, ""))
             for name in dict.fromkeys([*values, *reasons])
             if values.get(name) is not None or name in reasons
         ),
+        cards=True,
     )
-    yield from (f"<p>{text(line)}</p>" for line in plan.get("notes") or [])
+    yield from (f"<p>{prose(line)}</p>" for line in plan.get("notes") or [])
     if plan.get("device_map"):
         yield "<h3>Layers by device</h3>"
         yield layer_map(plan["device_map"])
@@ -239,7 +263,7 @@ def _plan(run: RunFacts) -> Iterable[str]:
         used = [part for part in _PARTS if any(share.get(part) for share in memory.values())]
         yield "<h3>Memory</h3>"
         yield table(
-            ["device", *used, "needed", "capacity", "measured peak"],
+            ["device", *(_PARTS[part] for part in used), "needed", "capacity", "measured peak"],
             (
                 (
                     device,
@@ -248,10 +272,16 @@ def _plan(run: RunFacts) -> Iterable[str]:
                 )
                 for device, share in memory.items()
             ),
+            cards=True,
         )
-        yield note(
-            "All but the peak is the estimate made before the run. On the CPU the peak is that of the whole process."
+        executed = all(share.get("executed") for share in memory.values())
+        how = (
+            "was executed on virtual GPUs before the run"
+            if executed
+            else "is the estimate made before the run"
         )
+        whole = "" if executed else " On the CPU the peak is that of the whole process."
+        yield note(f"All but the measured peak {how}.{whole}")
 
 
 def _measured(run: RunFacts) -> dict[str, int]:

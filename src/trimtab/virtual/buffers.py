@@ -12,11 +12,12 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
+from trimtab.launches import Launch
 from trimtab.virtual.joint_graph import INSIDE, launch_op
 from trimtab.virtual.wording import words
 
@@ -49,6 +50,17 @@ class Account:
     """A buffer and its bytes where it comes; where it goes, the complement (`~`) of its number, and 0."""
     results: list[int | str | None] = field(default_factory=list)
     """The buffer of each result; the name of the input that it is, or is a view of; None for what is no tensor."""
+    launches: list[Launch] = field(default_factory=list)
+    """Its kernels, where somebody counts them (work.py)."""
+
+
+class Run(NamedTuple):
+    """A kernel of a graph by what it does."""
+
+    node: fx.Node | None
+    """The one operation that it is; None where several are fused."""
+    nbytes: int
+    """What it reads from memory and writes there."""
 
 
 @dataclass(eq=False)
@@ -63,6 +75,8 @@ class _Kernel:
     reads: set[fx.Node] = field(default_factory=set)
     sizes: set[int] = field(default_factory=set)
     inside: int = 0
+    node: fx.Node | None = None
+    """What it is, where it cannot be fused."""
     over: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """What is written in the place of what, where that is read no more."""
 
@@ -72,6 +86,23 @@ def account(
 ) -> Account:
     """The buffers of a graph. `held`: inputs that it may free, by name, with the numbers of their buffers."""
     return _Accounting(graph, numbers, held).account()
+
+
+def kernels(graph: fx.Graph) -> Iterator[Run]:
+    """The kernels that a graph comes down to."""
+    accounting = _Accounting(graph, count(), {})
+    accounting.account()
+    read_by: dict[fx.Node, set[_Kernel]] = {}
+    for kernel in accounting.kernels:
+        for value in kernel.reads:
+            read_by.setdefault(value, set()).add(kernel)
+    kept = set(accounting.results_of())
+    for kernel in accounting.kernels:
+        own = {
+            value for value in kernel.makes if not kernel.extern and read_by.get(value, set()) <= {kernel}
+        } - kept
+        moved = [value for value in (*kernel.reads, *kernel.makes) if value not in own]
+        yield Run(kernel.node, sum(map(_bytes, moved)))
 
 
 class _Accounting:
@@ -88,10 +119,14 @@ class _Accounting:
     def account(self) -> Account:
         for node in self.nodes:
             self.roots[node] = self._root(node)
-        kept = {self.roots[value] for value in self._kept()}
+        kept = self.results_of()
         for place, node in enumerate(self.nodes):
             self._place(place, node, kept)
         return self._in_order()
+
+    def results_of(self) -> set[fx.Node]:
+        """Whose memory the results are in."""
+        return {self.roots[value] for value in self._kept()}
 
     def _kept(self) -> Iterator[fx.Node]:
         return (value for value in self.results if isinstance(value, fx.Node))
@@ -118,7 +153,7 @@ class _Accounting:
         )
         kernel = None if extern else self._to_fuse_with(reads, domain, place)
         if kernel is None:
-            kernel = _Kernel(place, extern, domain)
+            kernel = _Kernel(place, extern, domain, node=node if extern else None)
             self.kernels.append(kernel)
         kernel.place, kernel.domain = place, max(kernel.domain, domain)
         kernel.sizes |= {domain, *map(_elements, made)}
@@ -191,7 +226,7 @@ class _Accounting:
 
     def _in_order(self) -> Account:
         found = Account()
-        kept = {self.roots[value] for value in self._kept()}
+        kept = self.results_of()
         order = list(self._sorted())
         last: dict[fx.Node, _Kernel] = {}
         outside: set[fx.Node] = set(kept)

@@ -76,6 +76,12 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
         machine = state.machine()
         if machine is None or _running or not machine.devices or _kind(function) in _plain.get(machine, ()):
             return function(*args, **kwargs)
+        if _hooked(function):
+            _tell(
+                f"the memory of {_called(function)} is that of its code as it runs, not as torch.compile has it: hooks "
+                "inside of it may hand out what it computes"
+            )
+            return function(*args, **kwargs)
         run = _Run(machine, function, settings, args, kwargs)
         try:
             return run.result()
@@ -84,6 +90,17 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
 
     call._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
     return call
+
+
+def _hooked(function: Any) -> bool:
+    """Whether a part of the module is listened to: by its results a graph gets out that is not the piece's own.
+
+    transformers collects so what routers decide, for the loss that balances experts.
+    """
+    owner = getattr(function, "__self__", function)
+    return isinstance(owner, nn.Module) and any(
+        part._forward_hooks for part in owner.modules() if part is not owner
+    )
 
 
 def is_running() -> bool:
@@ -219,7 +236,7 @@ class _Run:
         fresh = self._fresh(results)
         inputs, trained = self.inputs(fresh)
         owners = {id(twin): own for twin, own in pairs}
-        blocks = pieces.run_through(plan.forward.steps, self.device, {})
+        blocks = pieces.run_through(plan.forward, self.device, {})
         made = {
             id(value): pieces.outside(value, blocks.get(buffer))  # type: ignore[arg-type]
             for value, buffer in zip(fresh, plan.forward.results, strict=False)

@@ -109,11 +109,9 @@ def aside(device: VirtualDevice) -> Iterator[VirtualDevice]:
         device.aside = before
 
 
-def run_through(
-    steps: list[tuple[int, int]], device: VirtualDevice, blocks: dict[int, Block]
-) -> dict[int, Block]:
+def run_through(account: Account, device: VirtualDevice, blocks: dict[int, Block]) -> dict[int, Block]:
     """Let the buffers of an account come and go; gives those that are left."""
-    for buffer, nbytes in steps:
+    for buffer, nbytes in account.steps:
         if buffer >= 0:
             blocks[buffer] = Block(device, nbytes)
         elif (block := blocks.pop(~buffer, None)) is not None:
@@ -196,7 +194,7 @@ class Node(torch.autograd.Function):
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         with aside(device):
             found = gradients(piece.outputs, piece.inputs, given, again=again)
-        left = run_through(plan.backward.steps, device, {} if again else blocks)
+        left = run_through(plan.backward, device, {} if again else blocks)
         results = zip(found, plan.backward.results, strict=True)
         made = [None if value is None else outside(value, left.get(buffer)) for value, buffer in results]
         return None, None, None, None, *made

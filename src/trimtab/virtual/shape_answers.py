@@ -43,6 +43,18 @@ def _all_of(plan: Plan, payloads: Any, args: Args) -> Any:
     return torch.empty(count, dtype=payloads[0].dtype, device=_META)
 
 
+def _bins(plan: Plan, payloads: Any, args: Args) -> Any:
+    """bincount of unknown numbers: as many bins as are asked for, which a larger number would exceed."""
+    if len(payloads) < 3 or not payloads[2]:
+        return None
+    weights, least = payloads[1:3]
+    asked("shape", plan.name)
+    dtype = (
+        torch.int64 if weights is None else weights.dtype if weights.dtype is torch.float32 else torch.float64
+    )
+    return torch.empty(least, dtype=dtype, device=_META)
+
+
 def counted(indices: Any, given: Any) -> list[Any]:
     """Indices with every mask replaced by as many positions as it selects."""
     found: list[Any] = []
@@ -87,6 +99,7 @@ RULES: dict[str, Any] = {
     "aten::_local_scalar_dense": _scalar,
     "aten::equal": _same,
     "aten::_assert_async": _nothing,
+    "aten::bincount": _bins,
     "aten::nonzero": _all_of,
     "aten::masked_select": _all_of,
 }

@@ -147,7 +147,7 @@ class Drawing {
   upward() {
     const { kind } = this.told;
     if (kind === "lines") {
-      return { range: (plot, low, high) => (low === null ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)) };
+      return { range: (plot, low, high) => (low === null || (low === 0 && high === 0) ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)) };
     }
     return { range: (plot, low, high) => [0, (high || 1) * (this.told.marks.length ? 1.06 : 1.12)] };
   }
