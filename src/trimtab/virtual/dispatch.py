@@ -37,7 +37,7 @@ from trimtab.virtual import (
 from trimtab.virtual.face import ABOVE
 from trimtab.virtual.memory import Block
 from trimtab.virtual.operands import FOREIGN, SHAPE, STRAY, mark_shapes, unwritten, walked
-from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual.plans import FRESH, INPLACE, NUMBERS, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.results import several
 from trimtab.virtual.state import Machine, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, wrap
@@ -57,7 +57,7 @@ def plan_of(func: Any) -> Plan:
     plan = PLANS[id(func)] = Plan(func)
     plan.rule = rules.rule_for(func, plan.name)
     plan.before = kernels.BEFORE.get(plan.name)
-    plan.compute = fused.INSTEAD.get(plan.name, plan.kernel)
+    plan.compute = fused.INSTEAD.get(plan.name, plan.binding)
     plan.temporary = temporaries.rule_for(plan.name)
     plan.reuses = reused.RULES.get(plan.name)
     return plan
@@ -129,7 +129,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         if machine is not None and machine.shapes:
             out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
         else:
-            out = plan.compute(*payloads, **named)
+            number = payloads and payloads[0].__class__ in NUMBERS
+            out = (plan.kernel if number else plan.compute)(*payloads, **named)
     except (RuntimeError, IndexError, MemoryError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 

@@ -13,6 +13,8 @@ Kwargs = dict[str, Any]
 """Positional and named arguments of an operation."""
 
 FRESH, VIEW, INPLACE, GENERAL = range(4)
+NUMBERS = frozenset((int, float, bool, complex))
+"""What may stand in the place of a tensor, where an operation is called by its schema."""
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 # Operations whose result shares the storage of their input without saying so in the schema.
@@ -60,7 +62,10 @@ class Plan:
             self.kind == GENERAL and not self.writes and self.fresh
         )
         """Whether what it makes of shapes can be told again: no result is memory of an operand, or it is the first."""
-        self.kernel = _kernel(func)
+        # OpOverload's own method, in Python, only hands its arguments on.
+        self.kernel: Any = func._op if func.__class__ is OpOverload else func
+        self.binding: Any = _BINDINGS.get(func.name(), self.kernel)
+        """The same, in the way that costs least; it takes no number in the place of the first tensor."""
 
     def _kind(self, func: Any, schema: Any) -> int:
         returns = schema.returns
@@ -91,14 +96,6 @@ _BINDINGS = {
 }
 """Operations of which a network has very many, by the functions that torch has for them in Python: these call the same
 kernels with the same arguments, and take half as long as to call any operation by its schema."""
-
-
-def _kernel(func: Any) -> Any:
-    """What carries out an operation on plain tensors, in the way that costs least."""
-    if func.__class__ is not OpOverload:
-        return func
-    # OpOverload's own method, in Python, only hands its arguments on.
-    return _BINDINGS.get(func.name(), func._op)
 
 
 def _composite(func: Any) -> bool:

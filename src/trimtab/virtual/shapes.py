@@ -82,7 +82,7 @@ def carry(
         made = plan.kernel(*payloads, **named)
         return made if plan.kind in (VIEW, INPLACE) or plan.writes else _lightened(made)
     if plan.kind == VIEW:
-        made = plan.kernel(*payloads, **named)
+        made = plan.binding(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
             made._hint = hint(payloads[0])
         return made
