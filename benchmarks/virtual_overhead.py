@@ -1,6 +1,6 @@
 """What virtual GPUs cost: time per operation, and a LoRA step of the built-in model, against the plain CPU.
 
-    python benchmarks/virtual_overhead.py [--steps 3] [--rounds 3] [--no-model]
+    python benchmarks/virtual_overhead.py [--steps 3] [--rounds 3] [--repeats 9] [--no-model]
 
 Prints a table. Operations are timed on one thread by processor time (the best of several repeats), so that other
 work on the machine does not count; the step by the clock (the median of each round, and of the rounds). The bounds are
@@ -20,7 +20,7 @@ import trimtab.virtual as virtual
 from trimtab.virtual.observer import Observer
 
 
-def per_call(work: Callable[[], object], calls: int = 300, repeats: int = 9) -> float:
+def per_call(work: Callable[[], object], repeats: int, calls: int = 300) -> float:
     """Microseconds of processor time per call."""
     for _ in range(calls):
         work()
@@ -33,31 +33,35 @@ def per_call(work: Callable[[], object], calls: int = 300, repeats: int = 9) -> 
     return min(times)
 
 
-def operations(device: str) -> dict[str, Callable[[], object]]:
-    a = torch.randn(16, 16, device=device)
-    b = torch.randn(16, 16, device=device)
-    c = torch.zeros(16, 16, device=device)
+def operations(device: str, size: int = 16) -> dict[str, Callable[[], object]]:
+    a = torch.randn(size, size, device=device)
+    b = torch.randn(size, size, device=device)
+    c = torch.zeros(size, size, device=device)
     return {
         "add": lambda: a + b,
         "mm": lambda: a @ b,
-        "view": lambda: a.view(256),
+        "view": lambda: a.view(size * size),
         "add_": lambda: c.add_(b),
         "softmax": lambda: torch.nn.functional.softmax(a, dim=-1),
         "cat": lambda: torch.cat([a, b]),
     }
 
 
-def operation_table() -> None:
-    plain = {name: per_call(work) for name, work in operations("cpu").items()}
+def operation_table(repeats: int) -> None:
+    def times(device: str, size: int = 16) -> dict[str, float]:
+        return {name: per_call(work, repeats) for name, work in operations(device, size).items()}
+
+    plain = times("cpu")
     with virtual.virtual_gpus(1):
-        there = {name: per_call(work) for name, work in operations("cuda:0").items()}
-        beside = {name: per_call(work) for name, work in operations("cpu").items()}
+        there, beside = times("cuda:0"), times("cpu")
     with virtual.virtual_gpus(1, observer=Observer()):
-        watched = {name: per_call(work) for name, work in operations("cuda:0").items()}
-    after = {name: per_call(work) for name, work in operations("cpu").items()}
+        watched = times("cuda:0")
+    with virtual.virtual_gpus(1, shapes=True):
+        shapes = times("cuda:0", 512)  # smaller ones would have values
+    after = times("cpu")
     print(
         f"{'µs per op':<10}{'plain':>9}{'virtual':>9}{'overhead':>10}{'observed':>10}"
-        f"{'cpu beside':>12}{'off again':>11}"
+        f"{'cpu beside':>12}{'off again':>11}{'shapes only':>13}"
     )
     for name, base in plain.items():
         row = (
@@ -67,10 +71,10 @@ def operation_table() -> None:
             watched[name] - base,
             beside[name] - base,
             after[name] - base,
+            shapes[name],
         )
-        print(
-            f"{name:<10}{row[0]:>9.1f}{row[1]:>9.1f}{row[2]:>10.1f}{row[3]:>10.1f}{row[4]:>12.1f}{row[5]:>11.1f}"
-        )
+        widths = (9, 9, 10, 10, 12, 11, 13)
+        print(f"{name:<10}" + "".join(f"{value:>{w}.1f}" for value, w in zip(row, widths, strict=True)))
     mix = statistics.mean(there[n] - plain[n] for n in ("add", "mm", "view"))
     print(f"overhead of the mix (add, mm, view): {mix:.1f} µs per op; bound 40")
 
@@ -134,12 +138,15 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="of the model's step; the median ratio is given"
     )
+    parser.add_argument(
+        "--repeats", type=int, default=9, help="of 300 calls of an operation; the best one is given"
+    )
     parser.add_argument("--no-model", action="store_true")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    operation_table()
+    operation_table(arguments.repeats)
     torch.set_num_threads(threads)
     if not arguments.no_model:
         model_table(arguments.steps, arguments.rounds)

@@ -99,7 +99,7 @@ class Layer:
                 self.machine.at(index).index,
                 streams.CUDA_DEVICE_TYPE,
             ),
-            "_cuda_getCurrentRawStream": lambda index: streams.current(index).stream_id,
+            "_cuda_getCurrentRawStream": streams.current_id,
             "_cuda_setStream": self.set_stream,
             "_cuda_isCurrentStreamCapturing": lambda: False,
             "_cuda_get_sync_debug_mode": lambda: 0,

@@ -35,15 +35,17 @@ from trimtab.virtual import (
     traces,
 )
 from trimtab.virtual.face import ABOVE
+from trimtab.virtual.memory import Block
 from trimtab.virtual.operands import FOREIGN, SHAPE, STRAY, mark_shapes, unwritten, walked
-from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual.plans import FRESH, INPLACE, NUMBERS, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.results import several
 from trimtab.virtual.state import Machine, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, wrap
 
-_META = torch.device("meta")
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 
-PLANS: dict[Any, Plan] = {}
+PLANS: dict[int, Plan] = {}
+"""By the id of the operation, which its plan keeps alive: to ask an operation for its hash takes a call of Python."""
 
 
 def plan_of(func: Any) -> Plan:
@@ -52,10 +54,10 @@ def plan_of(func: Any) -> Plan:
         raise state.NotSimulated(
             f"torch's operation {func.name()} on functions is not simulated by virtual GPUs."
         )
-    plan = PLANS[func] = Plan(func)
+    plan = PLANS[id(func)] = Plan(func)
     plan.rule = rules.rule_for(func, plan.name)
     plan.before = kernels.BEFORE.get(plan.name)
-    plan.instead = fused.INSTEAD.get(plan.name)
+    plan.compute = fused.INSTEAD.get(plan.name, plan.binding)
     plan.temporary = temporaries.rule_for(plan.name)
     plan.reuses = reused.RULES.get(plan.name)
     return plan
@@ -76,7 +78,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     7. Put the result on its device, as a fresh tensor, a view of the first operand, or that operand itself; what
        CUDA's kernel would allocate for itself (temporaries.py) is held until then.
     """
-    plan = PLANS.get(func) or plan_of(func)
+    plan = PLANS.get(id(func)) or plan_of(func)
     if plan.collective:
         return functional_ranks.exchange(plan, func, args, kwargs)
 
@@ -127,13 +129,16 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         if machine is not None and machine.shapes:
             out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
         else:
-            out = (plan.instead or func)(*payloads, **named)
+            number = payloads and payloads[0].__class__ in NUMBERS
+            out = (plan.kernel if number else plan.compute)(*payloads, **named)
     except (RuntimeError, IndexError, MemoryError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
     held = None
     if plan.temporary is not None and slot.index != state.HOST:
-        held = temporaries.held(plan, args, kwargs, slot)
+        nbytes = plan.temporary(plan, args, kwargs, slot)
+        if nbytes:
+            held = Block(slot, nbytes)
     kind = plan.kind
     if kind == FRESH:
         result = wrap(out, slot, None if plan.reuses is None else plan.reuses(args))
@@ -200,10 +205,10 @@ def _on_cpu(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
         if plan.composite and _for_inference(tuple(payloads)):
             cast = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU")
             with _switched_on(_VIEWS if cast else _VIEWS | _CPU_AUTOCAST):
-                return func(*payloads, **named)
-        return func(*payloads, **named)
+                return plan.kernel(*payloads, **named)
+        return plan.kernel(*payloads, **named)
     except RuntimeError as error:
-        return func(*kernels.with_tensors(func, payloads, error), **named)
+        return plan.kernel(*kernels.with_tensors(func, payloads, error), **named)
 
 
 def _factory_slot(
@@ -215,7 +220,7 @@ def _factory_slot(
         return slot
     if not state.is_virtual_device(device):
         return None
-    named["device"] = torch.device("cpu")
+    named["device"] = _CPU
     if named.get("pin_memory"):
         raise RuntimeError("Only dense CPU tensors can be pinned")
     if slot is not None and device.index == slot.index:

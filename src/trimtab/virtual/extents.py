@@ -32,34 +32,45 @@ def decided_at(tensor: Tensor, dimension: int) -> Origin | None:
 
 
 def _of(tensor: Tensor) -> Handles:
-    known: Handles | None = tensor.__dict__.get(EXTENTS)
+    kept = tensor.__dict__
+    known: Handles | None = kept.get(EXTENTS)
     count = tensor.dim()
     if known is not None and len(known) == count:
         return known
-    born = getattr(tensor.__dict__.get(origin.ATTRIBUTE), "born", None)
-    return (born,) * count
+    trace = kept.get(origin.ATTRIBUTE)
+    return (trace.born if trace is not None else None,) * count
 
 
 def follow(plan: Plan, result: Tensor, args: Args, line: Handle | None = None) -> None:
     """Remember for a result which of its dimensions come from its operands, and which were decided here (`line`, where
     that was looked for already)."""
-    inputs = _tensors(args)
-    if not inputs or result.dim() == 0 or result is inputs[0] or result.is_nested:
+    first = _first(args)
+    if first is None or result is first or result.is_nested or not (shape := result.shape):
         return
-    if plan.name in _ORDERS:
-        found: Sequence[Any] = _reordered(plan.name, _of(inputs[0]), args)
-    elif result.shape == inputs[0].shape:
-        found = _of(inputs[0])
-    elif plan.name in _RESHAPES:
-        found = _regrouped(inputs[0], result.shape)
-    elif plan.name == "aten::convolution":
-        found = [_of(inputs[0])[0], _of(inputs[1])[0], *[None] * (result.dim() - 2)]
+    name = plan.name
+    if name in _ORDERS:
+        found: Sequence[Any] = _reordered(name, _of(first), args)
+    elif shape == first.shape:
+        found = _of(first)
+    elif name in _RESHAPES:
+        lines = _of(first)
+        found = [None if at is None else lines[at] for at in _regrouped(first.shape, shape)]
+    elif name == "aten::convolution":
+        found = [_of(first)[0], _of(_tensors(args)[1])[0], *[None] * (len(shape) - 2)]
     else:
-        found = _along(plan, inputs[0], result.shape, args) or _aligned(inputs, result.shape)
+        found = _along(plan, first, shape, args) or _aligned(_tensors(args), shape)
     if None in found:
         here = line or origin.here(1)
         found = [known or here for known in found]
     result.__dict__[EXTENTS] = tuple(found)
+
+
+def _first(args: Args) -> Tensor | None:
+    """The first of the operands: most results have their dimensions from it alone."""
+    one = args[0] if args else None
+    if isinstance(one, Tensor) and not one.is_nested:
+        return one
+    return next(iter(_tensors(args)), None)
 
 
 def _tensors(args: Args) -> list[Tensor]:
@@ -85,25 +96,26 @@ def _reordered(name: str, lines: Handles, args: Args) -> Sequence[Any]:
     return [lines[dimension] for dimension in order]
 
 
-def _regrouped(source: Tensor, shape: Sequence[int]) -> list[Any]:
-    """A reshape: what stands alone on both sides, ones aside, is the same dimension; the rest is decided here."""
-    old = [(size, line) for size, line in zip(source.shape, _of(source), strict=True) if size != 1]
-    new = [index for index, size in enumerate(shape) if size != 1]
-    found: list[Any] = [None] * len(shape)
+@lru_cache(maxsize=4096)
+def _regrouped(before: tuple[int, ...], after: tuple[int, ...]) -> list[int | None]:
+    """A reshape: what stands alone on both sides, ones aside, is the same dimension; None for what is decided here."""
+    old = [index for index, size in enumerate(before) if size != 1]
+    new = [index for index, size in enumerate(after) if size != 1]
+    found: list[int | None] = [None] * len(after)
     while old and new:
-        (have, line), index = old.pop(0), new.pop(0)
-        want = shape[index]
+        one, other = old.pop(0), new.pop(0)
+        have, want = before[one], after[other]
         if have == want:
-            found[index] = line
+            found[other] = one
         while have != want and (old if have < want else new):
             if have < want:
-                have *= old.pop(0)[0]
+                have *= before[old.pop(0)]
             else:
-                want *= shape[new.pop(0)]
+                want *= after[new.pop(0)]
     return found
 
 
-def _along(plan: Plan, source: Tensor, shape: Sequence[int], args: Args) -> list[Any] | None:
+def _along(plan: Plan, source: Tensor, shape: tuple[int, ...], args: Args) -> list[Any] | None:
     """An operation along a dimension that it names: one is put in, taken out, or has another size afterwards."""
     if "dim" not in plan.names:
         return None
@@ -127,21 +139,32 @@ def _along(plan: Plan, source: Tensor, shape: Sequence[int], args: Args) -> list
     return [line if size == wanted else None for line, size, wanted in zip(lines, sizes, shape, strict=True)]
 
 
-def _aligned(inputs: list[Tensor], shape: Sequence[int]) -> list[Any]:
+def _aligned(inputs: list[Tensor], shape: tuple[int, ...]) -> list[Any]:
     """Any other operation: a dimension is that of an operand which has this size at the same place from the right, else
     from the left of the first, else the only one of this size."""
-    known = [(tuple(tensor.shape), _of(tensor)) for tensor in inputs]
-    return [_match(known, size, index - len(shape), index) for index, size in enumerate(shape)]
+    lines = [_of(tensor) for tensor in inputs]
+    places = _matches(tuple([tensor.shape for tensor in inputs]), shape)
+    return [None if place is None else lines[place[0]][place[1]] for place in places]
 
 
-def _match(known: list[tuple[tuple[int, ...], Handles]], size: int, right: int, left: int) -> Any:
-    for sizes, lines in known:
+@lru_cache(maxsize=4096)
+def _matches(operands: tuple[tuple[int, ...], ...], shape: tuple[int, ...]) -> list[tuple[int, int] | None]:
+    """For each dimension of a result the operand and the dimension of it that it comes from, if any."""
+    return [_match(operands, size, index - len(shape), index) for index, size in enumerate(shape)]
+
+
+def _match(operands: tuple[tuple[int, ...], ...], size: int, right: int, left: int) -> tuple[int, int] | None:
+    for number, sizes in enumerate(operands):
         if -right <= len(sizes) and sizes[right] == size:
-            return lines[right]
-    sizes, lines = known[0]
-    if left < len(sizes) and sizes[left] == size:
-        return lines[left]
-    alike = [line for sizes, lines in known for have, line in zip(sizes, lines, strict=True) if have == size]
+            return number, right
+    if left < len(operands[0]) and operands[0][left] == size:
+        return 0, left
+    alike = [
+        (number, place)
+        for number, sizes in enumerate(operands)
+        for place, have in enumerate(sizes)
+        if have == size
+    ]
     return alike[0] if len(alike) == 1 else None
 
 

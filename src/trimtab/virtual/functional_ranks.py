@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trimtab.virtual import met_ranks, ranks, shapes, state, traces
-from trimtab.virtual.known_shapes import compute
+from trimtab.virtual import met_ranks, ranks, state, traces
+from trimtab.virtual.known_shapes import compute, shaped
 from trimtab.virtual.operands import walked
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.state import Machine
@@ -69,7 +69,7 @@ def _shapes_alone(plan: Plan, func: Any, positional: list[Any], rest: dict[str, 
     given = positional[0]
     if _name(plan).startswith(_AS_GIVEN) and not any(one.is_meta for one in ranks.tensors(given)):
         return [one.clone() for one in given] if isinstance(given, list) else given.clone()
-    made = compute(plan, func, shapes.shaped(positional), {k: shapes.shaped(v) for k, v in rest.items()})
+    made = compute(plan, func, shaped(positional), {k: shaped(v) for k, v in rest.items()})
     return list(made) if isinstance(made, tuple) else made
 
 

@@ -28,10 +28,13 @@ from trimtab.virtual import (
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.wording import AcceleratorError, runtime_error, scalar_name, words
 
-# Matrix products, and which of their arguments are multiplied.
-_PRODUCTS = dict.fromkeys(("mm", "bmm", "mv", "dot"), (0, 1))
-_PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "addmv"), (1, 2))
+# Matrix products, and the first of the two arguments that are multiplied.
+_PRODUCTS = dict.fromkeys(("mm", "bmm", "mv", "dot"), 0)
+_PRODUCTS |= dict.fromkeys(("addmm", "addmm_", "baddbmm", "addmv"), 1)
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool))
+_NO_PRODUCT = _INTEGERS | frozenset(float8.TYPES)
+Before = Callable[[Plan, list[Any], Args], list[Any]]
+"""Sees the payloads of an operation first, refuses what CUDA does not take, and gives those to go on with."""
 # Types that CUDA's kernel has and the CPU's lacks, and in which its results are computed here.
 _HALVES = {
     torch.bfloat16: torch.float32,
@@ -51,16 +54,24 @@ _UNSUPPORTED = re.compile(
 )
 
 
-def product(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
+def _product(left: int) -> Before:
     """Matrix products on CUDA take no integers and no two types."""
+
+    def before(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
+        kind = payloads[left].dtype
+        if kind is payloads[left + 1].dtype and kind not in _NO_PRODUCT:
+            return payloads
+        return _refused_product(plan, payloads, args, payloads[left], payloads[left + 1])
+
+    return before
+
+
+def _refused_product(plan: Plan, payloads: list[Any], args: Args, one: Tensor, two: Tensor) -> list[Any]:
     base = plan.name.removeprefix("aten::")
-    left, right = _PRODUCTS[base]
-    one, two = payloads[left], payloads[right]
     if one.dtype is two.dtype:
-        if one.dtype in _INTEGERS or one.dtype in float8.TYPES:
-            kernel = "baddbmm_cuda" if "bmm" in base else "dot" if base == "dot" else "addmm_cuda"
-            message = f"\"{kernel}\" not implemented for '{scalar_name(one.dtype)}'"
-            _tell("backend-unsupported", message, plan, args, NotImplementedError)
+        kernel = "baddbmm_cuda" if "bmm" in base else "dot" if base == "dot" else "addmm_cuda"
+        message = f"\"{kernel}\" not implemented for '{scalar_name(one.dtype)}'"
+        _tell("backend-unsupported", message, plan, args, NotImplementedError)
         return payloads
     if "bmm" in base:
         message = f"expected scalar type {scalar_name(one.dtype)} but found {scalar_name(two.dtype)}"
@@ -108,8 +119,8 @@ def host_only(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
 _HOST_ONLY = words(
     "histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors to_mkldnn"
 )
-BEFORE: dict[str, Callable[[Plan, list[Any], Args], list[Any]]] = {
-    **{f"aten::{name}": product for name in _PRODUCTS},
+BEFORE: dict[str, Before] = {
+    **{f"aten::{name}": _product(left) for name, left in _PRODUCTS.items()},
     **{f"aten::{name}": host_only for name in _HOST_ONLY},
     "aten::_amp_foreach_non_finite_check_and_unscale_": unscale,
     "aten::_pack_padded_sequence": packing,

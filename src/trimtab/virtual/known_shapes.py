@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual import state
-from trimtab.virtual.plans import FRESH, GENERAL, INPLACE, Plan
+from trimtab.virtual.plans import INPLACE, Plan
 
 _META = torch.device("meta")
 
@@ -21,45 +21,74 @@ _KNOWN: dict[Any, Any] = {}
 _MOST_KNOWN = 1 << 16
 
 
-def compute(plan: Plan, func: Any, shaped: Any, named: Any) -> Any:
-    """The operation on meta tensors, which compute shapes; each distinct question once."""
-    lasting = plan.kind in (FRESH, INPLACE) or (plan.kind == GENERAL and not plan.writes and plan.fresh)
-    key = (func, _key(shaped), _key(tuple(named.items()))) if lasting else None
-    if key is not None:
+def compute(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
+    """The operation on meta tensors in the place of these, which compute shapes; each distinct question once."""
+    key = None
+    if plan.lasting:
+        key = plan, _key(payloads), _key(tuple(named.items())) if named else None
         try:
             known = _KNOWN.get(key)
         except TypeError:  # an argument that cannot be a key
             key = known = None
         if known is not None:
-            return shaped[0] if plan.kind == INPLACE else _made_like(known)
+            return payloads[0] if plan.kind == INPLACE else _made_like(known)
+    back: dict[int, Tensor] = {}
+    shapes = [shaped(value, back) for value in payloads]
     try:
-        made = func(*shaped, **named)
+        made = func(*shapes, **{name: shaped(value, back) for name, value in named.items()})
     except NotImplementedError as error:
         raise state.NotSimulated(
             f"{plan.name} has no rule for shapes alone: rehearse it with values (a smaller model, no --shapes-only)."
         ) from error
-    if key is not None and len(_KNOWN) < _MOST_KNOWN and (plan.kind == INPLACE or not _shares(made, shaped)):
+    if key is not None and len(_KNOWN) < _MOST_KNOWN and (plan.kind == INPLACE or not _shares(made, shapes)):
         _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
-    return made
+    return _handed_back(made, back) if back else made
 
 
-def _shares(made: Any, shaped: Any) -> bool:
+def shaped(value: Any, back: dict[int, Tensor] | None = None) -> Any:
+    """A meta tensor in the place of each tensor; `back` is told whose place that is."""
+    if isinstance(value, Tensor):
+        if value.is_meta:
+            return value
+        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+        if back is not None:
+            back[id(made)] = value
+        return made
+    if value.__class__ is list or value.__class__ is tuple:
+        return [shaped(item, back) for item in value]
+    return value
+
+
+def _handed_back(made: Any, back: dict[int, Tensor]) -> Any:
+    """Results that are operands, as what they were before they were made shapes."""
+    if isinstance(made, (list, tuple)):
+        kept = [_handed_back(value, back) for value in made]
+        return tuple(kept) if isinstance(made, tuple) else kept
+    return back.get(id(made), made)
+
+
+def _shares(made: Any, shapes: Any) -> bool:
     """Whether a result is memory of an operand, whatever the schema says: FSDP's own operations do not say so.
 
     The next such question is then asked again: an answer made anew would be memory of its own.
     """
-    given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(shaped) if isinstance(leaf, Tensor)}
+    given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(shapes) if isinstance(leaf, Tensor)}
     return any(
         isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata in given for leaf in tree_leaves(made)
     )
 
 
-def _key(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.size(), value.stride(), value.dtype
-    if value.__class__ is list or value.__class__ is tuple:
-        return tuple(_key(item) for item in value)
-    return value.__class__, value  # 1, 1.0 and True are equal, and make other types
+def _key(values: Any) -> tuple[Any, ...]:
+    found: list[Any] = []
+    for value in values:
+        kind = value.__class__
+        if kind is Tensor or isinstance(value, Tensor):
+            found.append((value.size(), value.stride(), value.dtype))
+        elif kind is list or kind is tuple:
+            found.append(_key(value))
+        else:
+            found.append((kind, value))  # 1, 1.0 and True are equal, and make other types
+    return tuple(found)
 
 
 def _described(made: Any) -> Any:

@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
+from torch._ops import OpOverload
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 """Positional and named arguments of an operation."""
 
 FRESH, VIEW, INPLACE, GENERAL = range(4)
+NUMBERS = frozenset((int, float, bool, complex))
+"""What may stand in the place of a tensor, where an operation is called by its schema."""
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 # Operations whose result shares the storage of their input without saying so in the schema.
@@ -31,8 +34,8 @@ class Plan:
     """What says which operands may mix: see rules.py."""
     before: Any
     """What a kernel on CUDA would refuse: see kernels.py; None for most."""
-    instead: Any
-    """A kernel of ours in the place of the CPU's: see fused.py; None for most."""
+    compute: Any
+    """What computes it on payloads: the operation itself, or a kernel of ours in the place of the CPU's (fused.py)."""
     temporary: Any
     """What a kernel on CUDA allocates for itself: see temporaries.py; None for most."""
     reuses: Any
@@ -40,6 +43,7 @@ class Plan:
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
+        self.func = func
         self.name: str = schema.name
         self.overload: str = schema.overload_name
         self.names = [argument.name for argument in schema.arguments]
@@ -54,6 +58,14 @@ class Plan:
         self.fresh = all(result.alias_info is None for result in schema.returns)
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
         self.kind = self._kind(func, schema)
+        self.lasting = self.kind in (FRESH, INPLACE) or (
+            self.kind == GENERAL and not self.writes and self.fresh
+        )
+        """Whether what it makes of shapes can be told again: no result is memory of an operand, or it is the first."""
+        # OpOverload's own method, in Python, only hands its arguments on.
+        self.kernel: Any = func._op if func.__class__ is OpOverload else func
+        self.binding: Any = _BINDINGS.get(func.name(), self.kernel)
+        """The same, in the way that costs least; it takes no number in the place of the first tensor."""
 
     def _kind(self, func: Any, schema: Any) -> int:
         returns = schema.returns
@@ -67,6 +79,23 @@ class Plan:
         first = schema.arguments[0]
         plain_inplace = self.writes == [first.name] and torch.Tag.inplace_view not in func.tags
         return INPLACE if plain_inplace else GENERAL
+
+
+def _bindings(form: str, names: str) -> dict[str, Any]:
+    return {
+        f"aten::{name}{form}": getattr(torch, name, None) or getattr(torch.Tensor, name)
+        for name in names.split()
+    }
+
+
+_BINDINGS = {
+    **_bindings("", "t detach view expand unsqueeze mm bmm cat neg rsqrt"),
+    **_bindings(".int", "transpose select"),
+    **_bindings(".Tensor", "add sub mul div"),
+    **_bindings(".memory_format", "empty"),
+}
+"""Operations of which a network has very many, by the functions that torch has for them in Python: these call the same
+kernels with the same arguments, and take half as long as to call any operation by its schema."""
 
 
 def _composite(func: Any) -> bool:

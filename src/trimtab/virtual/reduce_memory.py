@@ -7,8 +7,9 @@ thread of the row has a place of its own, so that the parts can be far larger th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,11 +40,9 @@ class _Extents:
     strides: list[int]
 
 
-def _joined(tensor: Tensor, dims: list[int]) -> _Extents:
+def _joined(dims: Iterable[tuple[int, int]]) -> _Extents:
     found = _Extents([], [])
-    for stride, size in sorted(
-        (tensor.stride(dim), tensor.size(dim)) for dim in dims if tensor.size(dim) != 1
-    ):
+    for stride, size in sorted(dims):
         if found.sizes and stride == found.strides[-1] * found.sizes[-1]:
             found.sizes[-1] *= size
         else:
@@ -58,10 +57,26 @@ def _power(number: int, most: int) -> int:
 
 def staged(tensor: Tensor, dims: list[int], item: int, device: VirtualDevice) -> int:
     """The bytes of the parts, and of the counters that say when they are complete."""
-    count = tensor.numel()
+    lies = tensor.shape, tensor.stride(), tensor.storage_offset()
+    return _staged(*lies, tuple(dims), item, device.name, device.capability)
+
+
+@lru_cache(maxsize=4096)
+def _staged(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    dims: tuple[int, ...],
+    item: int,
+    name: str,
+    capability: tuple[int, int],
+) -> int:
+    count = math.prod(shape)
     if not count:
         return 0
-    inner, outer = _joined(tensor, dims), _joined(tensor, [d for d in range(tensor.dim()) if d not in dims])
+    sized = [(dim, (strides[dim], size)) for dim, size in enumerate(shape) if size != 1]
+    inner = _joined(lies for dim, lies in sized if dim in dims)
+    outer = _joined(lies for dim, lies in sized if dim not in dims)
     outputs = math.prod(outer.sizes)
     inputs = count // outputs
     along = not outer.sizes or (bool(inner.sizes) and inner.strides[0] < outer.strides[0])
@@ -70,7 +85,7 @@ def staged(tensor: Tensor, dims: list[int], item: int, device: VirtualDevice) ->
     if along and inner.strides[:1] == [1] and width > 128 and len(inner.sizes) == 1 and not outer.sizes:
         width //= 4
     elif not along and outer.strides[0] == 1:
-        others = [tensor.storage_offset(), outer.sizes[0], *inner.strides, *outer.strides[1:]]
+        others = [offset, outer.sizes[0], *inner.strides, *outer.strides[1:]]
         several = math.gcd(4, *others)
         width //= several
     most = _THREADS // several
@@ -83,7 +98,7 @@ def staged(tensor: Tensor, dims: list[int], item: int, device: VirtualDevice) ->
         return 0
     step_in *= down
     each = -(-inputs // step_in)
-    model = nearest(device.name, "{}.{}".format(*device.capability))
+    model = nearest(name, "{}.{}".format(*capability))
     wanted = model.multiprocessors * (model.architecture.threads // (across * down))
     blocks = -(-(outputs // several) // step_out)
     if each < _MANY or blocks > wanted:

@@ -77,12 +77,12 @@ def carry(
     machine: Machine, plan: Plan, func: Any, args: Args, kwargs: Kwargs, payloads: Any, named: Any
 ) -> Any:
     """Carry out an operation on payloads of which some may have no values."""
-    unknown = any(map(is_unknown, _tensors(args, kwargs)))
+    unknown = _any_unknown(args) or (bool(kwargs) and _any_unknown(kwargs.values()))
     if not unknown and not _grows(plan, payloads, named, args, kwargs):
-        made = func(*payloads, **named)
+        made = plan.kernel(*payloads, **named)
         return made if plan.kind in (VIEW, INPLACE) or plan.writes else _lightened(made)
     if plan.kind == VIEW:
-        made = func(*payloads, **named)
+        made = plan.binding(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
             made._hint = hint(payloads[0])
         return made
@@ -98,20 +98,35 @@ def carry(
             return None
     if plan.name in _INDEXED:
         payloads = [payloads[0], shape_answers.counted(payloads[1], args[1]), *payloads[2:]]
-    back: dict[int, Tensor] = {}
-    as_shapes = [shaped(value, back) for value in payloads]
-    shaped_named = {name: shaped(value, back) for name, value in named.items()}
-    if "device" in named:
-        shaped_named["device"] = _META
-    if named.get("generator") is not None:
-        shaped_named["generator"] = None
-    made = known_shapes.compute(plan, func, as_shapes, shaped_named)
+    made = known_shapes.compute(plan, func, payloads, _of_shapes(named) if named else named)
     if plan.kind == FRESH and (made.dtype is torch.bool or plan.name == "aten::sum"):
         made._hint = _truth(plan, func, payloads, named)
     elif plan.name == "aten::_to_copy" and payloads[0].dtype is torch.bool:
         # What a test says stays said in another number format.
         made._hint = (float if made.dtype.is_floating_point else int)(hint(payloads[0]))
-    return _handed_back(made, back)
+    return made
+
+
+def _of_shapes(named: Kwargs) -> Kwargs:
+    """Named arguments for an operation on shapes: on no device, and without anything random."""
+    changed = dict(named)
+    if "device" in named:
+        changed["device"] = _META
+    if named.get("generator") is not None:
+        changed["generator"] = None
+    return changed
+
+
+def _any_unknown(values: Any) -> bool:
+    """Whether any of the operands has no values (`is_unknown`, which most of them decide at the first)."""
+    for value in values:
+        kind = value.__class__
+        if kind in VIRTUAL:
+            if value.payload.is_meta or value._block.unknown:
+                return True
+        elif (kind is list or kind is tuple) and _any_unknown(value):
+            return True
+    return False
 
 
 def _tensors(args: Args, kwargs: Kwargs) -> Any:
@@ -175,30 +190,6 @@ def _lightened(made: Any) -> Any:
         kept = [_lightened(value) for value in made]
         return tuple(kept) if isinstance(made, tuple) else kept
     return made
-
-
-def shaped(value: Any, back: dict[int, Tensor] | None = None) -> Any:
-    """A meta tensor in the place of each tensor; `back` is told whose place that is."""
-    if isinstance(value, Tensor):
-        if value.is_meta:
-            return value
-        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
-        if back is not None:
-            back[id(made)] = value
-        return made
-    if value.__class__ is list or value.__class__ is tuple:
-        return [shaped(item, back) for item in value]
-    return value
-
-
-def _handed_back(made: Any, back: dict[int, Tensor]) -> Any:
-    """Results that are operands, as what they were before they were made shapes."""
-    if not back:
-        return made
-    if isinstance(made, (list, tuple)):
-        kept = [_handed_back(value, back) for value in made]
-        return tuple(kept) if isinstance(made, tuple) else kept
-    return back.get(id(made), made)
 
 
 def _forget(plan: Plan, args: Args, kwargs: Kwargs) -> None:

@@ -147,6 +147,12 @@ class Book:
 BOOK = Book()  # replaced by each installation, put back when it ends
 
 
+def current_id(index: int) -> int:
+    """The number of the stream selected on that device."""
+    selected = BOOK.selected.get(index)
+    return selected.stream_id if selected is not None else 0
+
+
 def current(index: int) -> Stream:
     """The stream selected on that device; the default stream is number 0."""
     return BOOK.selected.get(index) or Stream(stream_id=0, device_index=index)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual import conv_memory, reduce_memory, sdp_memory, sort_memory, workspaces
-from trimtab.virtual.memory import Block
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.sort_memory import INDEX
 from trimtab.virtual.state import VirtualDevice
@@ -23,18 +22,7 @@ from trimtab.virtual.unknown import is_unknown
 from trimtab.virtual.wording import words
 
 Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], int]
-
-
-def of(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """The bytes that live inside this operation only."""
-    rule: Rule | None = plan.temporary
-    return rule(plan, args, kwargs, device) if rule is not None else 0
-
-
-def held(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Block | None:
-    """The same as an allocation, to be dropped when the operation has its result."""
-    nbytes = of(plan, args, kwargs, device)
-    return Block(device, nbytes) if nbytes else None
+"""The bytes that live inside one operation only."""
 
 
 def rule_for(name: str) -> Rule | None:
@@ -49,7 +37,7 @@ def size(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
 
 def copied(*tensors: Any) -> int:
     """The copies that a kernel makes of operands which do not lie in one piece."""
-    return sum(size(t) for t in tensors if isinstance(t, Tensor) and not t.is_contiguous())
+    return sum([size(t) for t in tensors if isinstance(t, Tensor) and not t.is_contiguous()])
 
 
 def _wide(dtype: torch.dtype) -> int:
@@ -59,23 +47,20 @@ def _wide(dtype: torch.dtype) -> int:
 
 def _matrix(tensor: Tensor) -> int:
     """The copy of a matrix that cuBLAS cannot take as it lies: rows or columns of one piece, apart by a row or more."""
-    rows, columns = tensor.size(-2), tensor.size(-1)
-    far, near = tensor.stride(-2), tensor.stride(-1)
-    by_rows = near == 1 and far >= max(1, columns)
-    by_columns = far == 1 and near >= max(1, rows)
-    return 0 if by_rows or by_columns else size(tensor)
+    rows, columns = tensor.shape[-2:]
+    far, near = tensor.stride()[-2:]
+    if near == 1 and far >= columns and far:
+        return 0
+    return 0 if far == 1 and near >= rows and near else size(tensor)
 
 
-def _product(first: int) -> Rule:
-    """Copies of operands; cuBLAS takes its workspace."""
+def _product(first: int, biased: bool = False) -> Rule:
+    """Copies of operands; cuBLAS takes its workspace. `biased`: whether a bias may be added by cuBLASLt."""
 
     def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-        biased = plan.name == "aten::addmm" and args[0].dim() == 1 and kwargs.get("beta", 1) == 1
-        workspaces.multiplied(device, biased)
-        out = kwargs.get("out")
-        return sum(_matrix(tensor) for tensor in args[first : first + 2]) + (
-            _matrix(out) if out is not None else 0
-        )
+        workspaces.multiplied(device, biased and args[0].dim() == 1 and kwargs.get("beta", 1) == 1)
+        copies = _matrix(args[first]) + _matrix(args[first + 1])
+        return copies + _matrix(kwargs["out"]) if "out" in kwargs else copies
 
     return rule
 
@@ -88,7 +73,7 @@ def _times_vector(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice)
 
 def _contiguous(*places: int) -> Rule:
     def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-        return copied(*(args[place] for place in places if place < len(args)))
+        return copied(*[args[place] for place in places if place < len(args)])
 
     return rule
 
@@ -244,7 +229,8 @@ def _softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> i
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(words("mm bmm"), _product(0)),
-    **dict.fromkeys(words("addmm addmm_ baddbmm baddbmm_"), _product(1)),
+    "addmm": _product(1, biased=True),
+    **dict.fromkeys(words("addmm_ baddbmm baddbmm_"), _product(1)),
     **dict.fromkeys(words("mv addmv addmv_"), _times_vector),
     **dict.fromkeys(words("_softmax _log_softmax"), _softmax),
     "_safe_softmax": _safe_softmax,

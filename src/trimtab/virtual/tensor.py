@@ -164,14 +164,23 @@ def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> Vi
             return wrap(payload, slot, block)
     made: Any
     if payload.layout is _STRIDED:
+        # By position, which takes a fifth less: size, stride, offset, memory format, dtype, layout, device, whether
+        # pinned and with a gradient, who answers for sizes, device and layout, keys.
         made = _make(
             VirtualTensor,
             payload.shape,
-            strides=payload.stride(),
-            storage_offset=payload.storage_offset(),
-            dtype=payload.dtype,
-            device=slot.meta,
-            _extra_dispatch_keys=AUTOCAST,
+            payload.stride(),
+            payload.storage_offset(),
+            None,
+            payload.dtype,
+            _STRIDED,
+            slot.meta,
+            False,
+            False,
+            None,
+            False,
+            False,
+            AUTOCAST,
         )
         if block is None:
             block = Block(slot, payload.untyped_storage().nbytes())

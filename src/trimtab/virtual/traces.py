@@ -9,32 +9,34 @@ from torch.nn.parameter import is_lazy
 
 from trimtab.virtual import extents, origin
 from trimtab.virtual.plans import VIEW, Plan
-from trimtab.virtual.rules import slot_of
 from trimtab.virtual.tensor import VIRTUAL
 
 
 def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     """Remember where a result was made, or where it was moved to its device or back from a virtual one."""
-    if not isinstance(result, Tensor):
+    virtual = result.__class__ in VIRTUAL
+    if not virtual and not isinstance(result, Tensor):
         _trace_many(plan, result, args)
         return
     source: Any = args[0] if args else None
-    crossed, here = slot_of(source) is not slot_of(result), None
-    if crossed and (plan.name == "aten::_to_copy" or result.__class__ not in VIRTUAL):
+    known, here = result.__dict__, None
+    from_virtual = source.__class__ in VIRTUAL
+    crossed = (source._slot if from_virtual else None) is not (result._slot if virtual else None)
+    if crossed and (plan.name == "aten::_to_copy" or not virtual):
         origin.note_move(source, result)
-    elif not (plan.kind == VIEW and _inherit(result, source)) and origin.ATTRIBUTE not in result.__dict__:
+    elif not (plan.kind == VIEW and _inherit(known, source)) and origin.ATTRIBUTE not in known:
         here = origin.here(1)
-        result.__dict__[origin.ATTRIBUTE] = origin.Trace(here)
-    if not is_lazy(source):
+        known[origin.ATTRIBUTE] = origin.Trace(here)
+    if from_virtual or not is_lazy(source):
         extents.follow(plan, result, args, here)
 
 
-def _inherit(result: Tensor, source: Any) -> bool:
+def _inherit(known: dict[str, Any], source: Any) -> bool:
     """A view is the same tensor by another name: what is known of the one is known of the other."""
-    known = source.__dict__.get(origin.ATTRIBUTE) if isinstance(source, Tensor) else None
-    if known is None:
+    trace = source.__dict__.get(origin.ATTRIBUTE) if isinstance(source, Tensor) else None
+    if trace is None:
         return False
-    result.__dict__[origin.ATTRIBUTE] = known
+    known[origin.ATTRIBUTE] = trace
     return True
 
 

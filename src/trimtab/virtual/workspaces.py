@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trimtab.virtual import streams
 from trimtab.virtual.memory import Block
 from trimtab.virtual.state import VirtualDevice
 
@@ -39,7 +40,7 @@ def in_backward() -> bool:
 
 def multiplied(device: VirtualDevice, biased: bool = False) -> None:
     """cuBLAS is used on a device: its workspace is there from now on, and that of cuBLASLt where a bias is added."""
-    key = in_backward(), torch._C._cuda_getCurrentRawStream(device.index)
+    key = in_backward(), streams.current_id(device.index)
     if key not in device.workspaces:
         _take(device, key, cublas_bytes(device.capability))
     if biased and (*key, "lt") not in device.workspaces:
