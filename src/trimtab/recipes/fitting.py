@@ -329,8 +329,8 @@ def _a_step(executed: Executed) -> Work:
     """What comes once a step."""
     found: Counter[Launch] = Counter()
     for section in ("update", "generate"):
-        found.update(executed.work.get(section, {}))  # type: ignore[arg-type]
-    return found  # type: ignore[return-value]
+        found.update(executed.work.get(section, {}))
+    return found
 
 
 def _again(config: Config, way: Way) -> float:

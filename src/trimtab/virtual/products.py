@@ -76,11 +76,8 @@ def _attention(name: str, given: Mapping[str, Any]) -> int:
     bounds = next((given[b] for b in ("cum_seq_q", "cu_seqlens_q") if given.get(b) is not None), None)
     if bounds is not None:
         # Rows end to end: [tokens, heads, size], or the same with a leading 1.
-        heads, tokens, longest = (
-            query.size(-2),
-            query.size(-3),
-            given.get("max_q") or given.get("max_seqlen_q"),
-        )
+        heads, tokens = query.size(-2), query.size(-3)
+        longest = given.get("max_q") or given.get("max_seqlen_q") or tokens
         known = not bounds.is_meta and type(bounds) is Tensor
         pairs = int(bounds.diff().square().sum()) if known else tokens * int(longest)
     else:
