@@ -40,9 +40,9 @@ def _of(tensor: Tensor) -> Handles:
     return (born,) * count
 
 
-def follow(plan: Plan, result: Tensor, args: Args, line: Handle | None = None) -> None:
-    """Remember for a result which of its dimensions come from its operands, and which were decided here (`line`, where
-    that was looked for already)."""
+def follow(plan: Plan, result: Tensor, args: Args, line: Handle | bool | None = False) -> None:
+    """Remember for a result which of its dimensions come from its operands, and which were decided here (`line`; False
+    where nobody has looked for it yet)."""
     inputs = _tensors(args)
     if not inputs or result.dim() == 0 or result is inputs[0] or result.is_nested:
         return
@@ -57,7 +57,7 @@ def follow(plan: Plan, result: Tensor, args: Args, line: Handle | None = None) -
     else:
         found = _along(plan, inputs[0], result.shape, args) or _aligned(inputs, result.shape)
     if None in found:
-        here = line or origin.here(1)
+        here = origin.here(1) if line is False else line
         found = [known or here for known in found]
     result.__dict__[EXTENTS] = tuple(found)
 

@@ -19,12 +19,13 @@ def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
         _trace_many(plan, result, args)
         return
     source: Any = args[0] if args else None
-    crossed, here = slot_of(source) is not slot_of(result), None
+    here: origin.Handle | bool | None = False
+    crossed = slot_of(source) is not slot_of(result)
     if crossed and (plan.name == "aten::_to_copy" or result.__class__ not in VIRTUAL):
         origin.note_move(source, result)
     elif not (plan.kind == VIEW and _inherit(result, source)) and origin.ATTRIBUTE not in result.__dict__:
-        here = origin.here(1)
-        result.__dict__[origin.ATTRIBUTE] = origin.Trace(here)
+        result.__dict__[origin.ATTRIBUTE] = trace = origin.Trace(origin.here(1))
+        here = trace.born
     if not is_lazy(source):
         extents.follow(plan, result, args, here)
 
