@@ -200,3 +200,12 @@ def test_a_broken_gradient_is_named(value: float) -> None:
     with pytest.raises(PlacementFault, match=r"NaN or infinity in 1: second\.bias"):
         verify_gradients(model)
     assert [check.name for check in verify_gradients(model, finite=False)] == ["gradients arrive"]
+
+
+def test_a_gradient_too_large_for_its_norm_is_finite() -> None:
+    model = Net()
+    model(torch.ones(2, 4)).backward()
+    assert model.first.weight.grad is not None
+    model.first.weight.grad.fill_(1e30)
+    assert not model.first.weight.grad.norm().isfinite()
+    assert details(verify_gradients(model))["gradients finite"] == "no NaN or infinity"

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from trimtab.virtual import inductor, joint_graph
+from trimtab.virtual import functions, inductor, joint_graph
 from trimtab.virtual.buffers import Account
 from trimtab.virtual.context import virtual_gpus
 from trimtab.virtual.observer import Observer
@@ -102,6 +102,18 @@ def train_mixed() -> None:
     mixed(x, y, torch.arange(8).cuda()).backward()
 
 
+def train_turned() -> None:
+    """Rotary positions: the gradient of a slice is a copy into zeros."""
+
+    @torch.compile
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        one, other = x[..., :64], x[..., 64:]
+        return x * cos + torch.cat([-other, one], -1) * sin
+
+    x, cos, sin = (torch.randn(2, 8, 256, 128).cuda() for _ in range(3))
+    turned(x.requires_grad_(), cos, sin).square().sum().backward()
+
+
 def take_steps() -> None:
     net = nn.Sequential(*(nn.Linear(96, 96) for _ in range(3))).cuda()
     optimizer = torch.optim.AdamW(net.parameters())
@@ -151,7 +163,10 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     )
 
 
-@pytest.mark.parametrize("program", [train_language, train_mixed, take_steps])
+PROGRAMS = (train_language, train_mixed, train_turned, take_steps)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_what_is_held_at_most_is_what_generated_code_holds(
     monkeypatch: pytest.MonkeyPatch, program: Callable[[], None]
 ) -> None:
@@ -160,7 +175,7 @@ def test_what_is_held_at_most_is_what_generated_code_holds(
     with virtual_gpus(1):
         graphs = graphs_of(monkeypatch, program)
         assert graphs
-        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+        with functions.switched_off(), torch.utils._python_dispatch._disable_current_modes():
             for graph, own in graphs:
                 found = inductor.account(copy.deepcopy(graph), count(), {}, device, own=own)
                 with inductor._lowered(copy.deepcopy(graph), {}, device, own) as lowered:
@@ -173,7 +188,7 @@ def test_what_is_held_at_most_is_what_generated_code_holds(
 def test_inductor_is_asked_for_every_graph() -> None:
     notes = Notes()
     with virtual_gpus(1, observer=notes, shapes=True):
-        for program in (train_language, train_mixed, take_steps):
+        for program in PROGRAMS:
             program()
     assert not notes.notes
 

@@ -92,7 +92,9 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, family: Family = CA
     from peft import get_peft_model
 
     model.requires_grad_(False)
-    adapted: PeftModel = get_peft_model(model, lora_config(model, settings, family))
+    # Beside a structure without weights adapters get none either: nobody reads the numbers that would be drawn.
+    empty = all(parameter.is_meta for parameter in model.parameters())
+    adapted: PeftModel = get_peft_model(model, lora_config(model, settings, family), low_cpu_mem_usage=empty)
     return adapted
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from trimtab.errors import some_of
@@ -79,7 +80,8 @@ def look(
     waiting |= dict.fromkeys(sorted(gone), TOKENS)
     adapted = {flow.name for flow in flows}
     others = [(n, p.grad) for n, own, p in trained if own not in adapted and p.grad is not None]
-    still = [n for (n, _), norm in zip(others, norms_of([g for _, g in others]), strict=True) if norm == 0]
+    norms = dict(zip((n for n, _ in others), norms_of([g for _, g in others]), strict=True))
+    still = [n for n, norm in norms.items() if norm == 0]
     if still and not flows and len(still) == len(trained):
         waiting = dict.fromkeys((n.rpartition(".")[0] for n in still), LOSS)
     lacking = {n: module for n, module in none.items() if module not in waiting}
@@ -93,9 +95,10 @@ def look(
     if frozen := frozen_at_zero(model):
         checks.append(frozen_check(frozen))
     if finite:
-        checks.append(
-            finite_check([n for n, _, p in trained if p.grad is not None and not is_finite(p.grad)])
-        )
+        # A norm that is finite says so of every element. One that is not may be of large numbers: these are looked at.
+        norms |= {f.name: f.norm for f in flows}
+        open_ones = [(n, p.grad) for n, own, p in trained if not isfinite(norms.get(own, norms.get(n)) or 0)]
+        checks.append(finite_check([n for n, gradient in open_ones if not is_finite(gradient)]))
     idle = sum(f.idle and f.trained and not f.norm for f in flows)
     return Arrival(passed(checks), gradient_table(flows), waiting, frozenset(reached), idle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from trimtab.recipes.recipe import Recipe
 from trimtab.recipes.table import recipe_of
 from trimtab.rehearse.process import rehearsal_notes
 from trimtab.rehearse.session import VARIABLE as REHEARSED
+from trimtab.rehearse.shield import aside
 
 if TYPE_CHECKING:
     from trimtab.recipes.trials import Trials
@@ -62,6 +64,11 @@ class Known:
 
 def know_model(config: Config) -> Known:
     """Look at the model's skeleton, with its adapter; no weights are loaded."""
+    with aside() if REHEARSED in os.environ else nullcontext():
+        return _looked_at(config)
+
+
+def _looked_at(config: Config) -> Known:
     from trimtab.models import load_skeleton
     from trimtab.models.adapters import adapter_targets, add_lora
 

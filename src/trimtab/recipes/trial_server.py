@@ -101,11 +101,13 @@ def import_what_steps_need() -> None:
     import transformers
     from transformers import Trainer
 
+    from trimtab.fast import head, lora, mlp, rows, siblings
     from trimtab.recipes import run, sft_trainer, trainer_driver
     from trimtab.rehearse import loading
     from trimtab.virtual import context
 
     del accelerate, peft, torch, transformers, Trainer, run, sft_trainer, trainer_driver, loading, context
+    del head, lora, mlp, rows, siblings
 
 
 @cache
@@ -116,6 +118,9 @@ def import_what_compiling_needs() -> None:
     import torch._inductor.compile_fx
     import torch._inductor.decomposition
 
+    from trimtab.virtual import joint_graph
+
+    joint_graph.make_patterns()
     del networkx, torch
 
 

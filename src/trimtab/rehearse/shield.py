@@ -44,6 +44,17 @@ def paused() -> Iterator[None]:
         _paused = before
 
 
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What is called inside is no doing of the program and on no GPU: torch is for it as it is without a rehearsal."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    from trimtab.virtual import functions
+
+    with paused(), functions.switched_off(), _disable_current_modes():
+        yield
+
+
 def is_paused() -> bool:
     """Whether what is called now is no doing of the program."""
     return _paused

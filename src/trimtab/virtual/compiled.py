@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trimtab.virtual import joint_graph, pieces, state
+from trimtab.virtual import functions, joint_graph, pieces, state
 from trimtab.virtual.pieces import Piece, Plan
 from trimtab.virtual.recorded import Recorder
 from trimtab.virtual.state import Machine, Patch, VirtualDevice
@@ -282,7 +282,7 @@ class _Planning:
             self._try_backward(inputs, trained)
             if not self.recorder.on:
                 return "its backward pass cannot be compiled"
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with functions.switched_off(), _disable_current_modes():
             backend = self.run.settings.backend
             return self._made() if backend == "inductor" else self._by(backend)
 
@@ -316,7 +316,7 @@ class _Planning:
         called = getattr(backend, "__name__", str(backend))
         if not callable(backend):
             return f"its backend is {called}"
-        from torch._inductor import compile_fx
+        from torch._inductor import compile_fx, config
 
         found: list[Plan | str] = []
 
@@ -326,6 +326,7 @@ class _Planning:
 
         graph = joint_graph.plain(self.recorder.record, self.outputs, self.length)
         with ExitStack() as undo:
+            undo.enter_context(config.patch(compile_threads=1))  # no processes for what nobody compiles
             state.replace(undo, compile_fx, "compile_fx", in_its_place)
             backend(graph, [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"])
         return found[0] if found else f"its backend {called} does not call inductor"

@@ -41,9 +41,9 @@ def _of(tensor: Tensor) -> Handles:
     return (trace.born if trace is not None else None,) * count
 
 
-def follow(plan: Plan, result: Tensor, args: Args, line: Handle | None = None) -> None:
-    """Remember for a result which of its dimensions come from its operands, and which were decided here (`line`, where
-    that was looked for already)."""
+def follow(plan: Plan, result: Tensor, args: Args, line: Handle | bool | None = False) -> None:
+    """Remember for a result which of its dimensions come from its operands, and which were decided here (`line`; False
+    where nobody has looked for it yet)."""
     first = _first(args)
     if first is None or result is first or result.is_nested or not (shape := result.shape):
         return
@@ -60,7 +60,7 @@ def follow(plan: Plan, result: Tensor, args: Args, line: Handle | None = None) -
     else:
         found = _along(plan, first, shape, args) or _aligned(_tensors(args), shape)
     if None in found:
-        here = line or origin.here(1)
+        here = origin.here(1) if line is False else line
         found = [known or here for known in found]
     result.__dict__[EXTENTS] = tuple(found)
 

@@ -6,8 +6,8 @@ gets (func, args, kwargs) and calls `call` to go on. A handler never decides pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -107,6 +107,16 @@ def switched_on() -> AbstractContextManager[object]:
     """The function mode, on in this thread: hooks and kernels written in Python run where torch has put it aside."""
     stack = torch.overrides._get_current_function_mode_stack()
     return nullcontext() if any(mode is MODE for mode in stack) else MODE
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """No function mode and no class of tensors sees what is called; a mode that is entered inside does."""
+    with ExitStack() as undo:
+        for _ in range(torch._C._len_torch_function_stack()):
+            undo.enter_context(torch.overrides._pop_mode_temporarily())
+        undo.enter_context(torch._C.DisableTorchFunctionSubclass())
+        yield
 
 
 def device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

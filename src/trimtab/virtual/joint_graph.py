@@ -178,6 +178,15 @@ def _pass_over(joint: fx.GraphModule) -> None:
         compile_fx._recursive_joint_graph_passes(joint)
 
 
+def make_patterns() -> None:
+    """Have inductor make the patterns that its passes look for, which it does once in a process."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode(), torch.no_grad():
+        made = make_fx(lambda x: x + 1)(torch.empty(2))
+    _pass_over(made)
+
+
 def place(graph: fx.Graph, device: torch.device) -> None:
     """Let a graph be on a device."""
 

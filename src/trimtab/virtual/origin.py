@@ -12,6 +12,7 @@ import site
 import sys
 import sysconfig
 import traceback
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -95,7 +96,13 @@ def is_user_file(filename: str) -> bool:
     """Whether a file is the user's own: outside torch, installed packages, the standard library and this package."""
     if filename.startswith("<"):
         return False
-    path = os.path.abspath(filename)
+    # One that is not absolute hangs on the working directory.
+    return _is_own(filename) if os.path.isabs(filename) else _is_own(os.path.abspath(filename))
+
+
+@cache
+def _is_own(path: str) -> bool:
+    path = os.path.normpath(path)
     # Packages may also lie in another environment's folder, on PYTHONPATH.
     return not path.startswith(_ROOTS) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 

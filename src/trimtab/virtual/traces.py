@@ -19,7 +19,8 @@ def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
         _trace_many(plan, result, args)
         return
     source: Any = args[0] if args else None
-    known, here = result.__dict__, None
+    known = result.__dict__
+    here: origin.Handle | bool | None = False
     from_virtual = source.__class__ in VIRTUAL
     crossed = (source._slot if from_virtual else None) is not (result._slot if virtual else None)
     if crossed and (plan.name == "aten::_to_copy" or not virtual):
