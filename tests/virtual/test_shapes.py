@@ -171,7 +171,31 @@ def test_the_usual_questions_get_the_usual_answers(machine: Machine) -> None:
     assert not torch.isnan(x).any()
     assert torch.stack([torch.isfinite(x).all(), torch.isfinite(x.sum())]).all()
     assert int(torch.isnan(x).sum()) == 0
-    assert {how for how, _ in told(machine)} == {"decision"}
+    # Numbers are taken to be finite: nothing that follows from it is left open.
+    assert {how for how, _ in told(machine)} == {"value"}
+    assert not (x.mean() > 2.0)
+    assert ("decision", "Tensor.__bool__") in told(machine)
+
+
+def test_numbers_that_are_drawn_again_until_they_lie_within_bounds_are_drawn_once(machine: Machine) -> None:
+    nn.init.trunc_normal_(torch.empty(2048, 1024, device="cuda"), std=0.02, a=-0.06, b=0.06)
+    assert not machine.asked
+
+
+def test_a_count_of_equal_labels_is_shown_and_a_decision_by_it_is_told(machine: Machine) -> None:
+    labels = torch.zeros(512, dtype=torch.long, device="cuda")
+    right = 0
+    right += (big().view(512, -1).argmax(1) == labels).sum().item()
+    assert f"{100 * right / 512:.1f} {right + 0.5}" == "? ?"
+    assert {how for how, _ in told(machine)} == {"value"}
+    assert right >= 0
+    assert ("decision", "Tensor.item") in told(machine)
+
+
+def test_a_known_mask_joined_with_an_unknown_test_keeps_what_it_says(machine: Machine) -> None:
+    going_on = torch.ones(4, dtype=torch.bool, device="cuda")
+    scores = torch.where(torch.zeros(4, dtype=torch.bool, device="cuda"), big().view(4, -1).mean(1), -1.0e9)
+    assert (going_on & (big().view(4, -1).mean(1) > scores)).any()
 
 
 def test_what_is_written_from_unknown_values_is_unknown(machine: Machine) -> None:

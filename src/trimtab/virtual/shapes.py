@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import known_shapes, shape_answers
-from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual import hints, known_shapes, shape_answers
+from trimtab.virtual.plans import INPLACE, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.state import Machine, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
 from trimtab.virtual.unknown import asked, hint, is_unknown
@@ -84,7 +84,7 @@ def carry(
     if plan.kind == VIEW:
         made = func(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
-            made._hint = hint(payloads[0])
+            made._hint, made._about = hint(payloads[0]), hints.about(payloads[0])
         return made
     if plan.name in _FILLED and (made := _with_values(plan, func, payloads, named)) is not None:
         return made
@@ -106,11 +106,7 @@ def carry(
     if named.get("generator") is not None:
         shaped_named["generator"] = None
     made = known_shapes.compute(plan, func, as_shapes, shaped_named)
-    if plan.kind == FRESH and (made.dtype is torch.bool or plan.name == "aten::sum"):
-        made._hint = _truth(plan, func, payloads, named)
-    elif plan.name == "aten::_to_copy" and payloads[0].dtype is torch.bool:
-        # What a test says stays said in another number format.
-        made._hint = (float if made.dtype.is_floating_point else int)(hint(payloads[0]))
+    hints.note(plan, func, payloads, named, made)
     return _handed_back(made, back)
 
 
@@ -208,19 +204,3 @@ def _forget(plan: Plan, args: Args, kwargs: Kwargs) -> None:
             for tensor in _tensors((value,), {}):
                 if tensor.__class__ in VIRTUAL:
                     tensor._block.unknown = True
-
-
-def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
-    """What a test says of hints (that a shape is finite, not NaN …), and what is put together of such tests."""
-    tests = [value for value in _tensors(tuple(payloads), named) if value.dtype is torch.bool]
-    if plan.name == "aten::sum":
-        return tests[0].numel() * hint(tests[0]) if tests else None
-    if not plan.pointwise:
-        return all(hint(value) for value in tests) if tests else None
-
-    def single(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return torch.tensor(hint(value), dtype=value.dtype, device="cpu")
-
-    return bool(func(*map(single, payloads), **{name: single(value) for name, value in named.items()}))
