@@ -113,6 +113,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         named["generator"] = generators.source_of(named["generator"])
     if machine is not None and machine.shapes and slot is None:
         slot = shapes.host_slot(machine, plan, args, kwargs)
+        named.pop("pin_memory", None)  # there is no driver to lock the pages with
     if slot is None:
         out = _on_cpu(plan, func, payloads, named)
         if mix is SHAPE or (plan.factory and named.get("device") == _META):
@@ -195,7 +196,7 @@ def _by_its_author(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _on_cpu(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
     """An operation on plain tensors; a composite one under inference mode keeps its views as above."""
     if plan.factory and named.get("pin_memory"):
-        named["pin_memory"] = False  # there is no driver to lock the pages with
+        named["pin_memory"] = False
     try:
         if plan.composite and _for_inference(tuple(payloads)):
             cast = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU")
@@ -203,6 +204,8 @@ def _on_cpu(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
                 return func(*payloads, **named)
         return func(*payloads, **named)
     except RuntimeError as error:
+        if plan.writes and shapes.keeps(payloads):
+            return payloads[0]
         return func(*kernels.with_tensors(func, payloads, error), **named)
 
 

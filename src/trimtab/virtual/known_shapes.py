@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from trimtab.virtual import state
 from trimtab.virtual.plans import FRESH, GENERAL, INPLACE, Plan
 
 _META = torch.device("meta")
@@ -22,7 +21,10 @@ _MOST_KNOWN = 1 << 16
 
 
 def compute(plan: Plan, func: Any, shaped: Any, named: Any) -> Any:
-    """The operation on meta tensors, which compute shapes; each distinct question once."""
+    """The operation on meta tensors, which compute shapes; each distinct question once.
+
+    NotImplementedError where torch has no rule for it.
+    """
     lasting = plan.kind in (FRESH, INPLACE) or (plan.kind == GENERAL and not plan.writes and plan.fresh)
     key = (func, _key(shaped), _key(tuple(named.items()))) if lasting else None
     if key is not None:
@@ -32,12 +34,7 @@ def compute(plan: Plan, func: Any, shaped: Any, named: Any) -> Any:
             key = known = None
         if known is not None:
             return shaped[0] if plan.kind == INPLACE else _made_like(known)
-    try:
-        made = func(*shaped, **named)
-    except NotImplementedError as error:
-        raise state.NotSimulated(
-            f"{plan.name} has no rule for shapes alone: rehearse it with values (a smaller model, no --shapes-only)."
-        ) from error
+    made = func(*shaped, **named)
     if key is not None and len(_KNOWN) < _MOST_KNOWN and (plan.kind == INPLACE or not _shares(made, shaped)):
         _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
     return made

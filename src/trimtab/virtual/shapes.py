@@ -15,9 +15,9 @@ from torch import Tensor
 
 from trimtab.virtual import hints, known_shapes, shape_answers
 from trimtab.virtual.plans import INPLACE, VIEW, Args, Kwargs, Plan
-from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual.state import Machine, NotSimulated, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
-from trimtab.virtual.unknown import asked, hint, is_unknown
+from trimtab.virtual.unknown import asked, filled, hint, is_unknown
 from trimtab.virtual.wording import words
 
 FLOATS = 1 << 16
@@ -28,6 +28,8 @@ IN_ALL = 1 << 24
 """Elements of such memory, in tensors of more than FLOATS, that are given out: many adapters are as big as a model."""
 ANY = 1 << 26
 """Tensors of any type with more elements than this have no storage."""
+_TRIED = 1 << 24
+"""Elements of operands up to which a kernel is run on stand-ins, to learn its shapes where torch has no rule."""
 _META = torch.device("meta")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -50,7 +52,9 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
         asked_for = kwargs.get("device")
         here = asked_for is None or asked_for.type == "cpu"
         # Under fake tensors, as torch computes shapes with, it has no storage anyway.
-        big = here and _too_much(machine, _made_elements(plan, args, kwargs))
+        elements = _made_elements(plan, args, kwargs) if here else 0
+        # Locked memory is there to hold what comes from a GPU.
+        big = elements > 0 if kwargs.get("pin_memory") else _too_much(machine, elements)
         return machine.host if big and torch._C._get_dispatch_mode(_FAKE) is None else None
     written = args[0] if plan.writes and args else None
     for value in _tensors(args, kwargs):
@@ -61,6 +65,16 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
                 return None
             return machine.host
     return None
+
+
+def _filled(value: Any) -> Any:
+    return filled(value) if isinstance(value, Tensor) and value.is_meta else value
+
+
+def keeps(payloads: Any) -> bool:
+    """Whether memory of the host, which a program has made, would be written to from values that are not there."""
+    target, *rest = payloads
+    return not target.is_meta and any(isinstance(value, Tensor) and value.is_meta for value in rest)
 
 
 def _too_much(machine: Machine, elements: int) -> bool:
@@ -105,7 +119,14 @@ def carry(
         shaped_named["device"] = _META
     if named.get("generator") is not None:
         shaped_named["generator"] = None
-    made = known_shapes.compute(plan, func, as_shapes, shaped_named)
+    try:
+        made = known_shapes.compute(plan, func, as_shapes, shaped_named)
+    except NotImplementedError as error:
+        if plan.writes or sum(value.numel() for value in _tensors(tuple(payloads), named)) > _TRIED:
+            raise NotSimulated(
+                f"{plan.name} has no rule for shapes alone: rehearse it with values (smaller, no --shapes-only)."
+            ) from error
+        return shaped(func(*map(_filled, payloads), **{name: _filled(v) for name, v in named.items()}))
     hints.note(plan, func, payloads, named, made)
     return _handed_back(made, back)
 

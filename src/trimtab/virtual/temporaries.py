@@ -233,6 +233,11 @@ def _bce(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     return (1 if _reduction(plan, args, kwargs) == 0 else 2) * size(args[0])
 
 
+def _ctc_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The sums from behind, as many as those from the front."""
+    return size(args[6])
+
+
 def _reduction(plan: Plan, args: Args, kwargs: Kwargs) -> int:
     at = plan.names.index("reduction")
     return int(args[at] if at < len(args) else kwargs.get("reduction", 1))
@@ -254,6 +259,7 @@ RULES: dict[str, Rule] = {
     "binary_cross_entropy_with_logits": _bce,
     **dict.fromkeys(words("nll_loss_forward nll_loss2d_forward"), _contiguous(0, 1, 2)),
     **dict.fromkeys(words("nll_loss_backward nll_loss2d_backward"), _contiguous(0, 1, 2, 3)),
+    "_ctc_loss_backward": _ctc_backward,
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(words("index_put index_put_ _index_put_impl_"), _index_put),
     **dict.fromkeys(words("index _unsafe_index"), _index),
