@@ -35,6 +35,8 @@ def compute(plan: Plan, func: Any, shaped: Any, named: Any) -> Any:
         if known is not None:
             return shaped[0] if plan.kind == INPLACE else _made_like(known)
     made = func(*shaped, **named)
+    if made.__class__ is Tensor and made.layout is not torch.strided:
+        return made  # its size hangs on more than shapes
     if key is not None and len(_KNOWN) < _MOST_KNOWN and (plan.kind == INPLACE or not _shares(made, shaped)):
         _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
     return made

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import hints, known_shapes, shape_answers
+from trimtab.virtual import hints, known_shapes, shape_answers, sparse_shapes
 from trimtab.virtual.plans import INPLACE, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.state import Machine, NotSimulated, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
@@ -67,6 +67,11 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
     return None
 
 
+def _tried(func: Any, payloads: Any, named: Any) -> Any:
+    """What a kernel makes of stand-ins."""
+    return func(*map(_filled, payloads), **{name: _filled(value) for name, value in named.items()})
+
+
 def _filled(value: Any) -> Any:
     return filled(value) if isinstance(value, Tensor) and value.is_meta else value
 
@@ -95,6 +100,8 @@ def carry(
     if not unknown and not _grows(plan, payloads, named, args, kwargs):
         made = func(*payloads, **named)
         return made if plan.kind in (VIEW, INPLACE) or plan.writes else _lightened(made)
+    if sparse_shapes.concerns(plan, payloads):
+        return sparse_shapes.carry(plan, func, payloads, named, lambda: _forget(plan, args, kwargs))
     if plan.kind == VIEW:
         made = func(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
@@ -126,7 +133,9 @@ def carry(
             raise NotSimulated(
                 f"{plan.name} has no rule for shapes alone: rehearse it with values (smaller, no --shapes-only)."
             ) from error
-        return shaped(func(*map(_filled, payloads), **{name: _filled(v) for name, v in named.items()}))
+        return shaped(_tried(func, payloads, named))
+    if made.__class__ is Tensor and made.layout is not torch.strided:
+        return _tried(func, payloads, named)
     hints.note(plan, func, payloads, named, made)
     return _handed_back(made, back)
 
