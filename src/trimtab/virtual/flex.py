@@ -88,7 +88,7 @@ def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if torch.is_autocast_enabled("cuda") and args[0].is_cuda:
         dtype = torch.get_autocast_dtype("cuda")
         args = (*(value.to(dtype) if isinstance(value, Tensor) else value for value in args[:3]), *args[3:])
-    if compiled.is_running() and all(map(is_unknown, args[:3])) and not _is_learnt(args[7:]):
+    if compiled.by_inductor() and all(map(is_unknown, args[:3])) and not _is_learnt(args[7:]):
         return _as_one_kernel(*args[:3])
     score, block_mask = _as_compiled(args[3]), (*args[4][:-1], _as_compiled(args[4][-1]))
     args = (*args[:3], score, block_mask, *args[5:])
