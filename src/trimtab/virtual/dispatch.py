@@ -148,6 +148,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         result = wrap(out, slot)
     else:
         result = several(plan, args, kwargs, out, slot)
+    if held is temporaries.LATER:
+        temporaries.taken_after(plan, args, kwargs, slot)
     del held
     if observer is not None:
         traces.made(plan, result, args)

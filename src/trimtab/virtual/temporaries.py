@@ -31,10 +31,24 @@ def of(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     return rule(plan, args, kwargs, device) if rule is not None else 0
 
 
-def held(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Block | None:
+LATER = object()
+"""In the place of memory that an operation takes when its result is there."""
+_AFTER = frozenset(("aten::_safe_softmax",))
+
+
+def held(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Any:
     """The same as an allocation, to be dropped when the operation has its result."""
+    if plan.name in _AFTER:
+        return LATER
     nbytes = of(plan, args, kwargs, device)
     return Block(device, nbytes) if nbytes else None
+
+
+def taken_after(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> None:
+    """What is taken behind the result, and given back at once."""
+    nbytes = of(plan, args, kwargs, device)
+    if nbytes:
+        Block(device, nbytes)
 
 
 def rule_for(name: str) -> Rule | None:
