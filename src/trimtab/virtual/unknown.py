@@ -42,14 +42,14 @@ def forget(tensor: Any) -> None:
         tensor._block.unknown = True
 
 
-def asked(how: How, op: str) -> None:
-    """A value that is not there was asked for at the present line: tell the machine."""
+def asked(how: How, op: str, compared: bool = False) -> None:
+    """A value that is not there was asked for (or `compared`, once given out) at the present line: tell the machine."""
     in_force = state.machine()
     if in_force is None:
         return
     everyone = origin.stack(1)
-    if everyone and everyone[0][0].file.startswith(in_force.hidden):
-        return  # who watches the program asked, not the program
+    if compared and everyone and everyone[0][0].file.startswith(in_force.hidden):
+        return  # who watches the program compared it, not the program
     frames = [pair for pair in everyone if not pair[0].file.startswith(in_force.hidden)]
     inner = list(takewhile(lambda frame: origin.is_plumbing(frame.file), (frame for frame, _ in frames)))
     if any(frame.file == nn.init.__file__ for frame in inner):
@@ -92,7 +92,7 @@ def _give_out(tensor: Any, method: str) -> Any:
     values = filled(tensor.payload)
 
     def decided() -> None:
-        asked("decision", op)
+        asked("decision", op, compared=True)
 
     if method == "tolist":
         return nested(values.tolist(), decided)
@@ -153,11 +153,15 @@ def _watched(function: Any, how: How = "value") -> functions.Handler:
         found, about = hint(tensor.payload), tensor.payload.__dict__.get("_about")
         if about == "equal" and function is torch.Tensor.item and found.__class__ is int:
             asked("value", op)
-            return WholeStandIn(found, lambda: asked("decision", op))
+            return WholeStandIn(found, lambda: asked("decision", op, compared=True))
         # A truth value or a whole number steers a program; a floating-point one is mostly shown.
         asked("value" if about == "finite" else how if isinstance(found, float) else "decision", op)
         if function is torch.Tensor.item:
-            return StandIn(found, lambda: asked("decision", op)) if isinstance(found, float) else found
+            return (
+                StandIn(found, lambda: asked("decision", op, compared=True))
+                if isinstance(found, float)
+                else found
+            )
         return {"__bool__": bool, "__float__": float}.get(function.__name__, int)(found)
 
     return answer
