@@ -954,11 +954,14 @@ def first(work: Work, recording: bool) -> dict[str, Any]:
     return found
 
 
-def run(pattern: str, recording: bool) -> dict[str, dict[str, Any]]:
+def every_case() -> None:
     for group in (products, casted, attention, losses, indexing, norms, convolutions, pointwise, reductions):
         group()
     for group in (optimizers, algebra, steps):
         group()
+
+
+def run(pattern: str, recording: bool) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     torch.zeros(1, device="cuda")
     gc.freeze()
@@ -1013,7 +1016,8 @@ def compare(found: dict[str, Any], other: dict[str, Any], everything: bool) -> i
     return off
 
 
-def main() -> int:
+def main(cases: Callable[[], None] = every_case) -> int:
+    cases()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--virtual", action="store_true", help="predict, on a virtual GPU")
     parser.add_argument("--gpu", default="NVIDIA H200", help="the model of the virtual GPU")

@@ -90,39 +90,41 @@ def run(script: Path, options: argparse.Namespace, ends: float) -> dict[str, Any
 
 def table(predicted: dict[str, Any], measured: dict[str, Any], mended: dict[str, Any] | None = None) -> str:
     """Markdown: of each script both peaks, as predicted, as measured, and as predicted by the code that was mended."""
-    extra = " mended | error |" if mended else ""
+    later = " | mended | error | reserved, mended | error" if mended else ""
     lines = [
-        f"| script | | predicted GiB | measured | error |{extra}",
-        "|---|---|---|---|---|" + ("---|---|" if mended else ""),
+        f"| script | verdict | predicted GiB | measured | error | reserved, predicted | measured | error{later} |",
+        "|---|---|---|---|---|---|---|---|" + ("---|---|---|---|" if mended else ""),
     ]
-    errors: dict[str, list[float]] = {figure: [] for figure in FIGURES}
-    for name in predicted:
-        for figure, word in zip(FIGURES, ("allocated", "reserved"), strict=True):
-            seen = measured.get(name, {}).get(figure)
-            told = predicted[name].get(figure)
-            cells = [_gib(told), _gib(seen), _error(told, seen)]
-            if told is not None and seen is not None:
-                errors[figure].append(told / seen - 1)
-            if mended:
-                later = mended.get(name, {}).get(figure)
-                cells += [_gib(later), _error(later, seen)]
-            lines.append(f"| {name if word == 'allocated' else ''} | {word} | {' | '.join(cells)} |")
-    for figure, kept in errors.items():
-        if kept:
-            mean, within = sum(map(abs, kept)) / len(kept), sum(abs(error) <= 0.02 for error in kept)
-            lines.append(
-                f"\n{figure}, as predicted: mean {mean:.1%}, worst {max(kept, key=abs):+.1%}; "
-                f"{within} of {len(kept)} within 2 %"
-            )
+    for name, told in predicted.items():
+        seen, cells = measured.get(name, {}), [name, told.get("verdict", "none")]
+        for figure in FIGURES:
+            cells += [*map(_gib, (told.get(figure), seen.get(figure))), _error(told, seen, figure)]
+        if mended:
+            now = mended.get(name, {})
+            for figure in FIGURES:
+                cells += [_gib(now.get(figure)), _error(now, seen, figure)]
+        lines.append(f"| {' | '.join(cells)} |")
+    for word, found in (("as predicted", predicted), ("mended", mended or {})):
+        lines += [_summary(word, found, measured, figure) for figure in FIGURES if found]
     return "\n".join(lines)
+
+
+def _summary(word: str, found: dict[str, Any], measured: dict[str, Any], figure: str) -> str:
+    both = [name for name, told in found.items() if figure in told and figure in measured.get(name, {})]
+    errors = sorted((found[name][figure] / measured[name][figure] - 1 for name in both), key=abs)
+    mean, within = sum(map(abs, errors)) / len(errors), sum(abs(error) <= 0.02 for error in errors)
+    return (
+        f"\n{word}, {figure}: {len(both)} of {len(measured)} have a figure, {within} within 2 %; "
+        f"median {abs(errors[len(errors) // 2]):.2%}, mean {mean:.1%}, worst {errors[-1]:+.1%}"
+    )
 
 
 def _gib(size: int | None) -> str:
     return "–" if size is None else f"{size / GIB:.3f}"
 
 
-def _error(told: int | None, seen: int | None) -> str:
-    return "" if told is None or seen is None else f"{told / seen - 1:+.1%}"
+def _error(told: dict[str, Any], seen: dict[str, Any], figure: str) -> str:
+    return f"{told[figure] / seen[figure] - 1:+.1%}" if figure in told and figure in seen else ""
 
 
 def _options() -> argparse.Namespace:

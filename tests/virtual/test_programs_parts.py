@@ -49,6 +49,24 @@ def test_flex_attention_with_gradients(compiled: bool) -> None:
             assert flex_attention(q, k, v).dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_compiled_flex_attention_of_shapes_has_no_matrix_of_scores(compiled: bool) -> None:
+    with virtual_gpus(1, shapes=True):
+        q, k, v = (torch.randn(2, 4, 512, 64, device="cuda", requires_grad=True) for _ in range(3))
+        mask = create_block_mask(causal, None, None, 512, 512)
+        attend: Any = torch.compile(flex_attention) if compiled else flex_attention
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = attend(q, k, v, block_mask=mask)
+        result, scores = 2 * 4 * 512 * 64 * 4, 2 * 4 * 512 * 512 * 4
+        if compiled:
+            assert torch.cuda.memory_allocated() - before == result + 2 * 4 * 512 * 4
+        out.sum().backward()
+        assert q.grad is not None
+        assert (torch.cuda.max_memory_allocated() - before > scores) is not compiled
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_reads_a_bias_of_one_batch_for_all_as_its_compiled_kernel_does() -> None:
     torch.manual_seed(0)

@@ -38,3 +38,30 @@ def test_other_kernels_do_not_mind(device: str) -> None:
         with torch.backends.cudnn.flags(enabled=False) if device == "cuda" else nullcontext():
             layer(torch.ones(2, 2, 3, device=device))[0].sum().backward()
         assert layer.weight_ih_l0.grad is not None
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 5), (nn.GRU, 4), (nn.RNN, 1)])
+def test_a_layer_without_values_keeps_what_cudnn_keeps(kind: type[nn.RNNBase], gates: int) -> None:
+    with virtual.virtual_gpus(1, shapes=True):
+        layer = kind(256, 512, 2, batch_first=True, dropout=0.1).cuda()
+        rows = torch.randn(64, 100, 256, device="cuda")
+        before = torch.cuda.memory_allocated()
+        out, state = layer(rows)
+        assert out.shape == (64, 100, 512)
+        unit = 64 * 100 * 512 * 4
+        kept = torch.cuda.memory_allocated() - before
+        # The result, the reserve, the rows with steps first, the states: small.
+        least = unit * (1 + 2 * gates + 1) + unit // 2
+        assert least <= kept <= least + (1 << 21)
+        out.sum().backward()
+        assert layer.weight_hh_l1.grad is not None
+        del out, state
+        layer.eval()
+        with pytest.raises(RuntimeError, match="cudnn RNN backward can only be called in training mode"):
+            layer(rows)[0].sum().backward()
+        packed = nn.utils.rnn.pack_padded_sequence(rows, torch.full((64,), 100), batch_first=True)
+        layer.train()
+        made, lengths = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)
+        assert made.shape == (64, 100, 512)
+        assert lengths.tolist() == [100] * 64
+        made.sum().backward()

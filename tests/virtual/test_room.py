@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -48,11 +49,13 @@ TRITON = {name for name in MODULES if name.startswith("triton_")}
 """What reads Triton is imported when a program launches a kernel of it, and not before."""
 
 
-def test_it_stands_on_torch_and_the_table_of_gpu_models_alone() -> None:
+def test_it_stands_on_torch_and_two_tables_alone() -> None:
     files = [file for name, file in MODULES.items() if name not in TRITON]
     outside = {name for file in files for name in imported(file) if not name.startswith("trimtab.virtual")}
     heavy = {name for name in outside if name.partition(".")[0] not in sys.stdlib_module_names | {"torch"}}
-    assert heavy == {"pytest", "trimtab.gpu_models"}
+    tables = {"trimtab.gpu_models", "trimtab.launches"}
+    assert heavy == {"pytest", *tables}
     assert not any(name.partition(".")[0] == "triton" for name in at_the_top(MODULES["triton_kernels"]))
-    table = Path(sys.modules["trimtab.gpu_models"].__file__ or "")
-    assert {name.partition(".")[0] for name in imported(table)} <= sys.stdlib_module_names
+    for table in tables:
+        file = Path(importlib.import_module(table).__file__ or "")
+        assert {name.partition(".")[0] for name in imported(file)} <= sys.stdlib_module_names

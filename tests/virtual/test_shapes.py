@@ -179,7 +179,31 @@ def test_the_usual_questions_get_the_usual_answers(machine: Machine) -> None:
     assert not torch.isnan(x).any()
     assert torch.stack([torch.isfinite(x).all(), torch.isfinite(x.sum())]).all()
     assert int(torch.isnan(x).sum()) == 0
-    assert {how for how, _ in told(machine)} == {"decision"}
+    # Numbers are taken to be finite: nothing that follows from it is left open.
+    assert {how for how, _ in told(machine)} == {"value"}
+    assert not (x.mean() > 2.0)
+    assert ("decision", "Tensor.__bool__") in told(machine)
+
+
+def test_numbers_that_are_drawn_again_until_they_lie_within_bounds_are_drawn_once(machine: Machine) -> None:
+    nn.init.trunc_normal_(torch.empty(2048, 1024, device="cuda"), std=0.02, a=-0.06, b=0.06)
+    assert not machine.asked
+
+
+def test_a_count_of_equal_labels_is_shown_and_a_decision_by_it_is_told(machine: Machine) -> None:
+    labels = torch.zeros(512, dtype=torch.long, device="cuda")
+    right = 0
+    right += (big().view(512, -1).argmax(1) == labels).sum().item()
+    assert f"{100 * right / 512:.1f} {right + 0.5}" == "? ?"
+    assert {how for how, _ in told(machine)} == {"value"}
+    assert right >= 0
+    assert ("decision", "Tensor.item") in told(machine)
+
+
+def test_a_known_mask_joined_with_an_unknown_test_keeps_what_it_says(machine: Machine) -> None:
+    going_on = torch.ones(4, dtype=torch.bool, device="cuda")
+    scores = torch.where(torch.zeros(4, dtype=torch.bool, device="cuda"), big().view(4, -1).mean(1), -1.0e9)
+    assert (going_on & (big().view(4, -1).mean(1) > scores)).any()
 
 
 def test_what_is_written_from_unknown_values_is_unknown(machine: Machine) -> None:
@@ -282,3 +306,50 @@ def test_whether_scaled_gradients_overflow_is_no_decision_of_the_program(machine
     scaler.update()
     assert optimizer.state
     assert {how for how, _ in told(machine)} == {"value"}
+
+
+def test_sparse_gradients_keep_their_places_and_their_memory(machine: Machine) -> None:
+    table = nn.Embedding(4096, 64, sparse=True, device="cuda")
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    rows = torch.tensor([3, 3, 7, 9], device="cuda").repeat(100)
+    before = torch.cuda.memory_allocated()
+    table(rows).sum().backward()
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    assert (
+        torch.cuda.memory_allocated() - before
+        == 400 * 8 + 400 * 64 * 4 + 512 - (400 * 8 + 400 * 64 * 4) % 512
+    )
+    assert table.weight.grad.coalesce()._indices().shape == (1, 3)
+    optimizer.step()
+    assert is_unknown(table.weight)
+    adjacency = torch.eye(512, device="cuda").to_sparse()
+    assert torch.sparse.mm(adjacency, big()).shape == (512, 1024)
+
+
+def test_memory_of_the_host_that_is_written_from_shapes_keeps_what_it_holds(machine: Machine) -> None:
+    kept = torch.zeros(512, 1024)
+    kept.copy_(big())
+    assert float(kept.sum()) == 0.0
+    assert ("copy", "aten::copy_") in told(machine)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_activations_kept_on_the_host_come_back(machine: Machine, pinned: bool) -> None:
+    layer, x = nn.Sequential(nn.Linear(1024, 1024), nn.LayerNorm(1024)).cuda(), big()
+    layer(x).sum().backward()
+    torch.cuda.reset_peak_memory_stats()
+    plain = torch.cuda.memory_allocated()
+    with torch.autograd.graph.save_on_cpu(pin_memory=pinned):
+        out = layer(x).sum()
+    assert torch.cuda.memory_allocated() - plain < 4096
+    out.backward()
+
+
+def test_an_operation_without_a_rule_for_shapes_is_tried_on_stand_ins(machine: Machine) -> None:
+    logits = torch.randn(400, 8, 64, device="cuda", requires_grad=True)
+    targets = torch.randint(1, 64, (8, 50), device="cuda")
+    lengths = torch.full((8,), 400), torch.full((8,), 50)
+    nn.functional.ctc_loss(logits.log_softmax(-1), targets, *lengths).backward()
+    assert logits.grad is not None
+    assert is_unknown(logits.grad)

@@ -207,3 +207,17 @@ def test_a_fraction_of_the_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError, match=r"40.00 GiB allowed; Of the allocated memory 0 bytes"):
         torch.empty(total // 2 + 1, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory.get_per_process_memory_fraction() == 0.5
+
+
+def test_the_capture_of_a_cuda_graph_has_a_pool_of_its_own_where_shapes_are_rehearsed() -> None:
+    with virtual_gpus(1, shapes=True):
+        layer, x = torch.nn.Linear(4096, 4096, device="cuda"), torch.randn(4096, 4096, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(x).relu()
+        inside = torch.cuda.memory_reserved()
+        again = torch.empty(4096, 4096, device="cuda")
+        assert torch.cuda.memory_reserved() > inside  # what the capture has freed is the graph's own
+        graph.replay()
+        assert out.shape == again.shape
+        assert torch.cuda.memory_snapshot(graph.pool())

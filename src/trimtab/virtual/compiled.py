@@ -108,6 +108,11 @@ def is_running() -> bool:
     return bool(_running)
 
 
+def by_inductor() -> bool:
+    """Whether inductor compiles the piece that runs."""
+    return bool(_running) and _running[-1].backend == "inductor"
+
+
 def launched(name: str, tensors: list[Tensor], written: tuple[int, ...]) -> None:
     """A kernel that is no operation of torch was launched in the piece that runs."""
     _running[-1].launched(name, tensors, written)
@@ -131,7 +136,7 @@ class _Run:
     def result(self) -> Any:
         with ExitStack() as undo:
             self.aside = undo.enter_context(pieces.aside(self.device))
-            self.recorder = Recorder(self.aside, self._broken)
+            self.recorder = Recorder(self.aside, self._broken, self.settings.backend)
             entered = self._entered()
             undo.enter_context(_own_hooks())
             undo.enter_context(_compiling())

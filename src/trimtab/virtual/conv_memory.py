@@ -77,7 +77,8 @@ def _backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> 
     points = math.prod(weight.shape[2:]) == 1
     tiles = -(-weight.size(0) // _TILE) * -(-(weight.numel() // weight.size(0)) // _TILE)
     groups_of_blocks = multiprocessors(device) // tiles
-    shares = source.size(0) if points else groups_of_blocks if groups_of_blocks > 1 else 0
+    by_samples = points and not _together(source) and not _together(weight)
+    shares = source.size(0) if by_samples else groups_of_blocks if groups_of_blocks > 1 else 0
     parts = 0 if alone else shares * weight.numel() * 4
     return max(copies - size if wanted[0] else 0, copies + parts)
 

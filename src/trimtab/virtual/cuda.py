@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trimtab.virtual import build_names, memory_stats, sdp_backends, streams
+from trimtab.virtual.cuda_graphs import Graph
 from trimtab.virtual.processes import in_bad_fork, initialise, visible
 from trimtab.virtual.properties import properties_of
 from trimtab.virtual.state import Machine, NotSimulated, Patch
@@ -152,16 +153,6 @@ class Layer:
         )
 
 
-class _NoGraph:
-    """CUDA graphs record kernels, of which a virtual GPU has none."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotSimulated(
-            "torch.cuda.CUDAGraph is not simulated by virtual GPUs (a graph records kernels, and they have none); "
-            "rehearse this program with graph capture switched off."
-        )
-
-
 def _no_nested(native: Callable[..., Any]) -> Callable[..., Any]:
     """Nested tensors keep their device where it must be a real one; those on the CPU go on as ever."""
 
@@ -269,8 +260,8 @@ def patches(machine: Machine) -> list[Patch]:
         (torch, "compile", _eager_compile(machine)),
         (torch.autograd.profiler.profile, "__init__", _host_profiler()),
         *memory_stats.pool_patches(machine),
-        (cuda, "CUDAGraph", _NoGraph),
-        (cuda.graphs, "CUDAGraph", _NoGraph),
+        (cuda, "CUDAGraph", Graph),
+        (cuda.graphs, "CUDAGraph", Graph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),
         *(
             (torch.nested, name, _no_nested(getattr(torch.nested, name)))

@@ -115,6 +115,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         named["generator"] = generators.source_of(named["generator"])
     if machine is not None and machine.shapes and slot is None:
         slot = shapes.host_slot(machine, plan, args, kwargs)
+        named.pop("pin_memory", None)  # there is no driver to lock the pages with
     if slot is None:
         out = _on_cpu(plan, func, payloads, named)
         if mix is SHAPE or (plan.factory and named.get("device") == _META):
@@ -134,10 +135,11 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     except (RuntimeError, IndexError, MemoryError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
-    held = None
+    held: Any = None
     if plan.temporary is not None and slot.index != state.HOST:
-        nbytes = plan.temporary(plan, args, kwargs, slot)
-        if nbytes:
+        if plan.name in temporaries.AFTER:
+            held = temporaries.LATER
+        elif nbytes := plan.temporary(plan, args, kwargs, slot):
             held = Block(slot, nbytes)
     kind = plan.kind
     if kind == FRESH:
@@ -152,6 +154,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         result = wrap(out, slot)
     else:
         result = several(plan, args, kwargs, out, slot)
+    if held is temporaries.LATER:
+        temporaries.taken_after(plan, args, kwargs, slot)
     del held
     if observer is not None:
         traces.made(plan, result, args)
@@ -200,7 +204,7 @@ def _by_its_author(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _on_cpu(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
     """An operation on plain tensors; a composite one under inference mode keeps its views as above."""
     if plan.factory and named.get("pin_memory"):
-        named["pin_memory"] = False  # there is no driver to lock the pages with
+        named["pin_memory"] = False
     try:
         if plan.composite and _for_inference(tuple(payloads)):
             cast = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU")
@@ -208,6 +212,8 @@ def _on_cpu(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:
                 return plan.kernel(*payloads, **named)
         return plan.kernel(*payloads, **named)
     except RuntimeError as error:
+        if plan.writes and shapes.keeps(payloads):
+            return payloads[0]
         return plan.kernel(*kernels.with_tensors(func, payloads, error), **named)
 
 

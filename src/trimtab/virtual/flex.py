@@ -1,11 +1,14 @@
 """flex_attention, with gradients and under torch.compile: torch's own definition of it, on virtual tensors.
 
 torch would compile it, or trace it for its gradients; here it is computed as it is defined, operation by operation,
-with the whole matrix of scores in memory (as on hardware without torch.compile). Never a block-sparse kernel.
+with the whole matrix of scores in memory (as on hardware without torch.compile). Compiled and of tensors without values
+it is the one kernel that torch.compile makes of it, which keeps the result and a number for each row. Never computes
+with blocks that a mask leaves out.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -14,7 +17,8 @@ from torch import Tensor
 from torch._higher_order_ops import flex_attention
 from torch.overrides import TorchFunctionMode
 
-from trimtab.virtual import functions
+from trimtab.virtual import compiled, functions
+from trimtab.virtual.unknown import forget, is_unknown
 
 # The package has the operation under the name of its module.
 _MODULE: Any = sys.modules["torch._higher_order_ops.flex_attention"]
@@ -84,10 +88,82 @@ def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if torch.is_autocast_enabled("cuda") and args[0].is_cuda:
         dtype = torch.get_autocast_dtype("cuda")
         args = (*(value.to(dtype) if isinstance(value, Tensor) else value for value in args[:3]), *args[3:])
+    if compiled.by_inductor() and all(map(is_unknown, args[:3])) and not _is_learnt(args[7:]):
+        return _as_one_kernel(*args[:3])
     score, block_mask = _as_compiled(args[3]), (*args[4][:-1], _as_compiled(args[4][-1]))
     args = (*args[:3], score, block_mask, *args[5:])
     with functions.switched_on():
         return _MODULE.math_attention(*args, **kwargs)
+
+
+def _is_learnt(captured: Any) -> bool:
+    """Whether a tensor that the scores or the mask are computed with wants a gradient."""
+    return any(isinstance(value, Tensor) and value.requires_grad for group in captured for value in group)
+
+
+def _as_one_kernel(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    out, sums = _OneKernel.apply(query, key, value)
+    return (out, sums, sums)[: _results()]
+
+
+@functools.cache
+def _results() -> int:
+    """How many results the operation has in this torch: the greatest score of each row came later."""
+    return 3 if "max_scores" in _MODULE.math_attention.__code__.co_varnames else 2
+
+
+class _OneKernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        out, sums = _operations()[0](query, key, value)
+        forget(out)
+        forget(sums)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.mark_non_differentiable(sums)
+        return out, sums
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        made = _operations()[1](grad, *ctx.saved_tensors)
+        for tensor in made:
+            forget(tensor)
+        return tuple(made)
+
+
+@functools.cache
+def _operations() -> tuple[Any, Any]:
+    """The kernels as operations, so that a compiler that is asked takes each as one."""
+
+    @torch.library.custom_op("trimtab::flex_attention", mutates_args=())
+    def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        out, sums = made(query, key, value)
+        return out, sums
+
+    @torch.library.custom_op("trimtab::flex_attention_backward", mutates_args=())
+    def backward(
+        grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        row_sums = torch.empty_like(sums)
+        to_query, to_key, to_value = gradients(grad, query, key, value, out, sums)
+        del row_sums
+        return to_query, to_key, to_value
+
+    @forward.register_fake
+    def made(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        order = sorted(range(query.dim()), key=query.stride, reverse=True)
+        size = (*query.shape[:-1], value.size(-1))
+        out = query.new_empty([size[at] for at in order]).permute(
+            [order.index(at) for at in range(len(size))]
+        )
+        return out, query.new_empty(size[:-1], dtype=torch.float32)
+
+    @backward.register_fake
+    def gradients(
+        grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+    return forward, backward
 
 
 HANDLERS: dict[Any, functions.Handler] = {flex_attention: attend}

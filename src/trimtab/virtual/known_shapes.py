@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from trimtab.virtual import state
 from trimtab.virtual.plans import INPLACE, Plan
 
 _META = torch.device("meta")
@@ -22,7 +21,10 @@ _MOST_KNOWN = 1 << 16
 
 
 def compute(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
-    """The operation on meta tensors in the place of these, which compute shapes; each distinct question once."""
+    """The operation on meta tensors in the place of these, which compute shapes; each distinct question once.
+
+    NotImplementedError where torch has no rule for it.
+    """
     key = None
     if plan.lasting:
         key = plan, _key(payloads), _key(tuple(named.items())) if named else None
@@ -34,12 +36,9 @@ def compute(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
             return payloads[0] if plan.kind == INPLACE else _made_like(known)
     back: dict[int, Tensor] = {}
     shapes = [shaped(value, back) for value in payloads]
-    try:
-        made = func(*shapes, **{name: shaped(value, back) for name, value in named.items()})
-    except NotImplementedError as error:
-        raise state.NotSimulated(
-            f"{plan.name} has no rule for shapes alone: rehearse it with values (a smaller model, no --shapes-only)."
-        ) from error
+    made = func(*shapes, **{name: shaped(value, back) for name, value in named.items()})
+    if made.__class__ is Tensor and made.layout is not torch.strided:
+        return made  # its size hangs on more than shapes
     if key is not None and len(_KNOWN) < _MOST_KNOWN and (plan.kind == INPLACE or not _shares(made, shapes)):
         _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
     return _handed_back(made, back) if back else made

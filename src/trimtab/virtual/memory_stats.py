@@ -232,8 +232,8 @@ class Pool:
     def snapshot(self, include_traces: bool = True) -> list[Any]:
         return torch.cuda.memory_snapshot(self.id)  # type: ignore[no-any-return]
 
-    def __del__(self) -> None:
-        in_force = state.machine()
+    def __del__(self, machine: Callable[[], Machine | None] = state.machine) -> None:
+        in_force = machine()
         for device in in_force.devices if in_force is not None else ():
             device.ledger.settle()
             device.pool.let_go(self.id)

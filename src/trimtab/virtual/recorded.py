@@ -101,8 +101,11 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, device: VirtualDevice, on_break: Callable[[str], None]) -> None:
+    def __init__(
+        self, device: VirtualDevice, on_break: Callable[[str], None], backend: Any = "inductor"
+    ) -> None:
         super().__init__()
+        self.backend = backend
         self.record = Record()
         self.on = True
         self._inside = False

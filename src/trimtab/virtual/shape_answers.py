@@ -71,6 +71,16 @@ def counted(indices: Any, given: Any) -> list[Any]:
     return found
 
 
+def _packed(plan: Plan, payloads: Any, args: Args) -> Any:
+    """Rows of known lengths put together: how many steps there are, and how many rows at each."""
+    source, lengths, batch_first = payloads
+    if is_unknown(args[1]):
+        return None
+    small = torch.empty((*source.shape[:2], 1), device="cpu")
+    data, counts = torch.ops.aten._pack_padded_sequence(small, lengths, batch_first)
+    return torch.empty((data.size(0), *source.shape[2:]), dtype=source.dtype, device=_META), counts
+
+
 def _rows_there(plan: Plan, payloads: Any, args: Args) -> None:
     """Known ids have to name rows of the table, whatever is in it."""
     table, ids = payloads[0], payloads[1]
@@ -100,6 +110,7 @@ RULES: dict[str, Any] = {
     "aten::equal": _same,
     "aten::_assert_async": _nothing,
     "aten::bincount": _bins,
+    "aten::_pack_padded_sequence": _packed,
     "aten::nonzero": _all_of,
     "aten::masked_select": _all_of,
 }

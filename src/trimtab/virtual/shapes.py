@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import known_shapes, shape_answers
-from trimtab.virtual.plans import FRESH, INPLACE, VIEW, Args, Kwargs, Plan
-from trimtab.virtual.state import Machine, VirtualDevice
+from trimtab.virtual import hints, known_shapes, shape_answers, sparse_shapes
+from trimtab.virtual.plans import INPLACE, VIEW, Args, Kwargs, Plan
+from trimtab.virtual.state import Machine, NotSimulated, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
-from trimtab.virtual.unknown import asked, hint, is_unknown
+from trimtab.virtual.unknown import asked, filled, hint, is_unknown
 from trimtab.virtual.wording import words
 
 FLOATS = 1 << 16
@@ -28,6 +28,8 @@ IN_ALL = 1 << 24
 """Elements of such memory, in tensors of more than FLOATS, that are given out: many adapters are as big as a model."""
 ANY = 1 << 26
 """Tensors of any type with more elements than this have no storage."""
+_TRIED = 1 << 24
+"""Elements of operands up to which a kernel is run on stand-ins, to learn its shapes where torch has no rule."""
 _META = torch.device("meta")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -50,7 +52,9 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
         asked_for = kwargs.get("device")
         here = asked_for is None or asked_for.type == "cpu"
         # Under fake tensors, as torch computes shapes with, it has no storage anyway.
-        big = here and _too_much(machine, _made_elements(plan, args, kwargs))
+        elements = _made_elements(plan, args, kwargs) if here else 0
+        # Locked memory is there to hold what comes from a GPU.
+        big = elements > 0 if kwargs.get("pin_memory") else _too_much(machine, elements)
         return machine.host if big and torch._C._get_dispatch_mode(_FAKE) is None else None
     written = args[0] if plan.writes and args else None
     for value in _tensors(args, kwargs):
@@ -61,6 +65,21 @@ def host_slot(machine: Machine, plan: Plan, args: Args, kwargs: Kwargs) -> Virtu
                 return None
             return machine.host
     return None
+
+
+def _tried(func: Any, payloads: Any, named: Any) -> Any:
+    """What a kernel makes of stand-ins."""
+    return func(*map(_filled, payloads), **{name: _filled(value) for name, value in named.items()})
+
+
+def _filled(value: Any) -> Any:
+    return filled(value) if isinstance(value, Tensor) and value.is_meta else value
+
+
+def keeps(payloads: Any) -> bool:
+    """Whether memory of the host, which a program has made, would be written to from values that are not there."""
+    target, *rest = payloads
+    return not target.is_meta and any(isinstance(value, Tensor) and value.is_meta for value in rest)
 
 
 def _too_much(machine: Machine, elements: int) -> bool:
@@ -81,10 +100,12 @@ def carry(
     if not unknown and not _grows(plan, payloads, named, args, kwargs):
         made = plan.kernel(*payloads, **named)
         return made if plan.kind in (VIEW, INPLACE) or plan.writes else _lightened(made)
+    if sparse_shapes.concerns(plan, payloads):
+        return sparse_shapes.carry(plan, func, payloads, named, lambda: _forget(plan, args, kwargs))
     if plan.kind == VIEW:
         made = plan.binding(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
-            made._hint = hint(payloads[0])
+            made._hint, made._about = hint(payloads[0]), hints.about(payloads[0])
         return made
     if plan.name in _FILLED and (made := _with_values(plan, func, payloads, named)) is not None:
         return made
@@ -98,12 +119,19 @@ def carry(
             return None
     if plan.name in _INDEXED:
         payloads = [payloads[0], shape_answers.counted(payloads[1], args[1]), *payloads[2:]]
-    made = known_shapes.compute(plan, func, payloads, _of_shapes(named) if named else named)
-    if plan.kind == FRESH and (made.dtype is torch.bool or plan.name == "aten::sum"):
-        made._hint = _truth(plan, func, payloads, named)
-    elif plan.name == "aten::_to_copy" and payloads[0].dtype is torch.bool:
-        # What a test says stays said in another number format.
-        made._hint = (float if made.dtype.is_floating_point else int)(hint(payloads[0]))
+    try:
+        made = known_shapes.compute(plan, func, payloads, _of_shapes(named) if named else named)
+    except NotImplementedError as error:
+        by_values = torch.Tag.dynamic_output_shape in func.tags
+        elements = sum(value.numel() for value in _tensors(tuple(payloads), named))
+        if plan.writes or by_values or elements > _TRIED:
+            raise NotSimulated(
+                f"{plan.name} has no rule for shapes alone: rehearse it with values (smaller, no --shapes-only)."
+            ) from error
+        return known_shapes.shaped(_tried(func, payloads, named))
+    if made.__class__ is Tensor and made.layout is not torch.strided:
+        return _tried(func, payloads, named)
+    hints.note(plan, func, payloads, named, made)
     return made
 
 
@@ -199,19 +227,3 @@ def _forget(plan: Plan, args: Args, kwargs: Kwargs) -> None:
             for tensor in _tensors((value,), {}):
                 if tensor.__class__ in VIRTUAL:
                     tensor._block.unknown = True
-
-
-def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
-    """What a test says of hints (that a shape is finite, not NaN …), and what is put together of such tests."""
-    tests = [value for value in _tensors(tuple(payloads), named) if value.dtype is torch.bool]
-    if plan.name == "aten::sum":
-        return tests[0].numel() * hint(tests[0]) if tests else None
-    if not plan.pointwise:
-        return all(hint(value) for value in tests) if tests else None
-
-    def single(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return torch.tensor(hint(value), dtype=value.dtype, device="cpu")
-
-    return bool(func(*map(single, payloads), **{name: single(value) for name, value in named.items()}))

@@ -49,23 +49,63 @@ class StandIn(float):
         return self
 
 
-def _arithmetic(name: str) -> Callable[[StandIn, Any], Any]:
-    own = getattr(float, name)
+class WholeStandIn(int):
+    """A whole number that stands for an unknown one: a score. `decided` is told when a program compares it."""
 
-    def compute(self: StandIn, *other: Any) -> Any:
+    decided: Callable[[], None]
+
+    def __new__(cls, value: int, decided: Callable[[], None]) -> WholeStandIn:
+        made = super().__new__(cls, value)
+        made.decided = decided
+        return made
+
+    def __repr__(self) -> str:
+        return SHOWN
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return SHOWN
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
+    def __bool__(self) -> bool:
+        self.decided()
+        return int(self) != 0
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+    def __deepcopy__(self, memo: Any) -> WholeStandIn:
+        return self
+
+
+def _arithmetic(name: str, kind: type = float) -> Callable[[Any, Any], Any]:
+    own = getattr(kind, name)
+
+    def compute(self: Any, *other: Any) -> Any:
+        if name in ("__sub__", "__rsub__") and other[0].__class__ is self.__class__ is StandIn:
+            return StandIn(1.0, self.decided)  # two that nobody knows are not the same number
         try:
-            found = own(self, *other)
+            found = (
+                getattr(float, name)(float(self), *other)
+                if isinstance((*other, 0)[0], float)
+                else own(self, *other)
+            )
         except (ZeroDivisionError, OverflowError):
             found = math.nan
-        return StandIn(found, self.decided) if isinstance(found, float) else found
+        if isinstance(found, float):
+            return StandIn(found, self.decided)
+        return WholeStandIn(found, self.decided) if isinstance(found, int) else found
 
     return compute
 
 
-def _comparison(name: str) -> Callable[[StandIn, Any], Any]:
+def _comparison(name: str) -> Callable[[Any, Any], Any]:
     own = getattr(operator, name)
 
-    def compare(self: StandIn, other: Any) -> Any:
+    def compare(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
         self.decided()
@@ -111,10 +151,11 @@ def _array_kind(base: Any) -> Any:
     )
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(StandIn, f"__{_name}__", _arithmetic(f"__{_name}__"))
-    setattr(StandIn, f"__r{_name}__", _arithmetic(f"__r{_name}__"))
-for _name in ("neg", "pos", "abs"):
-    setattr(StandIn, f"__{_name}__", _arithmetic(f"__{_name}__"))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(StandIn, f"__{_name}__", _comparison(_name))
+for _kind, _base in ((StandIn, float), (WholeStandIn, int)):
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        setattr(_kind, f"__{_name}__", _arithmetic(f"__{_name}__", _base))
+        setattr(_kind, f"__r{_name}__", _arithmetic(f"__r{_name}__", _base))
+    for _name in ("neg", "pos", "abs"):
+        setattr(_kind, f"__{_name}__", _arithmetic(f"__{_name}__", _base))
+    for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(_kind, f"__{_name}__", _comparison(_name))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual import conv_memory, reduce_memory, sdp_memory, sort_memory, workspaces
+from trimtab.virtual.memory import Block
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.sort_memory import INDEX
 from trimtab.virtual.state import VirtualDevice
@@ -23,6 +24,18 @@ from trimtab.virtual.wording import words
 
 Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], int]
 """The bytes that live inside one operation only."""
+
+LATER = object()
+"""In the place of memory that an operation takes when its result is there."""
+AFTER = frozenset(("aten::_safe_softmax",))
+"""Operations that do."""
+
+
+def taken_after(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> None:
+    """What is taken behind the result, and given back at once."""
+    rule: Rule | None = plan.temporary
+    if rule is not None and (nbytes := rule(plan, args, kwargs, device)):
+        Block(device, nbytes)
 
 
 def rule_for(name: str) -> Rule | None:
@@ -218,6 +231,11 @@ def _bce(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     return (1 if _reduction(plan, args, kwargs) == 0 else 2) * size(args[0])
 
 
+def _ctc_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    """The sums from behind, as many as those from the front."""
+    return size(args[6])
+
+
 def _reduction(plan: Plan, args: Args, kwargs: Kwargs) -> int:
     at = plan.names.index("reduction")
     return int(args[at] if at < len(args) else kwargs.get("reduction", 1))
@@ -240,6 +258,7 @@ RULES: dict[str, Rule] = {
     "binary_cross_entropy_with_logits": _bce,
     **dict.fromkeys(words("nll_loss_forward nll_loss2d_forward"), _contiguous(0, 1, 2)),
     **dict.fromkeys(words("nll_loss_backward nll_loss2d_backward"), _contiguous(0, 1, 2, 3)),
+    "_ctc_loss_backward": _ctc_backward,
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(words("index_put index_put_ _index_put_impl_"), _index_put),
     **dict.fromkeys(words("index _unsafe_index"), _index),

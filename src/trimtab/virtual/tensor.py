@@ -187,13 +187,31 @@ def wrap(payload: Tensor, slot: VirtualDevice, block: Block | None = None) -> Vi
     else:
         made = _without_strides(payload, slot)
         if block is None:
-            block = Block(slot, payload.numel() * payload.element_size())
+            block = Block(slot, _parts_bytes(payload))
     made.payload = payload
     made._slot = slot
     made._block = block
     if slot.index == state.HOST:
         made.__class__ = HostTensor
     return made  # type: ignore[no-any-return]
+
+
+LAYOUTS: set[torch.layout] = set()
+"""Layouts other than strides that were met: as long as there is none, nobody has to look for one."""
+
+
+def _parts_bytes(payload: Tensor) -> int:
+    """The bytes of a tensor that is stored as the places and values of what is not zero."""
+    LAYOUTS.add(payload.layout)
+    if payload.layout is torch.sparse_coo:
+        parts = [payload._indices(), payload._values()]
+    elif payload.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [payload.crow_indices(), payload.col_indices(), payload.values()]
+    elif payload.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [payload.ccol_indices(), payload.row_indices(), payload.values()]
+    else:
+        parts = [payload]
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def _without_strides(payload: Tensor, slot: VirtualDevice) -> Any:

@@ -6,21 +6,27 @@ as it would in an ordinary run. Every such question is told to the machine in fo
 
 from __future__ import annotations
 
+import os
 from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import grad_scaler
 
 from trimtab.virtual import functions, origin, state
 from trimtab.virtual.face import ABOVE
 from trimtab.virtual.memory import human
 from trimtab.virtual.observer import Asked, How
-from trimtab.virtual.stand_in import StandIn, nested, unknown_array
+from trimtab.virtual.stand_in import StandIn, WholeStandIn, nested, unknown_array
 from trimtab.virtual.storage import set_bytes_for
 from trimtab.virtual.tensor import VIRTUAL, HostTensor
 
+_GO_ON = tuple(
+    os.path.join(os.sep, *place.split("/"))
+    for place in ("torch/amp/grad_scaler.py", "transformers/generation/utils.py")
+)
+"""Libraries' own questions (do gradients overflow? has every sentence ended?) that are answered so
+that the work goes on, which asks for the most: a program's memory does not hang on them."""
 _MOST_BYTES = 1 << 28
 """Stand-ins for memory that a program reads as bytes are made up to this size."""
 
@@ -36,17 +42,20 @@ def forget(tensor: Any) -> None:
         tensor._block.unknown = True
 
 
-def asked(how: How, op: str) -> None:
-    """A value that is not there was asked for at the present line: tell the machine."""
+def asked(how: How, op: str, compared: bool = False) -> None:
+    """A value that is not there was asked for (or `compared`, once given out) at the present line: tell the machine."""
     in_force = state.machine()
     if in_force is None:
         return
-    frames = [pair for pair in origin.stack(1) if not pair[0].file.startswith(in_force.hidden)]
+    everyone = origin.stack(1)
+    if compared and everyone and everyone[0][0].file.startswith(in_force.hidden):
+        return  # who watches the program compared it, not the program
+    frames = [pair for pair in everyone if not pair[0].file.startswith(in_force.hidden)]
     inner = list(takewhile(lambda frame: origin.is_plumbing(frame.file), (frame for frame, _ in frames)))
     if any(frame.file == nn.init.__file__ for frame in inner):
         return  # random weights are looked at while they are made: nothing of the program hangs on it
-    if any(frame.file == grad_scaler.__file__ for frame in inner):
-        how = "value"  # whether gradients overflow is torch's own question: the step is taken, which asks for the most
+    if any(frame.file.endswith(_GO_ON) for frame in inner) or (frames and frames[0][0].file.endswith(_GO_ON)):
+        how = "value"
     first = frames[len(inner)][0] if len(inner) < len(frames) else None
     told = Asked(how, op, next((frame for frame, user in frames if user), None), first)
     in_force.asked[told] = in_force.asked.get(told, 0) + 1
@@ -61,7 +70,9 @@ def hint(payload: Tensor) -> Any:
     found = payload.__dict__.get("_hint")
     if found is not None:
         return found
-    return False if payload.dtype is torch.bool else 1.0 if payload.is_floating_point() else 0
+    if payload.dtype is torch.bool:
+        return not payload.is_meta and bool(payload.all())
+    return 1.0 if payload.is_floating_point() else 0
 
 
 def filled(payload: Tensor) -> Tensor:
@@ -81,7 +92,7 @@ def _give_out(tensor: Any, method: str) -> Any:
     values = filled(tensor.payload)
 
     def decided() -> None:
-        asked("decision", op)
+        asked("decision", op, compared=True)
 
     if method == "tolist":
         return nested(values.tolist(), decided)
@@ -139,11 +150,18 @@ def _watched(function: Any, how: How = "value") -> functions.Handler:
         if not is_unknown(tensor) or tensor.numel() != 1:
             return below(func, args, kwargs)
         op = f"Tensor.{function.__name__}"
-        found = hint(tensor.payload)
+        found, about = hint(tensor.payload), tensor.payload.__dict__.get("_about")
+        if about == "equal" and function is torch.Tensor.item and found.__class__ is int:
+            asked("value", op)
+            return WholeStandIn(found, lambda: asked("decision", op, compared=True))
         # A truth value or a whole number steers a program; a floating-point one is mostly shown.
-        asked(how if isinstance(found, float) else "decision", op)
+        asked("value" if about == "finite" else how if isinstance(found, float) else "decision", op)
         if function is torch.Tensor.item:
-            return StandIn(found, lambda: asked("decision", op)) if isinstance(found, float) else found
+            return (
+                StandIn(found, lambda: asked("decision", op, compared=True))
+                if isinstance(found, float)
+                else found
+            )
         return {"__bool__": bool, "__float__": float}.get(function.__name__, int)(found)
 
     return answer
