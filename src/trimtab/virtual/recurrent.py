@@ -94,7 +94,7 @@ class _Layer(torch.autograd.Function):
 
 _KEPT = {"lstm": 5, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}
 """Numbers that are kept for each step, row and unit of a layer: its gates, and an LSTM's cell or what a GRU's last gate
-resets. That of the LSTM is inferred from one peak on an H200; the others, from how these layers are defined, are unseen."""
+resets. That of the LSTM is inferred from one peak on an H200; the others follow from how these layers are defined."""
 
 HANDLERS: dict[Any, Handler] = {
     getattr(torch, name): _run for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
