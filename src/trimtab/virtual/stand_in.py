@@ -14,13 +14,13 @@ from typing import Any
 SHOWN = "?"
 
 
-class StandIn(float):
-    """A float that stands for an unknown one. `decided` is told when a program compares it."""
+class _Unknown:
+    """What both kinds of number have in common."""
 
     decided: Callable[[], None]
 
-    def __new__(cls, value: float, decided: Callable[[], None]) -> StandIn:
-        made = super().__new__(cls, value)
+    def __new__(cls, value: Any, decided: Callable[[], None]) -> Any:
+        made: Any = super().__new__(cls, value)  # type: ignore[call-arg]
         made.decided = decided
         return made
 
@@ -31,6 +31,13 @@ class StandIn(float):
 
     def __format__(self, spec: str) -> str:
         return SHOWN
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class StandIn(_Unknown, float):
+    """A float that stands for an unknown one. `decided` is told when a program compares it."""
 
     def __hash__(self) -> int:
         return float.__hash__(self)
@@ -45,27 +52,9 @@ class StandIn(float):
     def __reduce__(self) -> Any:
         return float, (float(self),)
 
-    def __deepcopy__(self, memo: Any) -> StandIn:
-        return self
 
-
-class WholeStandIn(int):
+class WholeStandIn(_Unknown, int):
     """A whole number that stands for an unknown one: a score. `decided` is told when a program compares it."""
-
-    decided: Callable[[], None]
-
-    def __new__(cls, value: int, decided: Callable[[], None]) -> WholeStandIn:
-        made = super().__new__(cls, value)
-        made.decided = decided
-        return made
-
-    def __repr__(self) -> str:
-        return SHOWN
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return SHOWN
 
     def __hash__(self) -> int:
         return int.__hash__(self)
@@ -76,9 +65,6 @@ class WholeStandIn(int):
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
-
-    def __deepcopy__(self, memo: Any) -> WholeStandIn:
-        return self
 
 
 def _arithmetic(name: str, kind: type = float) -> Callable[[Any, Any], Any]:
