@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from trimtab.config.schema import ModelSettings
 from trimtab.hardware import probe
+from trimtab.models import load_model
 from trimtab.placement import (
     PlacementFault,
     PlacementGuard,
@@ -18,6 +20,7 @@ from trimtab.placement import (
     Workload,
     bind_arguments,
     move,
+    own_stream,
     place,
     prepare_process,
     profile_model,
@@ -114,3 +117,17 @@ def test_a_batch_moves() -> None:
     batch = {"x": torch.arange(3), "text": "row"}
     assert str(move(batch, plan)["x"].device) == "cuda:0"
     assert str(batch["x"].device) == "cpu"  # type: ignore[attr-defined]
+
+
+def test_weights_loaded_inside_another_stream_take_their_room_once(tmp_path: Path) -> None:
+    model = llama()
+    model.save_pretrained(tmp_path)
+    plan = plan_of(model, Workload(), precision="fp32")
+    del model
+    torch.cuda.empty_cache()
+    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    with own_stream(plan):
+        loaded = load_model(ModelSettings(name=str(tmp_path)), plan)
+        took = torch.cuda.memory_allocated() - held
+        assert took >= sum(weight.nbytes for weight in loaded.parameters())
+        assert torch.cuda.memory_reserved() - reserved < 1.25 * took

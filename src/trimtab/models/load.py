@@ -17,7 +17,7 @@ from trimtab.models.own_code import code_options
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
 from trimtab.models.weight_files import check_folder
 from trimtab.models.whole import check_whole
-from trimtab.placement import take_inputs
+from trimtab.placement import default_stream, take_inputs
 from trimtab.placement.stacks import under
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def read_weights(settings: ModelSettings, family: Family, source: str, **options
     if not shapes_only():
         made = f"remove {source}: it is made again" if settings.name in BUILT_IN else None
         check_folder(Path(source), f"model.name={settings.name}", made)
-    with _readable_errors(settings, "weights", family):
+    with _readable_errors(settings, "weights", family), default_stream():
         loaded: Any = family.auto.from_pretrained(
             source,
             use_safetensors=True,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.placement.apply import (
     bind_arguments,
     checkpoint_plainly,
+    default_stream,
     move,
     own_stream,
     place,
@@ -40,6 +41,7 @@ __all__ = [
     "bind_arguments",
     "check_request",
     "checkpoint_plainly",
+    "default_stream",
     "host_out_of_memory",
     "move",
     "on_several_devices",

@@ -131,6 +131,24 @@ def own_stream(plan: PlacementPlan) -> Iterator[None]:
         torch.cuda.synchronize()
 
 
+@contextmanager
+def default_stream() -> Iterator[None]:
+    """On CUDA, load weights on the default stream, whichever stream the work around is on.
+
+    Libraries set a GPU's memory aside here and fill it from threads, and a thread begins on the default stream: what
+    was set aside on another one is never filled, and lost until the process ends.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        yield
+        return
+    around, default = torch.cuda.current_stream(), torch.cuda.default_stream()
+    with torch.cuda.stream(default):
+        yield
+    around.wait_stream(default)
+
+
 def place(model: Model, plan: PlacementPlan) -> Model:
     """Put a model where the plan says: on one device, or split over several. What is to be sharded stays on the CPU."""
     if plan.device_map is None:
