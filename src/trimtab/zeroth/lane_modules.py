@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab.zeroth import ahead, kernels, thin
-from trimtab.zeroth.kernels import GROUP, Launch
+from trimtab.zeroth.kernel_code import GROUP
+from trimtab.zeroth.kernels import Launch
 from trimtab.zeroth.rehearsed import with_values
 
 _FEW_LANES = 4

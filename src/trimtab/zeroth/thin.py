@@ -1,7 +1,7 @@
 """A product of few rows with the weights of every lane, perturbed where the product reads them.
 
 With few rows (a model's head over the scored positions) a product takes the time that its weight takes to be read. Here
-the weight is read once for all lanes, moved in registers by the noise of `kernels.py` and never written, but for an
+the weight is read once for all lanes, moved in registers by the noise of `kernel_code.py` and never written, but for an
 update that is owed. With many rows each part of the weight would be made many times over: `ahead.py` is for these.
 """
 
@@ -12,17 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trimtab.zeroth.kernels import (
-    _EXACT,
-    _INTERPRETED,
+from trimtab.zeroth.kernel_code import (
+    EXACT,
     GROUP,
-    Sweeping,
-    _coefficient,
-    _noise,
-    _owed_flags,
-    _times,
-    _updated,
+    INTERPRETED,
+    brought_up_to_date,
+    coefficient_of,
+    noise_of,
+    times,
 )
+from trimtab.zeroth.kernels import Sweeping, owed_flags
 
 MOST_ROWS = 64
 """Rows of a lane up to which this is the faster way."""
@@ -72,15 +71,17 @@ def _product(
         value = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
         if OWED:  # noqa: SIM102 (known when it is compiled)
             if is_owed:
-                value = _updated(value, group, tensor, owed, DECAYS, SIGNS, DROPPED, kind, INTERPRETED)
+                value = brought_up_to_date(
+                    value, group, tensor, owed, DECAYS, SIGNS, DROPPED, kind, INTERPRETED
+                )
                 tl.store(weight + at, value.to(kind), mask=inside)
-        z = _noise(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
+        z = noise_of(group, tensor, step, query, key0, key1, SIGNS, INTERPRETED)
         depth = start + tl.arange(0, DEPTH)
         for lane in tl.static_range(LANES):
             if not ONE_LINE and lane > 0:
                 other = tl.load(state + 3 + lane).to(tl.uint32)
-                z = _noise(group, tensor, step, other, key0, key1, SIGNS, INTERPRETED)
-            moved = value + _times(z, _coefficient(coefficients, lane, SIGNS), SIGNS, INTERPRETED)
+                z = noise_of(group, tensor, step, other, key0, key1, SIGNS, INTERPRETED)
+            moved = value + times(z, coefficient_of(coefficients, lane, SIGNS), SIGNS, INTERPRETED)
             moved = tl.reshape(moved.to(kind), (HEIGHT, DEPTH))
             source = x + (lane * rows + row)[None, :].to(tl.int64) * WIDTH + depth[:, None]
             held = (row < rows)[None, :] & (depth < WIDTH)[:, None]
@@ -127,8 +128,8 @@ def thin_product(
     _product[(triton.cdiv(height, _HEIGHT),)](
         x.contiguous(), weight, out, key, state, coefficients, state if owed is None else owed.words,
         rows, height,
-        LANES=lanes, ONE_LINE=one_line, SIGNS=signs, **_owed_flags(owed),
-        WIDTH=width, ROWS=max(16, triton.next_power_of_2(rows)), HEIGHT=_HEIGHT, DEPTH=_DEPTH, INTERPRETED=_INTERPRETED,
-        num_warps=_WARPS, **_EXACT,
+        LANES=lanes, ONE_LINE=one_line, SIGNS=signs, **owed_flags(owed),
+        WIDTH=width, ROWS=max(16, triton.next_power_of_2(rows)), HEIGHT=_HEIGHT, DEPTH=_DEPTH, INTERPRETED=INTERPRETED,
+        num_warps=_WARPS, **EXACT,
     )  # fmt: skip
     return out
