@@ -10,6 +10,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ CHAT = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+ONE_AT_A_TIME = threading.Lock()
+"""Libraries that are imported by several threads at once may be seen half made."""
 QWEN_PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
@@ -30,7 +33,8 @@ def stage(folder: Path, case: Path, *, weights: bool) -> Path:
     """Write all that `trimtab train` reads, and say where its config is; without `weights` the model is its config."""
     told = json.loads(case.read_text(encoding="utf-8"))
     model = folder / "model"
-    _save_reader(model, told["model"])
+    with ONE_AT_A_TIME:
+        _save_reader(model, told["model"])
     if weights:
         # In a process of its own: this one never touches the GPU, whose memory is what is measured.
         subprocess.run([sys.executable, __file__, str(model)], check=True, stdout=subprocess.DEVNULL)
