@@ -20,7 +20,6 @@ config = Exaone4Config(
     num_hidden_layers=16,
     num_attention_heads=32,
     num_key_value_heads=8,
-    sliding_window=None,
     tie_word_embeddings=True,
 )
 model = Exaone4ForCausalLM(config).to("cuda")
