@@ -1,4 +1,4 @@
-"""Peak memory of the scripts beside this file: predicted by a rehearsal, measured on a GPU, and both in one table.
+"""Peak memory of scripts and of Trimtab's own runs: predicted by a rehearsal, measured on a GPU, both in one table.
 
     python benchmarks/memory_unseen/measure.py predict --out predicted.json   # no GPU: rehearse --shapes-only
     python benchmarks/memory_unseen/measure.py measure --out measured.json    # on the GPU: the same scripts, plainly
@@ -6,6 +6,8 @@
 
 The scripts are programs as people write them; none knows of this file, and none was rehearsed before it was written
 down. Each is a process of its own and ends with a line of JSON, the result. One that fails is told with its error.
+`--cases FOLDER` takes those of another folder; a case that is a JSON file there goes through `trimtab train`, of whose
+model the rehearsal gets the config alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "memory_strangers"))
+from stage import stage  # noqa: E402
+
 GIB = 2**30
 FIGURES = ("max_memory_allocated", "max_memory_reserved")
 
@@ -31,7 +37,9 @@ def main() -> int:
     if options.verb == "table":
         print(table(*(json.loads(path.read_text(encoding="utf-8")) for path in options.files)))
         return 0
-    scripts = sorted(HERE.glob("[0-9]*.py"))
+    scripts = sorted(
+        path for path in options.cases.resolve().glob("[0-9]*") if path.suffix in (".py", ".json")
+    )
     if options.only:
         scripts = [path for path in scripts if path.stem.split("_")[0] in options.only.split(",")]
     found: dict[str, Any] = {}
@@ -51,10 +59,24 @@ def run(script: Path, options: argparse.Namespace, ends: float) -> dict[str, Any
     if limit <= 5:
         return {"failed": "no time was left for it"}
     folder = Path(tempfile.mkdtemp(prefix=f"memory-{script.stem}-"))
+    try:
+        return _ran(script, folder, options, limit)
+    finally:
+        if script.suffix == ".json" and options.verb == "measure":
+            shutil.rmtree(folder)  # gigabytes of random weights
+
+
+def _ran(script: Path, folder: Path, options: argparse.Namespace, limit: float) -> dict[str, Any]:
     report = folder / "report.json"
     rehearse = ["-m", "trimtab", "rehearse", "--shapes-only", "--gpus", options.gpu, "--json", str(report)]
     rehearse += ["--timeout", str(int(limit))]
-    command = [*rehearse, str(script)] if options.verb == "predict" else [str(script)]
+    started = time.monotonic()
+    what = [str(script)]
+    if script.suffix == ".json":
+        config = str(stage(folder, script, weights=options.verb == "measure"))
+        what = [config] if options.verb == "predict" else [str(script.parent / "train_told.py"), config]
+    staged = round(time.monotonic() - started, 1)
+    command = [*rehearse, *what] if options.verb == "predict" else what
     started = time.monotonic()
     with subprocess.Popen(
         [sys.executable, *command],
@@ -71,6 +93,8 @@ def run(script: Path, options: argparse.Namespace, ends: float) -> dict[str, Any
             process.kill()
             return {"failed": f"not done after {limit:.0f} s"}
     result: dict[str, Any] = {"seconds": round(time.monotonic() - started, 1), "exit": process.returncode}
+    if script.suffix == ".json":
+        result["staged_seconds"] = staged
     if report.exists():
         told = json.loads(report.read_text(encoding="utf-8"))
         result |= {
@@ -82,6 +106,9 @@ def run(script: Path, options: argparse.Namespace, ends: float) -> dict[str, Any
         }
         if gpu := told["memory"].get("cuda:0"):
             result["report"] = {name: gpu[name] for name in ("peak_bytes", "reserved_bytes")}
+            if script.suffix == ".json":
+                # What a script of its own would print, a run's report tells.
+                return result | dict(zip(FIGURES, result["report"].values(), strict=True))
     lines = [line for line in output.splitlines() if line.strip(" │|").startswith('{"max_memory_allocated"')]
     if lines:
         return result | json.loads(lines[-1].strip(" │|"))
@@ -135,6 +162,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "files", nargs="*", type=Path, help="for table: predicted.json measured.json [mended.json]"
     )
+    parser.add_argument("--cases", type=Path, default=HERE, help="the folder of the cases")
     parser.add_argument("--only", help="numbers of scripts, by commas")
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--gpu", default="H200")
