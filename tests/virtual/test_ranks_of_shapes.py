@@ -290,3 +290,27 @@ def test_gathered_weights_are_weights(tmp_path: Path) -> None:
     for mine in (*ranks(tmp_path, KINDS, every=True, values=True), *ranks(tmp_path, KINDS, every=False)):
         assert mine["most"] == whole // 2 + whole
         assert mine["steady step"] > whole
+
+
+def test_a_group_of_one_gets_back_what_it_gave(tmp_path: Path) -> None:
+    """A gather is no less of a copy for having one rank, and a reduction of one is what it was."""
+    (found,) = ranks(
+        tmp_path,
+        """
+        alone, _ = dist.new_subgroups(1)
+        given = torch.tensor([3, 5], device="cuda")
+        listed, flat, part, sent = [torch.zeros_like(given)], *torch.zeros(3, 2, dtype=torch.int64, device="cuda")
+        dist.all_gather(listed, given, group=alone)
+        dist.all_gather_into_tensor(flat, given, group=alone)
+        dist.reduce_scatter_tensor(part, given, group=alone)
+        dist.all_to_all_single(sent, given, group=alone)
+        dist.all_reduce(given, group=alone)
+        found["each"] = [told(one) for one in (*listed, flat, part, sent, given)]
+        linear = torch.nn.Linear(8, 8, device="cuda")
+        wrapped = torch.nn.parallel.DistributedDataParallel(linear, process_group=alone)
+        wrapped(torch.ones(1, 8, device="cuda")).sum().backward()
+        found["gradient"] = list(linear.weight.grad.shape)
+        """,
+        every=False,
+    )
+    assert found == {"each": [[3, 5]] * 5, "gradient": [8, 8]}

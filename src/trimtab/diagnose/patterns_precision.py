@@ -55,7 +55,7 @@ dtype-mismatch: result-type
   why  an in-place operation would put floats into an integer tensor
   fix  x = x.float() first, or write the operation out of place
 dtype-mismatch: half-overflow
-  text value cannot be converted to type (?:at::|c10::)?\w+ without overflow
+  text value cannot be converted to type (?:at::|c10::)?(?:Half|BFloat16|Float8\w*) without overflow
   why  a mask value such as -1e9 does not exist in half precision
   fix  scores.masked_fill(mask, torch.finfo(scores.dtype).min)
 dtype-mismatch: numpy-bfloat16

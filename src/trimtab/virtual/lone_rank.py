@@ -8,7 +8,7 @@ for nobody and proves nothing about what other ranks do: that needs real ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,14 +42,20 @@ def _number(named: Named, name: str) -> int:
 def collective(func: Any, name: str, named: Named, group: Any) -> Any:
     """What a collective leaves behind in this rank, and its handle, which is done at once."""
     carry = _EFFECTS.get(name)
-    if carry is not None and group.size() > 1:
+    if carry is not None:
         with torch.no_grad():
             carry(named, group.rank(), group.size())
     return answered(func, named)
 
 
+def _sum(tensors: Iterable[torch.Tensor], op: str, size: int) -> None:
+    """What a reduction made: of one rank alone, what it gave."""
+    if size > 1:
+        forget(tensors, op)
+
+
 def _reduced(named: Named, rank: int, size: int) -> None:
-    forget(named["tensors"], "c10d.all_reduce")
+    _sum(named["tensors"], "c10d.all_reduce", size)
 
 
 def _received(named: Named, rank: int, size: int) -> None:
@@ -89,12 +95,12 @@ def _scattered(named: Named, rank: int, size: int) -> None:
 
 def _reduced_parts(named: Named, rank: int, size: int) -> None:
     _scattered(named, rank, size)
-    forget(named["output_tensors"], "c10d.reduce_scatter")
+    _sum(named["output_tensors"], "c10d.reduce_scatter", size)
 
 
 def _reduce_flat(output: torch.Tensor, given: torch.Tensor, rank: int, size: int) -> None:
     output.view(-1).copy_(given.reshape(size, -1)[rank])
-    forget([output], "c10d.reduce_scatter_tensor")
+    _sum([output], "c10d.reduce_scatter_tensor", size)
 
 
 def _reduced_flat(named: Named, rank: int, size: int) -> None:
