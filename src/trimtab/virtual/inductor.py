@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses import fake_tensor
 
 from trimtab.virtual import state
 from trimtab.virtual.buffers import Account
@@ -59,6 +60,8 @@ def _lowered(graph: fx.Graph, held: Collection[str], device: torch.device, own: 
     with ExitStack() as undo:
         undo.enter_context(torch.no_grad())
         undo.enter_context(unguarded())
+        # A CUDA build of torch would reach for the driver where a pass makes a tensor without values.
+        state.replace(undo, fake_tensor, "init_gpu_context", lambda device: None)
         # Triton is for those who write the kernels.
         state.replace(undo, scheduler, "has_triton", lambda: True)
         # It names a file for timings by a sum over all of Triton, which takes half a second; nothing is timed here.
