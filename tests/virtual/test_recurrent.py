@@ -40,7 +40,7 @@ def test_other_kernels_do_not_mind(device: str) -> None:
         assert layer.weight_ih_l0.grad is not None
 
 
-@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 5), (nn.GRU, 4), (nn.RNN, 1)])
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 5), (nn.GRU, 6), (nn.RNN, 1)])
 def test_a_layer_without_values_keeps_what_cudnn_keeps(kind: type[nn.RNNBase], gates: int) -> None:
     with virtual.virtual_gpus(1, shapes=True):
         layer = kind(256, 512, 2, batch_first=True, dropout=0.1).cuda()
