@@ -39,6 +39,8 @@ class _Case(NamedTuple):
     points: bool
     """Whether no neighbours are added."""
     strided: bool
+    apart: bool
+    """Whether windows overlap, but not step by step."""
     together: bool
     """Whether the channels of a pixel lie next to each other."""
     source: int
@@ -62,8 +64,10 @@ class _Case(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether a kernel reads few channels as they lie."""
-        return self.depth < _SHORT and (self.element == 4 or self.planes == 2)
+        """Whether a kernel reads few channels as they lie: for short sums, windows side by side or step by step."""
+        if not self.few or self.depth >= _SHORT or (self.element == 2 and self.planes != 2):
+            return False
+        return not self.apart or self.planes == 1
 
     def aligned(self, channels: int) -> bool:
         return channels * self.element % 16 == 0
@@ -110,7 +114,7 @@ class _Case(NamedTuple):
 
 
 def _forward_bytes(case: _Case) -> int:
-    if case.alone or (case.few and case.direct and not case.together):
+    if case.alone or (case.direct and not case.together):
         return 0
     if case.together:
         return case.turned(case.source_copy) if case.element == 4 else case.padded_source
@@ -127,7 +131,7 @@ def _source_bytes(case: _Case) -> int:
     if case.together:
         wide = case.copies if case.few else case.result_copy
         return case.turned(wide) if case.element == 4 else case.padded_source
-    return 0 if case.as_it_lies or (case.few and case.element == 4) else case.copies
+    return 0 if case.as_it_lies or (case.direct and case.element == 4) else case.copies
 
 
 def _weight_bytes(case: _Case, device: VirtualDevice) -> int:
@@ -140,8 +144,8 @@ def _weight_bytes(case: _Case, device: VirtualDevice) -> int:
             channels = case.channels // case.groups
             return (case.source + case.result) // channels * -(-channels // 4) * 16 + parts
         volumes = case.planes == 3 and case.channels < 2 * _WHOLE
-        return (case.copies if volumes or (case.few and case.depth >= _SHORT) else 0) + parts
-    if case.alone or (case.few and case.direct and case.element == 4 and case.planes < 3):
+        return (case.copies if volumes or (case.few and not case.direct) else 0) + parts
+    if case.alone or (case.direct and case.element == 4 and case.planes < 3):
         return 0
     by_sample = case.batch * case.weight * 4
     return min(by_sample, case.copies + parts) if case.as_it_lies else case.copies + parts
@@ -176,10 +180,13 @@ def _together(tensor: Tensor) -> bool:
     return True
 
 
+def _each(steps: Any, weight: Tensor) -> list[int]:
+    return list(steps) if len(steps) > 1 else list(steps) * (weight.dim() - 2)
+
+
 def _case(source: Tensor, weight: Tensor, result: Any, args: Args, transposed: bool) -> _Case:
     """`args`: from the stride on."""
     made = math.prod(result)
-    size = weight.numel()
     given = source.numel(), source.size(1), made, result[1]
     if transposed:  # the gradient of a convolution the other way round: what it makes is the other's source
         given = given[2:] + given[:2]
@@ -191,9 +198,12 @@ def _case(source: Tensor, weight: Tensor, result: Any, args: Args, transposed: b
         groups=args[5],
         points=math.prod(weight.shape[2:]) == 1,
         strided=any(step > 1 for step in args[0]),
+        apart=any(
+            1 < step < size for step, size in zip(_each(args[0], weight), weight.shape[2:], strict=True)
+        ),
         together=_together(source) or _together(weight),
         source=given[0],
-        weight=size,
+        weight=weight.numel(),
         result=given[2],
         batch=source.size(0),
     )
