@@ -70,6 +70,23 @@ def test_a_model_without_weights_runs_and_its_values_are_not_shown(
     assert "program.py" in report["text"]
 
 
+def test_weights_that_threads_read_do_not_take_the_memory_warmed_up_on_another_stream(
+    rehearse_warm: Rehearse, tmp_path: Path, bare: Path
+) -> None:
+    code = """
+        import sys
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            model = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map={"": 0})
+        print("reserved", torch.cuda.memory_reserved())
+    """
+    report = rehearse_warm(str(written(tmp_path, code)), str(bare), shapes_only=True)
+    reserved = int(report["stdout"].split("reserved ")[1].split()[0])
+    assert 4 * WEIGHTS < reserved < 4 * WEIGHTS + 2**28
+
+
 def test_a_way_that_hangs_on_a_value_is_not_proven(rehearse_warm: Rehearse, tmp_path: Path) -> None:
     path = written(
         tmp_path,

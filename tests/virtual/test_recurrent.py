@@ -40,7 +40,7 @@ def test_other_kernels_do_not_mind(device: str) -> None:
         assert layer.weight_ih_l0.grad is not None
 
 
-@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 5), (nn.GRU, 4), (nn.RNN, 1)])
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 5), (nn.GRU, 6), (nn.RNN, 1)])
 def test_a_layer_without_values_keeps_what_cudnn_keeps(kind: type[nn.RNNBase], gates: int) -> None:
     with virtual.virtual_gpus(1, shapes=True):
         layer = kind(256, 512, 2, batch_first=True, dropout=0.1).cuda()
@@ -65,3 +65,37 @@ def test_a_layer_without_values_keeps_what_cudnn_keeps(kind: type[nn.RNNBase], g
         assert made.shape == (64, 100, 512)
         assert lengths.tolist() == [100] * 64
         made.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "layers", "sizes", "drop", "expected"),
+    [
+        # As measured on an H200 (benchmarks/cudnn_memory.py): steps, rows, numbers in, units.
+        (nn.LSTM, torch.float32, 1, (128, 128, 1024, 1024), 0.0, 450_364_672),
+        (nn.LSTM, torch.float16, 1, (128, 128, 1024, 1024), 0.0, 765_461_760),
+        (nn.LSTM, torch.float32, 3, (128, 128, 1024, 1024), 0.5, 611_321_088),
+        (nn.LSTM, torch.float32, 1, (128, 128, 1024, 512), 0.0, 325_846_272),
+        (nn.GRU, torch.float32, 1, (128, 128, 1024, 1024), 0.0, 438_830_336),
+        (nn.RNN, torch.float16, 2, (100, 64, 256, 512), 0.0, 46_531_328),
+    ],
+)
+def test_a_layer_without_values_takes_cudnns_workspace(
+    kind: type[nn.RNNBase],
+    dtype: torch.dtype,
+    layers: int,
+    sizes: tuple[int, int, int, int],
+    drop: float,
+    expected: int,
+) -> None:
+    steps, rows, into, hidden = sizes
+    with virtual.virtual_gpus(1, shapes=True):
+        layer = kind(into, hidden, layers, dropout=drop).to("cuda", dtype)
+        given = torch.randn(steps, rows, into, device="cuda").to(dtype).requires_grad_()
+        torch.cuda.reset_peak_memory_stats()
+        layer(given)[0]
+        out = layer(given)[0]
+        workspace = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        assert workspace == pytest.approx(expected, rel=0.02)
+        torch.cuda.reset_peak_memory_stats()
+        out.backward(torch.ones_like(out))
+        assert layer.weight_hh_l0.grad is not None

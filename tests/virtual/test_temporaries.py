@@ -292,3 +292,42 @@ def test_views_and_operations_in_place_allocate_nothing(machine: Machine) -> Non
     assert peak(lambda: x.t().unsqueeze(0).expand(4, 512, 512)) == (0, 0)
     assert peak(lambda: x.add_(y).mul_(2).relu_()) == (0, 0)
     assert peak(lambda: x.copy_(y)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "weight", "stride", "dtype", "last", "forward", "backward"),
+    [
+        # As measured on an H200 (benchmarks/cudnn_memory.py), without the result that the pass leaves.
+        ((64, 64, 56, 56), (64, 64, 3, 3), 1, FP32, False, 102_908_051, 104_972_967),
+        ((64, 64, 56, 56), (64, 64, 3, 3), 1, FP32, True, 131, 2_065_047),
+        ((12, 3, 256, 256), (48, 3, 3, 3), 1, FP32, False, 0, 0),
+        ((128, 1024, 14, 14), (512, 1024, 1, 1), 1, FP32, False, 400, 162_529_839),
+        ((64, 64, 56, 56), (256, 64, 1, 1), 1, FP32, False, 400, 4_194_704),
+        ((128, 256, 56, 56), (512, 256, 1, 1), 2, FP32, False, 411_566_096, 624_951_951),
+        ((64, 192, 56, 56), (192, 1, 7, 7), 1, FP32, True, 0, 1_253_002_303),
+        ((128, 128, 56, 56), (128, 128, 3, 3), 2, BF16, True, 131, 7_668_375),
+        ((4, 32, 96, 96, 96), (32, 32, 3, 3, 3), 1, FP32, False, 906_080_403, 916_175_511),
+    ],
+)
+def test_a_convolution_takes_what_cudnn_takes(
+    size: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: int,
+    dtype: torch.dtype,
+    last: bool,
+    forward: int,
+    backward: int,
+) -> None:
+    with virtual_gpus(1, name="NVIDIA H200", shapes=True):
+        x, w = full(*size, dtype=dtype), full(*weight, dtype=dtype)
+        if last:
+            x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, w))
+        x.requires_grad_(), w.requires_grad_()
+        function = functional.conv2d if len(size) == 4 else functional.conv3d
+        groups, padding = size[1] // weight[1], weight[-1] // 2
+        kept, most = peak(lambda: function(x, w, None, stride, padding, groups=groups))
+        assert most - kept == pytest.approx(forward, rel=0.05, abs=MIB)
+        out = function(x, w, None, stride, padding, groups=groups)
+        grad = torch.ones_like(out)
+        kept, most = peak(lambda: torch.autograd.backward(out, grad))
+        assert most - kept == pytest.approx(backward, rel=0.05, abs=MIB)

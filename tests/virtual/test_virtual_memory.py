@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import re
+import threading
 
 import pytest
 import torch
@@ -198,6 +199,48 @@ def test_a_stream_has_its_own_memory_and_a_recorded_one_waits() -> None:
     assert stats["active_bytes.all.current"] == 2 * other.numel() * 4
     torch.ones(1, device="cuda")
     assert torch.cuda.memory_stats()["active_bytes.all.current"] == other.numel() * 4
+
+
+@pytest.mark.virtual_gpus(1)
+def test_a_thread_is_on_the_default_stream_whatever_others_selected() -> None:
+    numbers, kept = [], []
+
+    def work() -> None:
+        numbers.append(torch.cuda.current_stream().stream_id)
+        kept.append(torch.ones(1 << 20, device="cuda"))
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        own = torch.cuda.current_stream().stream_id
+        del_me = torch.ones(1 << 20, device="cuda")
+        del del_me
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert numbers == [0]
+        assert torch.cuda.memory_reserved() == 40 * MIB  # what the first stream freed is not the other's
+        kept.append(torch.ones(1 << 20, device="cuda"))
+        assert torch.cuda.memory_reserved() == 40 * MIB
+    streams = {segment["stream"] for segment in torch.cuda.memory_snapshot()}
+    assert streams == {0, own}
+
+
+@pytest.mark.virtual_gpus(1)
+def test_a_stream_that_a_thread_selects_is_its_own() -> None:
+    selected, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            selected.set()
+            done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    selected.wait()
+    here = torch.ones(1 << 20, device="cuda")
+    done.set()
+    thread.join()
+    assert [segment["stream"] for segment in torch.cuda.memory_snapshot()] == [0]
+    assert here.is_cuda
 
 
 @pytest.mark.virtual_gpus(1)

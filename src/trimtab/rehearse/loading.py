@@ -10,6 +10,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trimtab.virtual import imports
@@ -131,13 +132,12 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     # Made on the device, a head would lie beside the table that it is tied to; where weights are read, it never does.
     with torch.device("cpu"):
         model = cls._from_config(config, *model_args, **options)
-    if whole is not None:
-        model.to(whole)
     for parameter in model.parameters():
         unknown.forget(parameter)
     model.eval()
-    if device_map is not None and whole is None:
-        _spread(model, device_map, kwargs.get("max_memory"))
+    if device_map is not None:
+        devices = {"": whole} if whole is not None else _laid_out(model, device_map, kwargs.get("max_memory"))
+        _lay_out(model, devices)
     nothing: dict[str, Any] = {
         key: [] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
     }
@@ -175,16 +175,36 @@ def _only_device(device_map: Any) -> Any:
     return device_map
 
 
-def _spread(model: Any, device_map: Any, max_memory: Any) -> None:
-    """Lay a model out over devices as transformers does, with accelerate."""
-    from accelerate import dispatch_model, infer_auto_device_map
+def _laid_out(model: Any, device_map: Any, max_memory: Any) -> dict[str, Any]:
+    """The device of each part, as transformers finds it, with accelerate."""
+    from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    if isinstance(device_map, str):
-        kept = getattr(model, "_no_split_modules", None)
-        kept = list(kept) if kept else None
-        if device_map != "sequential":
-            low = device_map == "balanced_low_0"
-            max_memory = get_balanced_memory(model, max_memory, kept, low_zero=low)
-        device_map = infer_auto_device_map(model, max_memory, kept)
-    dispatch_model(model, device_map=device_map)
+    if not isinstance(device_map, str):
+        return dict(device_map)
+    kept = getattr(model, "_no_split_modules", None)
+    kept = list(kept) if kept else None
+    if device_map != "sequential":
+        low = device_map == "balanced_low_0"
+        max_memory = get_balanced_memory(model, max_memory, kept, low_zero=low)
+    return dict(infer_auto_device_map(model, max_memory, kept))
+
+
+def _lay_out(model: Any, devices: dict[str, Any]) -> None:
+    """Put the parts where they belong, as transformers does: all the memory asked for at once, on the stream that is
+    selected, then filled by threads, which work on the default one (unless HF_DEACTIVATE_ASYNC_LOAD says not to)."""
+    from transformers.integrations.accelerate import expand_device_map
+    from transformers.modeling_utils import caching_allocator_warmup
+    from transformers.utils import is_env_variable_true
+
+    from trimtab.virtual import streams
+
+    caching_allocator_warmup(model, expand_device_map(devices, list(model.state_dict())), None)
+    by_threads = not is_env_variable_true("HF_DEACTIVATE_ASYNC_LOAD") and "disk" not in devices.values()
+    with streams.default_ones() if by_threads else nullcontext():
+        if list(devices) == [""]:
+            model.to(devices[""])
+        else:
+            from accelerate import dispatch_model
+
+            dispatch_model(model, device_map=devices)

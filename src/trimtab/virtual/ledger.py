@@ -50,6 +50,7 @@ class Device(Protocol):
     held: int
     watch: int
     room: int
+    apart: bool
     log: Callable[[int], None]
 
 
@@ -113,6 +114,7 @@ class Ledger:
         finally:
             settings = pool.settings
             bounded = not any(settings.divisions) and settings.large_segment + 512 <= LARGEST_REST
+            bounded &= not device.apart
             device.room = min(pool.limit - pool.both.reserved, LONGEST * LARGEST_REST) if bounded else 0
         if len(lap.events) > LONGEST and lap is self.lap:
             self._turn(lap.phase)

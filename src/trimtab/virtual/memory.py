@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trimtab.virtual import faults
+from trimtab.virtual import faults, streams
 from trimtab.virtual.allocator import NoRoom
 from trimtab.virtual.ledger import LARGEST_REST
 from trimtab.virtual.state import NotSimulated, VirtualDevice
@@ -91,6 +91,8 @@ def _admit(block: Block, device: VirtualDevice, nbytes: int) -> None:
     """Allocate where it has to be known now whether it fits."""
     pool, ledger = device.pool, device.ledger
     with pool.lock:
+        if device.apart:
+            streams.serve(device)
         ledger.settle()
         _note(block, device, nbytes)
         try:

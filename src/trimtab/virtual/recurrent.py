@@ -6,7 +6,7 @@ cuDNN makes of it, whatever its length: the result, and for the way back one pie
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,35 +44,72 @@ def _as_one_operation(func: Any, args: tuple[Any, ...], flag: int) -> Any:
     batch_first = len(args) > flag + 5 and args[flag + 5]
     states = list(states) if isinstance(states, (list, tuple)) else [states]
     kind = getattr(func, "__name__", "")
-    if torch.is_autocast_enabled("cuda"):
+    cast = torch.is_autocast_enabled("cuda")
+    if cast:
         dtype = torch.get_autocast_dtype("cuda")
         source, states = source.to(dtype), [state.to(dtype) for state in states]
         weights = [weight.to(dtype) for weight in weights]
     given = source.transpose(0, 1) if batch_first else source
     keeps = train and torch.is_grad_enabled()
-    made = _Layer.apply((kind, layers * ways, ways, keeps), given, len(states), *states, *weights)
+    # `flatten_parameters` leaves weights of bfloat16 apart; those that autocast made lie in one piece.
+    apart = source.dtype is torch.bfloat16 and not cast
+    form = _Form(kind, layers, ways, train, keeps, args[flag + 2] > 0, apart)
+    made = _Layer.apply(form, given, len(states), *states, *weights)
     out = made[0].transpose(0, 1) if batch_first else made[0]
     return (out, *made[1:])
 
 
+class _Form(NamedTuple):
+    """What a layer is, apart from its sizes."""
+
+    kind: str
+    layers: int
+    ways: int
+    train: bool
+    keeps: bool
+    drops: bool
+    apart: bool
+    """Whether the weights do not lie in one piece, so that each pass makes a copy that does."""
+
+    def reserve(self, given: Tensor, hidden: int) -> int:
+        """Bytes for the way back: what each step keeps, the results of all layers but the last, what was dropped."""
+        numbers = given.numel() // max(given.size(-1), 1) * hidden
+        between = (self.layers - 1) * self.ways
+        kept = numbers * (self.layers * self.ways * _KEPT[self.kind] + between) * given.element_size()
+        return kept + (numbers * between * self.ways // 8 if self.drops else 0) + 256
+
+    def workspace(self, given: Tensor, hidden: int, weights: int) -> int:
+        """Bytes while it runs, either way: gates, a result and an input of all steps, and the weights once more."""
+        size, width = given.element_size(), given.size(-1)
+        steps = given.numel() // max(width, 1)
+        gates = _GATES[self.kind]
+        result = steps * hidden * self.ways * size
+        widest = max(width, hidden * self.ways if self.layers > 1 else 0)
+        lone = self.kind == "lstm" and self.layers * self.ways == 1 and given.dtype is torch.float16
+        whole = _LONE * result if lone else (gates + 1) * result
+        if self.ways == 2 or (self.train and (self.drops or self.kind != "lstm")):
+            whole += result
+        if width > hidden and (self.ways == 2 or self.train) and not lone:
+            whole += steps * width * size
+        each = _EACH + _STATES * given.size(1) * hidden * size
+        return whole + steps * widest * size + weights + each * self.layers * self.ways
+
+
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, form: tuple[str, int, int, bool], source: Tensor, number: int, *rest: Tensor
-    ) -> Any:
-        kind, layers, ways, keeps = form
+    def forward(ctx: Any, form: _Form, source: Tensor, number: int, *rest: Tensor) -> Any:
         states, weights = rest[:number], rest[number:]
         given = source.contiguous()
-        hidden = states[0].size(-1)
-        out = given.new_empty((*given.shape[:-1], hidden * ways))
+        hidden = states[-1].size(-1)  # of an LSTM that projects its results the cell's, which its gates have
+        out = given.new_empty((*given.shape[:-1], states[0].size(-1) * form.ways))
         ends = [torch.empty_like(state) for state in states]
-        ctx.reserve = None
-        if keeps:
-            steps = given.numel() // given.size(-1)
-            between = layers - ways  # the results of all layers but the last
-            size = steps * hidden * (layers * _KEPT[kind] + between) * given.element_size()
-            ctx.reserve = torch.empty(size, dtype=torch.uint8, device=given.device)
-        ctx.train = keeps
+        matrices = sum(weight.numel() for weight in weights if weight.dim() > 1) * given.element_size()
+        ctx.workspace = form.workspace(given, hidden, matrices)
+        joined = given.new_empty(sum(weight.numel() for weight in weights) if form.apart else 0)
+        working = _bytes(ctx.workspace, given)
+        ctx.reserve = (joined, _bytes(form.reserve(given, hidden), given)) if form.keeps else None
+        del working, joined
+        ctx.train = form.keeps
         ctx.save_for_backward(given, out, *states, *weights)
         for tensor in (out, *ends):
             forget(tensor)
@@ -84,17 +121,33 @@ class _Layer(torch.autograd.Function):
             _refuse(grads[0])
         given, _, *rest = ctx.saved_tensors
         number = len(grads) - 1
-        wanted = [*rest[:number], *rest[number:]]
-        made = [torch.empty_like(tensor) for tensor in (given, *wanted)]
+        made = [torch.empty_like(tensor) for tensor in (given, *rest[:number])]
+        _bytes(ctx.workspace, given)
+        # One piece of memory for all of them, as they lie in the layer.
+        sizes = [weight.numel() for weight in rest[number:]]
+        parts = given.new_empty(sum(sizes)).split(sizes)
+        made += [part.view(weight.shape) for part, weight in zip(parts, rest[number:], strict=True)]
+        _bytes(ctx.workspace, given)
         ctx.reserve = None
         for tensor in made:
             forget(tensor)
         return (None, made[0], None, *made[1:])
 
 
-_KEPT = {"lstm": 5, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}
-"""Numbers that are kept for each step, row and unit of a layer: its gates, and an LSTM's cell or what a GRU's last gate
-resets. That of the LSTM is inferred from one peak on an H200; the others follow from how these layers are defined."""
+def _bytes(number: int, like: Tensor) -> Tensor:
+    return torch.empty(number, dtype=torch.uint8, device=like.device)
+
+
+_KEPT = {"lstm": 5, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
+"""Numbers that are kept for each step, row and unit of a layer. These and the workspaces are what 135 cases on an H200
+take (benchmarks/cudnn_memory.py); no source tells them."""
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+_LONE = 21
+"""Numbers for each step, row and unit in the kernel that fp16 has for one layer of an LSTM."""
+_EACH = 8 << 20
+"""For each layer and way."""
+_STATES = 10
+"""States of all rows, for each layer and way."""
 
 HANDLERS: dict[Any, Handler] = {
     getattr(torch, name): _run for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")

@@ -60,6 +60,7 @@ class VirtualDevice:
         self.log: Callable[[int], None] = self.ledger.lap.events.append
         self.aside: VirtualDevice | None = None
         """Where allocations are counted instead, while a compiled piece runs (compiled.py)."""
+        self.apart = False  # whether threads may be on different streams of it (streams.py)
         self.used = False  # whether it held anything before the program set its peak back
         self.workspaces: dict[Any, Any] = {}  # what libraries have taken and keep (workspaces.py)
         self.device = torch.device("cuda", index) if index != HOST else torch.device("cpu")

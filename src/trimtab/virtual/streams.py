@@ -1,17 +1,21 @@
 """Streams and events of virtual GPUs: they order nothing, because every virtual operation is finished when it returns.
 
-Never simulates asynchrony: a missing wait between two streams is not found. An event's time is the host's clock.
+Never simulates asynchrony: a missing wait between two streams is not found. An event's time is the host's clock. What
+they decide is memory: each thread selects streams of its own, and what was freed on one is not handed out on another.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from trimtab.virtual.state import NotSimulated, machine
+from trimtab.virtual.state import Machine, NotSimulated, VirtualDevice, machine
 
 CUDA_DEVICE_TYPE = 1  # c10::DeviceType::CUDA
 
@@ -137,11 +141,17 @@ class Event(_Finished):
 
 
 class Book:
-    """Which stream is selected on which device, and the numbers to give out; one per installed machine."""
+    """Which stream is selected on which device, by thread, and the numbers to give out; one per installed machine."""
 
     def __init__(self) -> None:
-        self.selected: dict[int, Stream] = {}
+        self._local = threading.local()
         self.numbers = itertools.count(1)
+
+    @property
+    def selected(self) -> dict[int, Stream]:
+        """Those of this thread."""
+        found: dict[int, Stream] = self._local.__dict__.setdefault("selected", {})
+        return found
 
 
 BOOK = Book()  # replaced by each installation, put back when it ends
@@ -165,6 +175,43 @@ def select(stream: Stream) -> None:
     if in_force is not None:
         in_force.current_device = stream.device_index
         device = in_force.at(stream.device_index)
-        if device.pool.stream != stream.stream_id:
-            device.ledger.settle()
-            device.pool.select(stream.stream_id)
+        if stream.stream_id and threading.active_count() > 1:
+            _apart(device)
+        serve(device)
+
+
+def serve(device: VirtualDevice) -> None:
+    """What is allocated from now on is for the stream of the thread that asks."""
+    number = current_id(device.index)
+    if device.pool.stream != number:
+        device.ledger.settle()
+        device.pool.select(number)
+
+
+def thread_begins(machine: Machine) -> None:
+    """Another thread is on the default streams, whatever those before it have selected."""
+    for device in machine.devices:
+        if device.pool.stream:
+            _apart(device)
+
+
+def _apart(device: VirtualDevice) -> None:
+    """Look at every request from now on: threads may take turns."""
+    device.apart = True
+    device.ledger.settle()
+
+
+@contextmanager
+def default_ones() -> Iterator[None]:
+    """Work as another thread would, which has selected no stream."""
+    selected, in_force = dict(BOOK.selected), machine()
+    device = in_force.current_device if in_force is not None else 0
+    for index in selected:
+        select(Stream(stream_id=0, device_index=index))
+    try:
+        yield
+    finally:
+        for stream in selected.values():
+            select(stream)
+        if in_force is not None:
+            in_force.current_device = device

@@ -27,7 +27,7 @@ Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], int]
 
 LATER = object()
 """In the place of memory that an operation takes when its result is there."""
-AFTER = frozenset(("aten::_safe_softmax",))
+AFTER = frozenset(("aten::_safe_softmax", "aten::convolution", "aten::convolution_backward"))
 """Operations that do."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from trimtab.virtual import dispatch, state
+from trimtab.virtual import dispatch, state, streams
 from trimtab.virtual import functions as torch_functions
 from trimtab.virtual.state import Machine, Patch
 
@@ -47,6 +47,8 @@ def patches(machine: Machine) -> list[Patch]:
 
 def _in_thread(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     def _bootstrap_inner(self: threading.Thread) -> None:
+        if (machine := state.machine()) is not None:
+            streams.thread_begins(machine)
         with modes():
             return original(self)
 
