@@ -8,6 +8,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # is there as source only; webrtcvad-wheels is the same module.
 WHEELS := $(PIP) --only-binary=:all:
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Set, it has our own sources compiled anew by every process that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-slow test-processors lint format clean

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,25 @@ if os.environ.get("TRIMTAB_OTHER_BLAS", "0") != "0":  # as `make test-processors
     other_blas.install()
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Our own plugin is an entry point of the installed package; a checkout on PYTHONPATH has none."""
+    from trimtab.virtual import pytest_plugin
+
+    if not pluginmanager.is_registered(pytest_plugin):
+        pluginmanager.register(pytest_plugin, "trimtab")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported for the tests lives as long as they do: Python's collector does not walk it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from hypothesis import assume, example, given, settings
@@ -159,6 +158,7 @@ def test_every_setting_has_a_description() -> None:
 
 
 def test_the_schema_is_a_json_schema_and_takes_the_defaults() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (extra `dev`)")
     schema = json.loads(json.dumps(config_schema()))
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)

@@ -122,17 +122,21 @@ def test_the_verb_prints_annotations_and_writes_sarif(tmp_path: Path) -> None:
     assert (refused.returncode, "it is not empty" in refused.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("option", ["--json", "--sarif"])
-def test_a_file_that_is_no_report_of_ours_is_not_replaced(option: str, tmp_path: Path) -> None:
-    script, mine = tmp_path / "train.py", tmp_path / "mine.json"
-    script.write_text('import torch\ntorch.ones(2, device="cuda").sum()\n')
-    mine.write_text('{"mine": 1}')
-    command = [sys.executable, "-m", "trimtab", "rehearse", option, str(mine), str(script)]
-    refused = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "no report of Trimtab" in refused.stderr
-    assert mine.read_text() == '{"mine": 1}'
-    mine.write_text("")
-    for _ in range(2):  # an empty file, then the report that stands there
-        assert subprocess.run(command, capture_output=True, cwd=tmp_path).returncode == 0
-    assert mine.read_text().startswith("{")
+def test_a_file_that_is_no_report_of_ours_is_not_replaced(tmp_path: Path) -> None:
+    script, mine = tmp_path / "train.py", {"--json": tmp_path / "a.json", "--sarif": tmp_path / "b.json"}
+    script.write_text("print(1)\n")
+    command = [sys.executable, "-m", "trimtab", "rehearse"]
+    for option, path in mine.items():
+        path.write_text('{"mine": 1}')
+        refused = subprocess.run(
+            [*command, option, str(path), str(script)], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert refused.returncode == 2
+        assert "no report of Trimtab" in refused.stderr
+        assert path.read_text() == '{"mine": 1}'
+        path.write_text("")
+    both = [word for option, path in mine.items() for word in (option, str(path))]
+    for _ in range(2):  # empty files, then the reports that stand there
+        done = subprocess.run([*command, *both, str(script)], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 3, done.stdout + done.stderr  # a program without torch proves nothing
+    assert all(path.read_text().startswith("{") for path in mine.values())

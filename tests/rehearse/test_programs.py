@@ -74,14 +74,23 @@ TWO_RANKS = [
 
 
 def check_pair(rehearse: Rehearse, name: str, kind: str, ranks: int | None) -> None:
-    """The faulty program: the kind, the lines that fail and the lines to change, and no other; its twin runs clean."""
+    check_faulty(rehearse, name, kind, ranks)
+    check_repaired(rehearse, name, ranks)
+
+
+def check_faulty(rehearse: Rehearse, name: str, kind: str, ranks: int | None) -> None:
+    """The faulty program: the kind, the lines that fail and the lines to change, and no other."""
     path = PROGRAMS / f"{name}.py"
     faulty = rehearse(str(path), ranks=ranks)
     assert faulty["verdict"] == "fault", faulty["text"]
     assert {finding["kind"] for finding in faulty["findings"]} == {kind}, faulty["text"]
     assert named_lines(faulty, "where") == marked_lines(path, "where"), faulty["text"]
     assert named_lines(faulty, "cause") == marked_lines(path, "cause"), faulty["text"]
-    repaired = rehearse(str(path), "fixed", ranks=ranks)
+
+
+def check_repaired(rehearse: Rehearse, name: str, ranks: int | None) -> None:
+    """Its twin runs clean."""
+    repaired = rehearse(str(PROGRAMS / f"{name}.py"), "fixed", ranks=ranks)
     # Some of them are about ranks or layers alone, and name no device.
     untouched = repaired["verdict"] == "unproven" and "nothing ran on a GPU" in "".join(repaired["notes"])
     assert repaired["verdict"] == "clean" or untouched, repaired["text"]
@@ -106,7 +115,12 @@ def test_ranks_that_see_one_gpu_each_do_not_share_it(rehearse_warm: Rehearse) ->
 
 def test_a_static_graph(rehearse: Rehearse) -> None:
     """From a process of its own: forked from one that has torch loaded, DDP with a static graph may hang at its end."""
-    check_pair(rehearse, "static_output", "batch-type", 2)
+    check_faulty(rehearse, "static_output", "batch-type", 2)
+
+
+@pytest.mark.slow
+def test_a_static_graph_repaired(rehearse: Rehearse) -> None:
+    check_repaired(rehearse, "static_output", 2)
 
 
 def test_a_tensor_in_host_memory_has_no_partner_to_go_to(rehearse_warm: Rehearse) -> None:
@@ -122,8 +136,8 @@ def test_a_disagreement_names_both_sides(rehearse_warm: Rehearse) -> None:
     assert "rank 1 calls all_reduce of 3 float32" in finding["message"]
 
 
-def test_ddp_by_torchrun_runs_clean(rehearse: Rehearse) -> None:
-    report = rehearse("torchrun", "--nproc-per-node", "2", str(PROGRAMS / "ddp_training.py"))
+def test_ddp_by_torchrun_runs_clean(rehearse_warm: Rehearse) -> None:
+    report = rehearse_warm("torchrun", "--nproc-per-node", "2", str(PROGRAMS / "ddp_training.py"))
     assert report["verdict"] == "clean", report["text"]
     assert report["steps"] == 8
     assert "done [{'rank': 0}, {'rank': 1}] nccl" in report["stdout"]

@@ -6,6 +6,7 @@ taken for the program's. Reads requests as lines of JSON, and answers with a lin
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -116,6 +117,8 @@ def answer(request: dict) -> None:
 
 for module in sys.argv[1:]:
     importlib.import_module(module)
+gc.collect()
+gc.freeze()  # or the first collection in a fork would write to all of these pages
 for line in sys.stdin:
     fork = os.fork()
     if fork == 0:
