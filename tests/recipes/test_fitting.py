@@ -15,6 +15,7 @@ from trimtab.hardware.catalogue import Card, cards
 from trimtab.launches import Launch
 from trimtab.recipes.fit_options import MARGIN, Found
 from trimtab.recipes.fitting import Search
+from trimtab.recipes.planning import Known, know_model
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Held, Trial
 from trimtab.recipes.trials import TrialsEnded
@@ -30,6 +31,9 @@ class Scripted:
         self._weights, self._a_row, self._failing = weights, a_row, failing
         self._waiting: list[tuple[int, Trial]] = []
         self.trials: list[Trial] = []
+
+    def know(self, config: Config) -> Known:
+        return know_model(config)
 
     def ask(self, trial: Trial) -> int:
         self.trials.append(trial)

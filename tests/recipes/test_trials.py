@@ -11,6 +11,7 @@ import pytest
 
 from trimtab.config import load_request
 from trimtab.config.schema import Config
+from trimtab.errors import RequestError
 from trimtab.hardware.catalogue import accelerators
 from trimtab.launches import Work
 from trimtab.recipes.planning import Known, know_model, machine_with, resolve_for
@@ -229,6 +230,19 @@ def test_a_trial_that_fails_says_why_and_the_next_one_is_made(trials: Trials, fo
     assert answer.executed is None
     assert "no_such_layer" in answer.failed
     assert executed(trials, config)
+
+
+def test_the_process_looks_at_the_model_as_this_one_does(trials: Trials, folder: Path) -> None:
+    config = config_of(folder)
+    assert trials.know(config) == know_model(config)
+    other = config.model_copy(update={"model": config.model.model_copy(update={"name": "/nowhere"})})
+    with pytest.raises(RequestError, match="no such folder"):
+        trials.know(other)
+    with Trials() as own:
+        own.begin()
+        process: Any = own._process
+        process.kill()
+        assert own.know(config) == know_model(config)
 
 
 def test_a_process_that_dies_is_told(trials: Trials, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,11 @@ Trusted = Annotated[
 ]
 """For verbs that load what a run kept. `train` and `plan` take it among their settings."""
 
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Execute again what was executed before and kept (in $TRIMTAB_CACHE).")
+]
+"""For verbs whose figures are executed."""
+
 
 def trust_words(trusted: list[str] | None) -> list[str]:
     """What a verb was told to trust, as settings over a run's kept ones, which hold none of it."""

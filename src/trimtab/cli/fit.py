@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimtab.cli.arguments import Arguments, request_from
+from trimtab.cli.arguments import Arguments, Fresh, request_from
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
@@ -68,6 +68,7 @@ def fit(
         typer.Option("--html", help="Write what was found here as one HTML page.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    fresh: Fresh = False,
 ) -> None:
     """Find settings that fit: micro-batch, checkpointing, strategy, number of GPUs, the fastest first.
 
@@ -83,7 +84,7 @@ def fit(
     wanted = _wanted(list(gpu or []), gpus, max_gpus)
     _check_places(out, overwrite, html_file)
     stopped = False
-    with Trials() as trials:
+    with Trials(keeps=True, fresh=fresh) as trials:
         trials.begin()  # it imports what it needs while this process does
         request = request_from(arguments or [])
         if out is not None and out.exists() and out.samefile(request.origin):
@@ -106,6 +107,7 @@ def fit(
         "model": config.model.name,
         "rows_a_step": rows,
         "seconds": round(time.monotonic() - began, 1),
+        "executed_before": trials.from_before,
         "stopped": stopped,
         **found.as_dict(),
         "config": text,
@@ -114,6 +116,8 @@ def fit(
         typer.echo(json.dumps(told, indent=2))
     else:
         executed = f"{len(found.options)} layout{'s' * (len(found.options) != 1)} executed on virtual GPUs"
+        if trials.from_before:
+            executed += f" ({trials.from_before} of them before, and kept; --fresh executes them again)"
         typer.echo(
             f"{config.model.name}, {config.method}, {rows} row{'s' * (rows > 1)} a step of at most "
             f"{config.data.max_length:,} tokens; {executed} in {told['seconds']:.0f} s"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimtab.cli.arguments import Arguments, request_from
+from trimtab.cli.arguments import Arguments, Fresh, request_from
+
+if TYPE_CHECKING:
+    from trimtab.recipes.trials import Trials
 
 
 def plan(
@@ -21,12 +25,25 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    fresh: Fresh = False,
 ) -> None:
     """Print the placement plan with its reasons; no weights are loaded.
 
     What GPUs have to hold is executed: training steps on virtual GPUs, by shapes alone. Where that cannot be, a formula
-    estimates it; the plan says which.
+    estimates it; the plan says which. A figure that was executed before is told again as long as nothing that it hangs
+    on has changed: the settings, the files they name, the packages.
     """
+    from trimtab.recipes.trials import Trials
+    from trimtab.rehearse.session import VARIABLE as REHEARSED
+
+    rehearsed = REHEARSED in os.environ
+    with Trials(keeps=not rehearsed, fresh=fresh) as trials:
+        if gpus is not None and not rehearsed:
+            trials.begin()  # it imports what takes long, while this process reads the config
+        _plan(arguments or [], as_json, gpus, trials)
+
+
+def _plan(arguments: list[str], as_json: bool, gpus: str | None, trials: Trials) -> None:
     from trimtab.config import config_warnings
     from trimtab.hardware import probe
     from trimtab.placement import PlacementError
@@ -34,16 +51,14 @@ def plan(
     from trimtab.recipes.plan_text import parts_table, plan_as_dict, plan_lines
     from trimtab.recipes.planning import machine_with, plan_run
     from trimtab.recipes.table import recipe_of
-    from trimtab.recipes.trials import Trials
 
-    request = request_from(arguments or [])
+    request = request_from(arguments)
     config = request.config
     try:
         hardware = machine_with(gpus) if gpus is not None else probe()
-        with Trials() as trials:
-            if hardware.gpus and not hardware.virtual:
-                trials.begin()  # it imports what it needs while this process does
-            planned = plan_run(config, hardware, trials=trials)
+        if hardware.gpus and not hardware.virtual:
+            trials.begin()
+        planned = plan_run(config, hardware, trials=trials)
     except PlacementError as error:
         steps = f" 1 ✓ config      {request.origin}\n 2 ✗ placement   {error}\n 3 - the rest    skipped"
         typer.echo(json.dumps({"error": str(error)}, indent=2) if as_json else steps)

@@ -85,22 +85,34 @@ class Hardware:
         return next((a for a in self.accelerators if a.name == name), None)
 
 
-def probe(launcher: Launcher | None = None, cpu: Cpu | None = None) -> Hardware:
+def probe(
+    launcher: Launcher | None = None,
+    cpu: Cpu | None = None,
+    accelerators: tuple[Accelerator, ...] | None = None,
+) -> Hardware:
     """Look at this machine and at who started this process; what is already known can be given."""
     launcher = launcher or detect_launcher()
     cpu = cpu or probe_cpu()
     # In a rehearsal the virtual GPUs come with torch, whatever its build.
     if "torch" not in sys.modules and not os.environ.get("TRIMTAB_VIRTUAL"):
         version, cuda, other = _torch_build()
+        # A Linux build of torch without CUDA or ROCm has no accelerator to ask about.
         if version and cuda is None and not other and platform.system() == "Linux":
-            # A Linux build of torch without CUDA or ROCm has no accelerator to ask about.
-            triton = installed_version("triton")
-            return Hardware(cpu=cpu, launcher=launcher, torch_version=version, cuda_build=None, triton=triton)
+            accelerators = accelerators or ()
+        if version and not other and accelerators is not None:
+            return Hardware(
+                cpu=cpu,
+                accelerators=accelerators,
+                launcher=launcher,
+                torch_version=version,
+                cuda_build=cuda,
+                triton=installed_version("triton"),
+            )
     import torch
 
     return Hardware(
         cpu=cpu,
-        accelerators=(*_cuda_devices(torch), *_mps_device(torch)),
+        accelerators=(*_cuda_devices(torch), *_mps_device(torch)) if accelerators is None else accelerators,
         launcher=launcher,
         torch_version=str(torch.__version__),
         cuda_build=torch.version.cuda or getattr(torch.version, "hip", None),

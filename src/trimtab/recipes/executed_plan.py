@@ -140,6 +140,8 @@ class Settling:
             return f"no step could be executed ({answer.failed})"
         memory = executed_shares(answer.executed, plan.memory)
         why = f"executed on virtual GPUs: {STEPS} steps, {answer.executed.rows} in a pass"
+        if answer.since:
+            why += f"; kept from {answer.since}, as nothing that it hangs on has changed (--fresh executes it again)"
         return replace(plan, memory=memory, reasons={**plan.reasons, "memory": why})
 
     def _too_large(self, plan: PlacementPlan) -> DoesNotFit:

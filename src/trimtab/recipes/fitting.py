@@ -22,7 +22,7 @@ from trimtab.placement import PlacementPlan
 from trimtab.placement.plan import Strategy
 from trimtab.placement.sizing import PlacementError
 from trimtab.recipes.fit_options import GIB, MARGIN, Found, Kept, Option, Way
-from trimtab.recipes.planning import Known, know_model, resolve_for
+from trimtab.recipes.planning import Known, resolve_for
 from trimtab.recipes.roofline import Load, floor, gathering, step_seconds
 from trimtab.recipes.table import recipe_of
 from trimtab.recipes.trial_server import Answer
@@ -268,7 +268,7 @@ class Search:
         """The settings of a layout and their plan; None where such a plan cannot be, which is told."""
         config = self._as_config(card, way, size)
         if way.quantize not in self._known:
-            self._known[way.quantize] = know_model(config)
+            self._known[way.quantize] = self._trials.know(config)
         kind = card.accelerator.kind
         gpus = card.several(way.gpus) if kind == "cuda" else (card.accelerator,)
         machine = replace(self._machine, accelerators=gpus)

@@ -49,7 +49,7 @@ class Planned:
 
 def machine_with(gpus: str) -> Hardware:
     """This machine as if it had other GPUs: `2xH200`. Who started this process does not matter to them."""
-    return replace(probe(Launcher(name="none")), accelerators=accelerators(gpus))
+    return probe(Launcher(name="none"), accelerators=accelerators(gpus))
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ def plan_run(
     """
     machine = hardware or probe()
     check_request(request_of(config), machine)
-    known = _known_from(before) if before is not None else know_model(config)
+    look = know_model if trials is None else trials.know
+    known = _known_from(before) if before is not None else look(config)
     if trials is None:
         plan = resolve_for(config, machine, known, refuses=refuses)
     else:
@@ -182,6 +183,12 @@ def _with_room(resolved: Callable[[Hardware], PlacementPlan], hardware: Hardware
 
 def _grown(gpu: Accelerator) -> Accelerator:
     return replace(gpu, total_bytes=gpu.total_bytes * 5 // 4, free_bytes=gpu.free_bytes * 5 // 4)
+
+
+def may_compile(config: Config) -> bool:
+    """Whether a plan of this config may have its layers compiled."""
+    speed = _speed(config, recipe_of(config))
+    return speed is not None and speed.compile is not False
 
 
 def _speed(config: Config, recipe: Recipe) -> SpeedRequest | None:

@@ -1,4 +1,4 @@
-"""The process in which trials are made: it imports once what a training step needs, and forks for each of them.
+"""The process in which models are looked at and trials made: it imports once what these need, and forks for each.
 
 `python -m trimtab.recipes.trial_server FD`: requests and answers go over the connection that is handed to it. A fork
 starts from libraries in which nothing was used yet, changes what it likes, and ends. No GPU is ever opened.
@@ -17,7 +17,25 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from trimtab.config.schema import Config
+    from trimtab.errors import TrimtabError
+    from trimtab.recipes.planning import Known
     from trimtab.recipes.trial_step import Executed, Trial
+
+
+class Look(NamedTuple):
+    """Asks what a plan needs to know of the model that a config names."""
+
+    config: Config
+    compiles: bool
+    """Whether its layers may be compiled: what that needs is imported meanwhile."""
+
+
+class Seen(NamedTuple):
+    """What is known of a model, or why it cannot be looked at; neither where that is better met by whoever asked."""
+
+    known: Known | None = None
+    refused: TrimtabError | None = None
 
 
 class Answer(NamedTuple):
@@ -26,6 +44,8 @@ class Answer(NamedTuple):
     executed: Executed | None
     failed: str = ""
     trace: str = ""
+    since: str = ""
+    """When it was executed, where that is kept from another day."""
 
 
 def serve(asked: Connection) -> None:
@@ -39,24 +59,27 @@ def serve(asked: Connection) -> None:
                 asked.send((number, _answer(ready, child)))
                 continue
             try:
-                number, trial = asked.recv()
+                number, request = asked.recv()
             except EOFError:
                 for _, child in running.values():
                     os.kill(child, signal.SIGKILL)
                 return
-            if trial.plan.speed.compile:
+            looks = isinstance(request, Look)
+            if not looks and request.plan.speed.compile:
                 _imported(import_what_compiling_needs)
             told, tells = Pipe(duplex=False)
             child = os.fork()
             if not child:
-                _in_the_fork(trial, tells)
+                _in_the_fork(request, tells)
             tells.close()
             running[told] = number, child
+            if looks and request.compiles:
+                _imported(import_what_compiling_needs)  # while the fork looks
 
 
-def _answer(told: Connection, child: int) -> Answer:
+def _answer(told: Connection, child: int) -> Answer | Seen:
     try:
-        answer: Answer | None = told.recv()
+        answer: Answer | Seen | None = told.recv()
     except EOFError:
         answer = None
     told.close()
@@ -68,14 +91,26 @@ def _answer(told: Connection, child: int) -> Answer:
     return Answer(None, f"its process {by}")
 
 
-def _in_the_fork(trial: Trial, tells: Connection) -> None:
-    """Make one trial and end, whatever happens."""
+def _in_the_fork(request: Look | Trial, tells: Connection) -> None:
+    """Answer one request and end, whatever happens."""
     status = 1
     try:
-        tells.send(_made(trial))
+        tells.send(_seen(request.config) if isinstance(request, Look) else _made(request))
         status = 0
     finally:
         os._exit(status)
+
+
+def _seen(config: Config) -> Seen:
+    from trimtab.errors import TrimtabError
+    from trimtab.recipes.planning import know_model
+
+    try:
+        return Seen(know_model(config))
+    except TrimtabError as error:
+        return Seen(refused=error)
+    except Exception:
+        return Seen()
 
 
 def _made(trial: Trial) -> Answer:

@@ -139,7 +139,7 @@ def _steps(trial: Trial, folder: Path, tally: Tally) -> tuple[str, int]:
     from trimtab.recipes.run_folder import RunFolder
     from trimtab.recipes.table import recipe_of
 
-    config, plan = _only_the_steps(trial.config), trial.plan
+    config, plan = only_the_steps(trial.config), trial.plan
     recipe = recipe_of(config)
     assert recipe.fullest is not None
     prepare_process(plan)
@@ -157,7 +157,7 @@ def _steps(trial: Trial, folder: Path, tally: Tally) -> tuple[str, int]:
     return made.rows, config.training.gradient_accumulation_steps
 
 
-def _only_the_steps(config: Config) -> Config:
+def only_the_steps(config: Config) -> Config:
     """The same run without what a step does not need: evaluations, trackers, workers, more accumulated passes than two.
 
     From the second pass on gradients lie beside the activations, and no later pass holds more; but what a rewarded step

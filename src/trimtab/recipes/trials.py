@@ -1,7 +1,7 @@
 """Asks for trials: steps that are executed by shapes alone in a process beside this one, several at once.
 
-Nothing of this process is changed by them, and no GPU is opened. The process is begun early, so that it imports what a
-step needs while this one does something else.
+Nothing of this process is changed by them, and no GPU is opened. The process is begun early, and looks at the model
+too, so that this one need not import what takes long.
 """
 
 from __future__ import annotations
@@ -11,23 +11,35 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, Self
 
-from trimtab.recipes.trial_server import Answer
+from trimtab.recipes import executed_before, trial_identity
+from trimtab.recipes.trial_server import Answer, Look, Seen
 
 if TYPE_CHECKING:
+    from trimtab.config.schema import Config
+    from trimtab.recipes.planning import Known
     from trimtab.recipes.trial_step import Trial
 
 
 class Trials:
     """A process that makes trials: there from the first of them, or from `begin`, to the end of `with`.
 
-    What the libraries say in it is kept from the console.
+    What the libraries say in it is kept from the console. With `keeps` what is found is kept on disk, and what is
+    kept there is not looked for again, unless that is asked for (`fresh`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False, fresh: bool = False) -> None:
+        self._keeps, self._fresh = keeps, fresh
+        self.from_before = 0
+        """How many trials were not made, for their answers were kept."""
         self._next = 0
+        self._kept: list[tuple[int, Answer]] = []
+        """Asked for, and kept from before."""
+        self._asked: dict[int, tuple[Trial, str | None]] = {}
+        """What is under way, with its identity."""
         self._here: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
@@ -61,24 +73,69 @@ class Trials:
             self._process = self._here = None
         self._said.close()
 
+    def know(self, config: Config) -> Known:
+        """`know_model`, by the process where it was begun; no trial may be under way."""
+        identity = self._identity(trial_identity.of_model, config)
+        if (before := executed_before.known(self._searched(identity))) is not None:
+            return before
+        known = self._look(config)
+        # What it hangs on may have changed meanwhile.
+        if identity is not None and identity == self._identity(trial_identity.of_model, config):
+            executed_before.keep_known(identity, known)
+        return known
+
+    def _look(self, config: Config) -> Known:
+        from trimtab.recipes.planning import know_model, may_compile
+
+        if self._process is None:
+            return know_model(config)
+        number = self._send(Look(config, may_compile(config)))
+        try:
+            answered, seen = self._receive()
+        except TrialsEnded:
+            return know_model(config)
+        assert answered == number
+        if isinstance(seen, Seen) and seen.refused is not None:
+            raise seen.refused
+        # What else went wrong there is met here, with all that there is to say about it.
+        return seen.known if isinstance(seen, Seen) and seen.known is not None else know_model(config)
+
     def ask(self, trial: Trial) -> int:
         """Begin a trial; `answer` tells by this number what became of it."""
+        identity = self._of(trial)
+        if (before := executed_before.executed(self._searched(identity))) is not None:
+            self.from_before += 1
+            self._next += 1
+            self._kept.append((self._next, before))
+            return self._next
         self.begin()
-        assert self._here is not None
-        self._next += 1
-        # A process that is gone is told by the answer.
-        with contextlib.suppress(OSError):
-            self._here.send((self._next, trial))
-        return self._next
+        number = self._send(trial)
+        self._asked[number] = trial, identity
+        return number
 
     def answer(self) -> tuple[int, Answer]:
         """Wait for the next trial that is done."""
-        assert self._here is not None
-        try:
-            number, answer = self._here.recv()
-        except (EOFError, OSError):
-            raise TrialsEnded(self._last_words()) from None
+        if self._kept:
+            return self._kept.pop(0)
+        number, answer = self._receive()
+        assert isinstance(answer, Answer)
+        trial, identity = self._asked.pop(number)
+        if answer.executed is not None and identity is not None and identity == self._of(trial):
+            executed_before.keep_executed(identity, answer.executed)
         return number, answer
+
+    def _of(self, trial: Trial) -> str | None:
+        return self._identity(trial_identity.of_trial, trial)
+
+    def _identity(self, of: Callable[[Any], str], asked: Any) -> str | None:
+        """None where nothing is kept, or it cannot be told what the answer hangs on."""
+        try:
+            return of(asked) if self._keeps else None
+        except trial_identity.Unknowable:
+            return None
+
+    def _searched(self, identity: str | None) -> str | None:
+        return None if self._fresh else identity
 
     def make(self, trial: Trial) -> Answer:
         """One trial, waited for."""
@@ -89,6 +146,22 @@ class Trials:
         except TrialsEnded as error:
             return Answer(None, str(error))
         return answered[1]
+
+    def _send(self, request: Look | Trial) -> int:
+        assert self._here is not None
+        self._next += 1
+        # A process that is gone is told by the answer.
+        with contextlib.suppress(OSError):
+            self._here.send((self._next, request))
+        return self._next
+
+    def _receive(self) -> tuple[int, Answer | Seen]:
+        assert self._here is not None
+        try:
+            number, answer = self._here.recv()
+        except (EOFError, OSError):
+            raise TrialsEnded(self._last_words()) from None
+        return number, answer
 
     def _last_words(self) -> str:
         self._said.seek(0)
