@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from trimtab.gpu_models import GpuModel
-from trimtab.launches import By, Runs, Work
+from trimtab.launches import By, Launch, Runs, Work
 from trimtab.placement.plan import Strategy
 
 PRODUCTS: dict[Runs, float] = {"half": 0.68, "attention": 0.45, "single": 0.68}
@@ -56,14 +57,17 @@ def gathering(gpu: GpuModel, gpus: int, strategy: Strategy, weights: float) -> f
 
 def seconds(gpu: GpuModel, work: Work) -> float:
     """Of these launches one after the other."""
-    rates, bandwidth = _rates(gpu), gpu.bandwidth * MEMORY
-    on_gpu = sum(
-        number * max(one.flops / rates[one.runs] if one.flops else 0.0, one.nbytes / bandwidth, SHORTEST)
-        for one, number in work.items()
-    )
-    return max(on_gpu, sum(number * HOST[one.by] for one, number in work.items()))
+    working = sum(number * on_gpu(gpu, one) for one, number in work.items())
+    return max(working, sum(number * HOST[one.by] for one, number in work.items()))
 
 
+def on_gpu(gpu: GpuModel, one: Launch) -> float:
+    """Seconds that the GPU works for one launch."""
+    products = one.flops / _rates(gpu)[one.runs] if one.flops else 0.0
+    return max(products, one.nbytes / (gpu.bandwidth * MEMORY), SHORTEST)
+
+
+@cache
 def _rates(gpu: GpuModel) -> Mapping[Runs, float]:
     published: dict[Runs, float] = {
         "half": gpu.half_tflops,
