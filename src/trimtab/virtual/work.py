@@ -174,6 +174,8 @@ class Tally:
 
     def _ran(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def run_through(account: Account, *args: Any) -> Any:
+            if account.launches:
+                self.add(Launch(0, 0, "", "entry"))
             for launch in account.launches:
                 self.add(launch)
             return real(account, *args)
