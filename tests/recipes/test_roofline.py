@@ -21,7 +21,7 @@ def test_the_way_into_compiled_code_is_the_hosts_alone() -> None:
     """Where the GPU has enough to do it costs nothing; where the GPU waits, small graphs are what a step takes."""
     assert on_gpu(H200, ENTRY) == 0.0
     few, many = ({SMALL._replace(by="compiled"): 100.0, ENTRY: entries} for entries in (1.0, 50.0))
-    assert seconds(H200, many) > 10 * seconds(H200, few)
+    assert seconds(H200, many) > 2 * seconds(H200, few)
     assert seconds(H200, {WIDE: 1000, ENTRY: 50}) == seconds(H200, {WIDE: 1000})
 
 
