@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 
 Runs = Literal["half", "single", "attention", ""]
 """What the products of a kernel run on: 16-bit numbers, fp32, attention in 16 bits; nothing where it has none."""
-By = Literal["eager", "compiled", "graph"]
-"""Who launches it: torch's dispatcher, compiled code, or a graph that was captured."""
+By = Literal["eager", "compiled", "graph", "entry"]
+"""Who launches it: torch's dispatcher, compiled code, or a graph that was captured. `entry` is no kernel: the host's
+way into compiled code and out of it, once for each graph that is run there or back."""
 
 
 class Launch(NamedTuple):

@@ -253,6 +253,25 @@ def test_the_pointer_reads_all_lines(curve: Browser) -> None:
     assert tip(curve) is None
 
 
+def test_no_name_is_cut_and_the_frame_of_the_focus_crosses_no_word(browser: Browser, wrote: Wrote) -> None:
+    lines = [Line("a name that is longer than " * 3 + str(n), [(1.0, 2.0), (2.0, 3.0)]) for n in range(2)]
+    browser.open(
+        wrote(page("t", [figure(Chart("Speed", "step", "tokens/s (an estimate)", lines))])), width=NARROW
+    )
+    browser.js("document.querySelector('.plot').focus()")
+    browser.press("End")
+    assert lines[1].name[:70] in (tip(browser) or "")
+    cut = "[...document.querySelectorAll('.legend span, .tip *')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    assert browser.js(cut) == 0
+    near = (
+        "(([a, b, c]) => [a.bottom, b.top, b.bottom, c.top])(['.legend', '.plot', '.below']"
+        ".map(name => document.querySelector(name).getBoundingClientRect()))"
+    )
+    above, top, bottom, below = browser.js(near)
+    assert above + 2 <= top
+    assert bottom + 2 <= below
+
+
 def test_dragging_zooms_and_a_double_click_shows_all(curve: Browser) -> None:
     box = plot(curve)
     middle = box["y"] + box["height"] / 2

@@ -153,6 +153,10 @@ def test_a_fit_of_nothing_says_so(parse: Parse) -> None:
     assert "0 layouts executed" in page.text
     tight = {**records.fit(), "best": None}
     assert "nothing fits; nearest comes 1 × H200, whole, checkpointing" in parse(fit_page(tight)).text
+    # Who was stopped has not tried all.
+    stopped = parse(fit_page({**tight, "stopped": True})).text
+    assert "nothing that was executed fits; nearest comes" in stopped
+    assert "nothing fits" not in stopped
     assert page.all("section")[0]["class"] == "fault"
     assert not page.charts
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimtab.cli.arguments import Arguments, Fresh, request_from
+from trimtab.monitor.wording import count_of
 
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
@@ -125,7 +126,7 @@ def fit(
         typer.echo("\n".join(["", *found.lines(), "", *found.footnotes()]))
         if stopped:
             typer.echo("! stopped before the search was over: what was executed until then")
-        typer.echo(_answer(best, config, found.shown()))
+        typer.echo(_answer(best, config, found.shown(), stopped=stopped))
     if html_file is not None:
         _write_page(html_file, told, quiet=as_json)
     if out is not None and text is not None:
@@ -277,16 +278,19 @@ def _write_page(file: Path, told: dict[str, object], *, quiet: bool) -> None:
         typer.echo(f"page: {file}")
 
 
-def _answer(best: Option | None, config: Config, shown: list[Option]) -> str:
+def _answer(best: Option | None, config: Config, shown: list[Option], *, stopped: bool) -> str:
     if best is None:
         nearest = min(shown, key=lambda option: option.share, default=None)
         if nearest is None:
             return "nothing fits: no layout could be executed"
-        return (
-            f"nothing fits; nearest comes {nearest.way.gpus} × {nearest.gpu} ({nearest.way.words()}, "
-            f"{nearest.micro_batch} row of {nearest.way.length:,} tokens), which needs {nearest.share:.0%} of the GPU. "
-            "Try more or larger GPUs (--max-gpus, --gpu), or a smaller model"
+        rows = count_of(nearest.micro_batch, "row")
+        near = (
+            f"nearest comes {nearest.way.gpus} × {nearest.gpu} ({nearest.way.words()}, {rows} of "
+            f"{nearest.way.length:,} tokens), which needs {nearest.share:.0%} of the GPU"
         )
+        if stopped:
+            return f"nothing that was executed until then fits, and more was to be tried; {near}"
+        return f"nothing fits; {near}. Try more or larger GPUs (--max-gpus, --gpu), or a smaller model"
     way = best.way
     lines = [f"best: {way.gpus} × {best.gpu}, {way.words()}, training.batch_size={best.micro_batch}"]
     if way.length < config.data.max_length:

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from trimtab.gpu_models import GpuModel
-from trimtab.launches import By, Runs, Work
+from trimtab.launches import By, Launch, Runs, Work
 from trimtab.placement.plan import Strategy
 
 PRODUCTS: dict[Runs, float] = {"half": 0.68, "attention": 0.45, "single": 0.68}
 """Of the published rate: what products of 8192 × 8192 × 8192 and cuDNN's attention of 4,096 tokens, both ways, reached
 on an H200 in bf16 (benchmarks/results/sft-speed-h200.md); that fp32's reach the same share is assumed."""
-MEMORY, LINK = 0.8, 0.7
-"""Of the published bandwidths; a common rule, not measured here."""
+MEMORY: dict[By, float] = {"eager": 0.6, "compiled": 0.8, "graph": 0.8}
+"""Of the published bandwidth. 0.6 is what all eager kernels without products of one step reached together on an H200,
+dropout, norms and copies among them (benchmarks/results/step-estimates-h200.md); 0.8 for fused ones is a common rule,
+not measured here."""
+LINK = 0.7
+"""Of the published bandwidth; a common rule, not measured here."""
 SHORTEST = 3e-6
 """Seconds that no kernel is under, with the gap to the next one."""
-HOST: dict[By, float] = {"eager": 22e-6, "compiled": 6e-6, "graph": 0.0}
+HOST: dict[By, float] = {"eager": 22e-6, "compiled": 22e-6, "graph": 0.0, "entry": 0.25e-3}
 """Seconds in which the host launches one kernel: through torch's dispatcher and autograd, from compiled code, from a
-graph that was captured."""
+graph that was captured; and in which it finds its way into compiled code and out of it. By chains of small kernels
+(benchmarks/launch_costs.py) eager ones took 18 to 31 µs, compiled ones 20 to 27, and a graph 0.22 to 0.32 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +62,19 @@ def gathering(gpu: GpuModel, gpus: int, strategy: Strategy, weights: float) -> f
 
 def seconds(gpu: GpuModel, work: Work) -> float:
     """Of these launches one after the other."""
-    rates, bandwidth = _rates(gpu), gpu.bandwidth * MEMORY
-    on_gpu = sum(
-        number * max(one.flops / rates[one.runs] if one.flops else 0.0, one.nbytes / bandwidth, SHORTEST)
-        for one, number in work.items()
-    )
-    return max(on_gpu, sum(number * HOST[one.by] for one, number in work.items()))
+    working = sum(number * on_gpu(gpu, one) for one, number in work.items())
+    return max(working, sum(number * HOST[one.by] for one, number in work.items()))
 
 
+def on_gpu(gpu: GpuModel, one: Launch) -> float:
+    """Seconds that the GPU works for one launch."""
+    if one.by == "entry":
+        return 0.0
+    products = one.flops / _rates(gpu)[one.runs] if one.flops else 0.0
+    return max(products, one.nbytes / (gpu.bandwidth * MEMORY[one.by]), SHORTEST)
+
+
+@cache
 def _rates(gpu: GpuModel) -> Mapping[Runs, float]:
     published: dict[Runs, float] = {
         "half": gpu.half_tflops,
@@ -88,8 +99,10 @@ def assumptions() -> list[str]:
     """What the estimate stands on, in words."""
     return [
         f"every kernel of the executed step takes the longer of its products ({PRODUCTS['half']:.0%} of the GPU's "
-        f"published rate, attention {PRODUCTS['attention']:.0%}) and its bytes ({MEMORY:.0%} of its bandwidth)",
-        f"the host launches a kernel in {HOST['eager'] * 1e6:.0f} µs, compiled code in {HOST['compiled'] * 1e6:.0f}",
+        f"published rate, attention {PRODUCTS['attention']:.0%}) and its bytes ({MEMORY['eager']:.0%} of its "
+        f"bandwidth, in compiled code {MEMORY['compiled']:.0%})",
+        f"the host launches a kernel in {HOST['eager'] * 1e6:.0f} µs, and enters compiled code in "
+        f"{HOST['entry'] * 1e3:.2f} ms",
         f"links between GPUs run at {LINK:.0%}; sharded weights are gathered while layers compute; gradients meet "
         "after the last pass of a step",
         "reading the data, saving and evaluating are not in it",

@@ -37,14 +37,14 @@ def is_fit(content: Any) -> bool:
 
 def fit_page(told: Told) -> str:
     """The whole page."""
-    best = told.get("best")
+    kind = "clean" if told.get("best") else "warning" if told.get("stopped") else "fault"
     model = told.get("model") or "a model"
     what = f"Fit of {model}"
     return page(
         what,
         [
             f"<h1>Fit of <code>{text(model)}</code></h1>",
-            section(_answer(best, told["options"]), _head(told), kind="clean" if best else "fault"),
+            section(_answer(told), _head(told), kind=kind),
             section("What was executed", [_chart(told["options"]), *_tables(told)]),
             section("The config", [_config(told)]),
             section("Not executed", [_not_executed(told)], kind="warning"),
@@ -58,10 +58,12 @@ def words(option: Told) -> str:
     return ", ".join(filter(None, [*parts, option.get("quantize")]))
 
 
-def _answer(best: Told | None, options: Sequence[Told]) -> str:
+def _answer(told: Told) -> str:
+    best, options = told.get("best"), told["options"]
     if best is None:
+        nothing = "nothing that was executed fits" if told.get("stopped") else "nothing fits"
         nearest = min(options, key=lambda one: one["needed_bytes"] / one["capacity_bytes"], default=None)
-        return f"nothing fits; nearest comes {_named(nearest)}" if nearest else "nothing fits"
+        return f"{nothing}; nearest comes {_named(nearest)}" if nearest else nothing
     return f"fits: {best['gpus']} × {best['gpu']}, {words(best)}"
 
 

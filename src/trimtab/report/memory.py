@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from trimtab.monitor.wording import size
-from trimtab.report.charts import Chart, Line, Mark, Peak, figure, length
+from trimtab.report.charts import Chart, Line, Mark, Peak, figure, length, short
 from trimtab.report.code import Sources, place
 from trimtab.report.frame import LONGEST_NAME, cut, folded, raw_facts, raw_table, table, text
 from trimtab.report.layers import together
@@ -176,4 +176,4 @@ def _alike(used: Mapping[str, Told]) -> list[tuple[str, Told]]:
         )
 
     groups = (list(group) for _, group in groupby(used.items(), key=figures))
-    return [(together([device for device, _ in group]), group[0][1]) for group in groups]
+    return [(short(together([device for device, _ in group])), group[0][1]) for group in groups]

@@ -34,7 +34,23 @@ _PICKING = frozenset(
 """They read as much of their first operand as they make."""
 _OVER = frozenset(f"aten::{name}" for name in words("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_"))
 """They write over what was there, and do not read it."""
-
+_SEVERAL = {
+    "aten::nonzero": 5,
+    "aten::masked_select": 6,
+    "aten::masked_scatter": 5,
+    "aten::masked_scatter_": 4,
+    "aten::masked_scatter_backward": 8,
+    "aten::slice_backward": 2,
+    "aten::select_backward": 2,
+    "aten::embedding_dense_backward": 8,
+    "aten::_scaled_dot_product_cudnn_attention": 2,
+    "aten::_scaled_dot_product_cudnn_attention_backward": 6,
+    "aten::_scaled_dot_product_flash_attention_backward": 3,
+    "aten::_flash_attention_backward": 3,
+}
+"""Operations that are several launches on CUDA, as a profiler counts them (torch 2.11, an H200); all others are one."""
+_OF_A_MASK, _ADDED_UP = 5, 8
+"""A mask as an index is looked through first; values that may meet are sorted by their places."""
 
 _listening: list[Tally] = []
 
@@ -111,6 +127,8 @@ class Tally:
         if slot.aside is not None:
             return  # a part of compiled code, which launches kernels of its own
         self.add(Launch(flops, _moved(plan, shown, results), runs, "eager"))
+        if (more := _launches(plan.name, shown) - 1) > 0:
+            self.add(Launch(0, 0, "", "eager"), more)
 
     def _opaque(self, real: Callable[..., Any], func: Any, args: Args, kwargs: Kwargs) -> Any:
         outer, self._inside = self._inside, []
@@ -156,6 +174,8 @@ class Tally:
 
     def _ran(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def run_through(account: Account, *args: Any) -> Any:
+            if account.launches:
+                self.add(Launch(0, 0, "", "entry"))
             for launch in account.launches:
                 self.add(launch)
             return real(account, *args)
@@ -208,6 +228,14 @@ def _bytes(tensor: Tensor) -> int:
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
         number *= extent if stride else min(extent, 1)
     return number
+
+
+def _launches(name: str, given: dict[str, Any]) -> int:
+    """How many an operation is."""
+    number = _SEVERAL.get(name, 1)
+    masks = [one for one in _tensors(given.get("indices")) if one.dtype in (torch.bool, torch.uint8)]
+    added_up = _ADDED_UP - 1 if given.get("accumulate") else 0
+    return number + _OF_A_MASK * len(masks) + added_up
 
 
 def _moved(plan: Any, given: dict[str, Any], made: list[Tensor]) -> int:
