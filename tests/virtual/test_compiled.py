@@ -348,3 +348,51 @@ def test_a_kernel_of_the_program_is_one_step_of_the_graph() -> None:
         assert (
             torch.cuda.max_memory_allocated() == 3 * 4 << 17
         )  # x, what is added to itself, and what is written
+
+
+@torch.library.custom_op("trimtab_tests::into", mutates_args={"out"})
+def into(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    out.addmm_(left, right)
+
+
+def test_an_operation_that_only_writes_is_taken_into_the_graph() -> None:
+    """`mutates_args` and no result: torch cannot make such an operation anew, its compiler takes it as it is."""
+
+    def step(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(left)
+        into(out, left, right.detach())
+        return (out * right).sum()
+
+    notes = Notes()
+    with virtual_gpus(1, observer=notes):
+        left = torch.randn(WIDTH, WIDTH, device="cuda")
+        right = torch.randn(WIDTH, WIDTH, device="cuda", requires_grad=True)
+        made = torch.compile(step)(left, right)
+        made.backward()
+        assert torch.equal(made.detach(), step(left, right).detach())
+        assert right.grad is not None
+        assert torch.allclose(right.grad, left @ right.detach())
+    assert notes.notes == []
+
+
+def test_launches_inside_an_operation_that_is_taken_into_a_graph() -> None:
+    """The graph is made with tensors that have no memory: no fault of the program, whose tensors have some."""
+    pytest.importorskip("triton")
+    import triton_programs
+
+    @torch.library.triton_op("trimtab_tests::twice", mutates_args={})
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        torch.library.wrap_triton(triton_programs.add)[(x.numel() // 1024,)](x, x, out, x.numel(), BLOCK=1024)
+        return out
+
+    notes = Notes()
+    with virtual_gpus(1, observer=notes):
+        x = torch.randn(ROWS, WIDTH, device="cuda")
+        assert torch.equal(torch.compile(lambda x: twice(x) + 1)(x), x + x + 1)
+        with (
+            torch._subclasses.FakeTensorMode(),
+            pytest.raises(RuntimeError, match="Cannot access data pointer"),
+        ):
+            triton_programs.add[(1,)](*[torch.empty(4) for _ in range(3)], 4, BLOCK=16)
+    assert notes.notes == []

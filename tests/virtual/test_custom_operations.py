@@ -55,3 +55,22 @@ def test_without_a_kernel_for_cuda_it_does_not_run() -> None:
     with pytest.raises(NotImplementedError, match="Could not run 'trimtab_tests::host_only'"):
         host_only(torch.ones(2, device="cuda"))
     assert host_only(torch.ones(2)).sum() == 2
+
+
+def test_kernels_that_a_library_names_by_their_device() -> None:
+    """`Library.impl`, as older code and serving engines define operations."""
+    library = torch.library.Library("trimtab_tests", "FRAGMENT")
+    library.define("tripled(Tensor rows) -> Tensor")
+    library.define("filled_(Tensor(a!) rows, float by) -> ()")
+
+    def tripled(rows: torch.Tensor) -> torch.Tensor:
+        assert rows.is_cuda
+        return rows * torch.full((1,), 3.0, device=rows.device)
+
+    library.impl("tripled", tripled, "CUDA")
+    library.impl("filled_", lambda rows, by: rows.fill_(by) and None, "CompositeExplicitAutograd")
+    rows = torch.ones(1, device="cuda:1")
+    made = torch.ops.trimtab_tests.tripled(rows)
+    assert (made.device, made.item()) == (torch.device("cuda:1"), 3)
+    torch.ops.trimtab_tests.filled_(rows, 7.0)
+    assert rows.item() == 7

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from trimtab.virtual import functions, inductor, joint_graph
+from trimtab.virtual import functions, held_modes, inductor, joint_graph
 from trimtab.virtual.buffers import Account
 from trimtab.virtual.context import virtual_gpus
 from trimtab.virtual.observer import Observer
@@ -175,7 +175,7 @@ def test_what_is_held_at_most_is_what_generated_code_holds(
     with virtual_gpus(1):
         graphs = graphs_of(monkeypatch, program)
         assert graphs
-        with functions.switched_off(), torch.utils._python_dispatch._disable_current_modes():
+        with functions.switched_off(), held_modes.taken_away():
             for graph, own in graphs:
                 found = inductor.account(copy.deepcopy(graph), count(), {}, device, own=own)
                 with inductor._lowered(copy.deepcopy(graph), {}, device, own) as lowered:

@@ -20,14 +20,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    return_and_correct_aliasing,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map
 
 from trimtab.virtual import virtual_gpus
+from trimtab.virtual.held_modes import past_dispatch, taken_away
 from trimtab.virtual.state import InternalError
 from trimtab.virtual.tensor import payload_of
 
@@ -181,9 +178,9 @@ def test_a_shape_of_the_programs_is_refused_as_cuda_does() -> None:
 def test_what_was_made_without_values_is_an_error_of_ours() -> None:
     with virtual_gpus(1):
         x = torch.zeros(3, device="cuda")
-        with torch._C._DisableTorchDispatch():
+        with past_dispatch():
             made = torch.ops.aten.full.default([], 1.0, device=torch.device("meta", 0))
-        with _disable_current_modes(), pytest.raises(InternalError):
+        with taken_away(), pytest.raises(InternalError):
             put(x, x == 0, 1.0)
         for use in (lambda: x + made, lambda: x.fill_(made), lambda: put(x, 0, made), lambda: x + (made + 1)):
             with pytest.raises(InternalError, match="not of the program"):

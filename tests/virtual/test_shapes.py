@@ -353,3 +353,27 @@ def test_an_operation_without_a_rule_for_shapes_is_tried_on_stand_ins(machine: M
     nn.functional.ctc_loss(logits.log_softmax(-1), targets, *lengths).backward()
     assert logits.grad is not None
     assert is_unknown(logits.grad)
+
+
+def test_counts_of_unknown_numbers_come_to_what_was_counted(machine: Machine) -> None:
+    """By them routers split rows among experts: what stands for them has to fit the rows."""
+    chosen = (torch.randn(4096, 64, device="cuda") @ torch.randn(64, 8, device="cuda")).topk(2).indices
+    rows = torch.arange(8192, device="cuda")
+    counts = torch.bincount(chosen.view(-1), minlength=7)
+    for split in (counts.tolist(), counts.cpu().tolist(), [int(count) for count in counts]):
+        assert [part.numel() for part in rows.split(split)] == split
+    assert counts.cumsum(0)[-1].item() == 8192
+    drawn = torch.histc(chosen.view(-1).float(), bins=8, min=0, max=7)
+    assert drawn.int().tolist() == [1024] * 8
+    assert torch.repeat_interleave(rows[:7], counts).shape == (8192,)
+    assert any(asked.how == "shape" for asked in machine.asked)
+
+
+def test_different_values_among_unknown_ones_are_as_many_as_can_be(machine: Machine) -> None:
+    chosen = (torch.randn(4096, 64, device="cuda") @ torch.randn(64, 8, device="cuda")).topk(2).indices
+    assert chosen.unique().shape == (8192,)
+    values, places, counts = torch.unique(chosen, return_inverse=True, return_counts=True)
+    assert (values.shape, places.shape, counts.shape) == ((8192,), (4096, 2), (8192,))
+    assert torch.unique(chosen, dim=0).shape == (4096, 2)
+    assert torch.unique_consecutive(chosen, return_counts=True)[1].shape == (8192,)
+    assert {asked.how for asked in machine.asked} == {"shape"}

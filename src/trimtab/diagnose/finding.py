@@ -104,6 +104,8 @@ class Lack:
     need_bytes: int
     """What the program comes to when it goes on past the end of the memory."""
     short_bytes: int
+    phase: str = ""
+    """In which phase of the run it was met."""
 
 
 @dataclass(frozen=True)

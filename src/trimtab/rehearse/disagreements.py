@@ -3,6 +3,7 @@ records and source only; who disagrees is found by `agreement` (live) and `stand
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from dataclasses import replace
@@ -13,6 +14,7 @@ from trimtab.diagnose import answers, branches, flow, loops_left, mends_collecti
 from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.branches import Said
 from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
+from trimtab.rehearse.skipped_modules import Skipped
 
 Record = dict[str, Any]
 
@@ -90,7 +92,9 @@ def _device_choice(where: Place | None) -> Place | None:
     return source.place(where.file, line)
 
 
-def disagreement(rank: int, mine: Record, other: int, theirs: Record, skipped: Said | None = None) -> Finding:
+def disagreement(
+    rank: int, mine: Record, other: int, theirs: Record, skipped: Skipped | None = None
+) -> Finding:
     """Two ranks that have come to different collectives, or give other sizes to the same one.
 
     `skipped`: what is known of a module that only one of them has run.
@@ -99,13 +103,16 @@ def disagreement(rank: int, mine: Record, other: int, theirs: Record, skipped: S
     where, stands = place_from(first["place"]), place_from(second["place"])
     same = where == stands and first["op"] == second["op"]
     asked = same and _asked(first)
-    told = skipped or (parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None)
+    told = skipped.said if skipped is not None and (skipped.may_be or same) else None
+    told = told or (parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None)
     if told is None and same and first["root"] != second["root"]:
         told = mends_collectives.one_root(where)
     if told is None:
         told = (
             _unequal(first, second, stands) if same and second["born"] else _parted(low, first, high, second)
         )
+    if told is None and skipped is not None:
+        told = skipped.said
     if told is None:
         why = f"rank {high} stands here while rank {low} stands at {_line(where)}"
         told = Said(cause_at(stands, why), _ALIKE)
@@ -135,6 +142,8 @@ def _unequal(first: Record, second: Record, stands: Place | None) -> Said:
             return Said(cause, padded.text, padded.edits)
         fix = "Give equal sizes: pad to the longest first (all_gather the sizes), or see that every batch is full "
         return Said(cause, fix + "(drop_last=True).")
+    if (other := _two_things(first, second, stands)) is not None:
+        return other
     odd = first if first["dtype"] != second["dtype"] and first["dtype"] == "float32" else second
     file, line = odd["born"]
     if first["dtype"] == second["dtype"]:
@@ -142,6 +151,27 @@ def _unequal(first: Record, second: Record, stands: Place | None) -> Said:
     told = mends_collectives.of_type(source.place(file, line), (second if odd is first else first)["dtype"])
     cause = source.cause(file, line, "made here, of another type than on the other rank")
     return Said(cause, told.text, told.edits)
+
+
+def _two_things(first: Record, second: Record, stands: Place | None) -> Said | None:
+    """Whole numbers on one rank and none on the other, under other names: a loss and a count in another order."""
+    makers = [source.statement(*record["born"]) if record["born"] else None for record in (first, second)]
+    whole = ["int" in record["dtype"] for record in (first, second)]
+    if None in makers or whole[0] == whole[1] or _names(makers[0]) & _names(makers[1]):
+        return None
+    lines = [_line(source.place(*record["born"])) for record in (first, second)]
+    why = f"the ranks give different things here: one what {lines[0]} makes, the other what {lines[1]} makes"
+    fix = "Give them in one order on every rank: go through sorted names, or put them into one tensor and reduce that."
+    return Said(cause_at(stands, why), fix)
+
+
+def _names(statement: ast.stmt | None) -> set[str]:
+    """What a statement gives a value."""
+    if isinstance(statement, ast.Assign):
+        return {name for target in statement.targets for name in source.names_in(target)}
+    return (
+        source.names_in(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else set()
+    )
 
 
 def _parted(low: int, first: Record, high: int, second: Record) -> Said | None:

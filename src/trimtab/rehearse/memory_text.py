@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from trimtab.diagnose.finding import Place, place_from
+from trimtab.errors import shown
 
 Memory = dict[str, dict[str, Any]]
 _LEAST = 0.005
@@ -69,7 +70,10 @@ def _where(at_peak: dict[str, Any], line_of: Callable[[Place], str]) -> list[str
     """The phase with operation and module, and the line of the program, or of a library."""
     what = [at_peak["phase"], at_peak["op"].removeprefix("aten::"), at_peak["module"]]
     place = place_from(at_peak["where"]) or place_from(at_peak["inside"])
-    return [", ".join(filter(None, what)), *([_cut(line_of(place))] if place is not None else [])]
+    return [
+        shown(" ".join(", ".join(filter(None, what)).split())),
+        *([_cut(line_of(place))] if place is not None else []),
+    ]
 
 
 def _cut(text: str, most: int = 94) -> str:

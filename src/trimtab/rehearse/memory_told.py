@@ -34,6 +34,8 @@ def _of_device(device: VirtualDevice, names: dict[int, str]) -> Told:
         "phases": [],
         "timeline": None,
     }
+    if device.pool.allowed is not None:
+        told["allowed_bytes"] = int(device.pool.allowed)
     peaks = _by_phase(device.ledger.peaks(names))
     if not peaks:
         return told

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab.diagnose import source
+from trimtab.diagnose import awaited, source
 from trimtab.diagnose.causes import diagnose
 from trimtab.diagnose.finding import KINDS, Finding
 from trimtab.rehearse import places, room_here, shield, shortage
-from trimtab.virtual import memory
+from trimtab.virtual import memory, state
 from trimtab.virtual.observer import Asked, Observer
 
 if TYPE_CHECKING:
@@ -57,8 +58,25 @@ class RehearsalObserver(Observer):
             finding = self._process.enriched(finding, None)
             self._known[key] = finding
             if fault.kind == "out-of-memory":
-                self._full.add(shortage.device_of(fault.message))
+                device = shortage.device_of(fault.message)
+                self._full.add(device)
+                machine = state.machine()
+                finding.lack = (
+                    shortage.met(machine.devices[int(device.removeprefix("cuda:"))]) if machine else None
+                )
         self._process.report(finding)
+
+    def catches(self, fault: Fault) -> bool:
+        """A full GPU that the program is ready for: what hardware raises is raised, and no fault."""
+        if fault.kind != "out-of-memory":
+            return False
+        handler = shield.call("diagnosis", awaited.full_device, sys._getframe(1), otherwise=None)
+        if handler is None:
+            return False
+        at = f" at {fault.frame.file}:{fault.frame.line}" if fault.frame is not None else ""
+        device = shortage.device_of(fault.message)
+        self.note(f"{device} is full{at}: the program catches that (line {handler.line}), and goes on")
+        return True
 
     def _echoed(self, finding: Finding) -> Finding:
         """Backward meets the same stray tensor again: that is the fault of the forward pass, not another one."""

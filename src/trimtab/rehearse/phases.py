@@ -34,8 +34,19 @@ _SAVING = {
     "peft.peft_model": [("PeftModel", "save_pretrained")],
     "torch.distributed.checkpoint": [("", "save")],
     "torch.distributed.checkpoint.state_dict_saver": [("", "save")],
+    "torch.distributed.checkpoint.state_dict": [
+        ("", name) for name in ("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict")
+    ],
 }
 """What writes weights, by the module that brings it."""
+_RESUMING = {
+    "torch.distributed.checkpoint": [("", "load")],
+    "torch.distributed.checkpoint.state_dict_loader": [("", "load")],
+    "torch.distributed.checkpoint.state_dict": [
+        ("", name) for name in ("set_state_dict", "set_model_state_dict", "set_optimizer_state_dict")
+    ],
+}
+"""What reads weights back, where there is an optimizer."""
 _GENERATING = {"transformers.generation.utils": [("GenerationMixin", "generate")]}
 _STEPPING = {"trimtab.zeroth.optimizer": [("ZerothOrder", "step")]}
 """Steps that no optimizer of torch makes."""
@@ -70,6 +81,7 @@ class Phases(BaseCheck):
         listened: dict[str, list[tuple[str, str, Callable[..., Any]]]] = {}
         for table, call in (
             (_SAVING, self._deed("save")),
+            (_RESUMING, self._loading),
             (_GENERATING, self._deed("generate")),
             (_STEPPING, self._one_step),
         ):
@@ -93,7 +105,9 @@ class Phases(BaseCheck):
             yield
         finally:
             self._deeds -= 1
-            self._begin(before)
+            # Between steps what it has left behind is still its own, until a pass begins something else.
+            if self._deeds or not self._between or before == "load":
+                self._begin(before)
 
     def _deed(self, phase: str) -> Callable[..., Any]:
         def call(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trimtab.rehearse import shield
 from trimtab.rehearse.places import OURS
 from trimtab.virtual import dispatch, functions, generators, origin, state
+from trimtab.virtual.held_modes import past_dispatch
 from trimtab.virtual.tensor import VIRTUAL, VirtualTensor
 
 _MOST_BYTES = 1 << 30
@@ -141,7 +142,7 @@ def _attempt(call: Call) -> BaseException | None:
     """The error of the same call on plain copies; None when it works."""
     before = torch.random.get_rng_state()
     try:
-        with shield.paused(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with shield.paused(), torch._C.DisableTorchFunction(), past_dispatch():
             other = _made(call, half=True)
             if other is not None and _HALF.search(str(other)):
                 # The CPU has no such kernel: the same question in 32 bits.

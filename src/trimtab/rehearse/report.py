@@ -6,10 +6,12 @@ Colours are used only when the output is a terminal.
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Callable
 
 from trimtab.diagnose.finding import Finding, Place
+from trimtab.errors import shown
 from trimtab.rehearse import memory_text
 from trimtab.rehearse.session import WORDS
 from trimtab.rehearse.verdict import Result
@@ -19,6 +21,8 @@ _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
 _WIDTH = 110
 Paint = Callable[[str, str], str]
 _LABEL = 8
+_COMMAND = re.compile(r"^(\s*)::")
+"""How a line begins that steers a GitHub workflow: none of a program's texts is to."""
 TRIED = {
     "gone": "with this change the fault is gone",
     "another": "with this change the fault is gone, and the program stops at another one: not proven",
@@ -66,7 +70,7 @@ def _collectives(result: Result, paint: Paint) -> list[str]:
 def _notes(result: Result) -> list[str]:
     """What limits the verdict, a line each; why nothing is proven stands in the verdict itself."""
     said = result.notes if result.verdict != "unproven" else []
-    return ["\n".join(f"   {'note':<{_LABEL}}{' '.join(note.split())}" for note in said)] if said else []
+    return ["\n".join(f"   {'note':<{_LABEL}}{_in_one_line(note)}" for note in said)] if said else []
 
 
 def _memory(result: Result, paint: Paint) -> list[str]:
@@ -144,7 +148,7 @@ def _field(label: str, text: str, width: int = _LABEL) -> list[str]:
     lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
         lines += textwrap.wrap(
-            paragraph,
+            shown(paragraph),
             _WIDTH,
             initial_indent=head,
             subsequent_indent=" " * len(head),
@@ -152,7 +156,7 @@ def _field(label: str, text: str, width: int = _LABEL) -> list[str]:
             break_on_hyphens=False,
         )
         head = " " * len(head)
-    return lines
+    return [_COMMAND.sub(r"\1: :", line) for line in lines]
 
 
 def _shortened(message: str) -> str:
@@ -162,8 +166,14 @@ def _shortened(message: str) -> str:
     return text if len(text) <= 600 and len(lines) <= 4 else text[:600] + " …"
 
 
+def _in_one_line(text: str) -> str:
+    return shown(" ".join(text.split()))
+
+
 def _line_of(place: Place) -> str:
-    return f"{_short(place.file)}:{place.line}" + (f"   {place.code}" if place.code else "")
+    return shown(f"{_short(place.file)}:{place.line}" + (f"   {place.code}" if place.code else "")).replace(
+        "\n", " "
+    )
 
 
 def _short(file: str) -> str:
@@ -176,7 +186,7 @@ def _short(file: str) -> str:
 
 
 def _verdict(result: Result, paint: Paint) -> str:
-    name = _short(result.target)
+    name = _in_one_line(_short(result.target))
     faults = sum(finding.severity == "fault" for finding in result.findings)
     warnings = len(result.findings) - faults
     seen = f"{result.steps} optimizer step{'s' * (result.steps != 1)}, {result.seconds:.1f} s"
@@ -188,5 +198,5 @@ def _verdict(result: Result, paint: Paint) -> str:
             return paint(_GREEN, f"{clean}: {name} ran without a fault{also}") + f" ({facts})"
         case "fault":
             return paint(_RED, f"fault: {faults} in {name}{also}") + f" ({facts})"
-    why = ": " + "; ".join(result.notes) if result.notes else ""
+    why = ": " + "; ".join(_in_one_line(note) for note in result.notes) if result.notes else ""
     return paint(_YELLOW, f"unproven: {name}{also}") + why + f" ({facts})"

@@ -23,7 +23,7 @@ from trimtab.rehearse.fixes import nothing_printed
 from trimtab.rehearse.launch_lines import is_config
 from trimtab.rehearse.run import rehearse
 from trimtab.rehearse.session import Settings
-from trimtab.rehearse.shortage import need
+from trimtab.rehearse.shortage import FIXES, need
 from trimtab.rehearse.verdict import Result
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -69,14 +69,27 @@ def again_with(words: list[str], settings: Settings, **options: Any) -> Again:
     return again
 
 
-def changes_for(words: list[str], gpus: int) -> list[Change]:
-    """What can be done, the mildest first: what is computed stays the same as far as it can."""
+def changes_for(words: list[str], gpus: int, phase: str = "") -> list[Change]:
+    """What can be done where the memory ended in a phase, the mildest first: what is computed stays the same as far as
+    it can."""
     at = next((place for place, word in enumerate(words) if not _VARIABLE.match(word)), len(words))
     if at < len(words) and is_config(Path(words[at])):
         return _of_config(load_request(Path(words[at]), as_words(words[at + 1 :])).config, gpus)
     half, quarter = f"{what_if.BATCH}2", f"{what_if.BATCH}4"
     checkpoint = "model.gradient_checkpointing_enable(), or torch.utils.checkpoint around its layers"
     batch = "a smaller batch_size, and as many more passes gathered into a step"
+    if phase == "resume":
+        return [
+            Change(
+                "a checkpoint that is loaded to the host", what_if=(what_if.LOADED_ON_HOST,), how=FIXES[phase]
+            )
+        ]
+    if phase == "save":
+        return [
+            Change(
+                "a state that is gathered on the host", what_if=(what_if.GATHERED_ON_HOST,), how=FIXES[phase]
+            )
+        ]
     return [
         Change("gradient checkpointing", what_if=(what_if.CHECKPOINTING,), how=checkpoint),
         Change("half as many rows in a batch", what_if=(half,), how=batch),
@@ -126,7 +139,7 @@ def try_savings(
 
     Where none is enough by itself, those that help are taken together, one after the other.
     """
-    finding = next((one for one in result.findings if one.kind == "out-of-memory" and one.lack), None)
+    finding = _short_of_memory(result)
     if finding is None or not result.ended:
         return
     trials = _Trials(result, finding, again, time.monotonic() + seconds, tell)
@@ -147,6 +160,16 @@ def try_savings(
         result.notes.append(
             f"not rehearsed, for want of time: {', '.join(trials.left_out)} (--timeout gives more)"
         )
+
+
+def _short_of_memory(result: Result) -> Finding | None:
+    return next((one for one in result.findings if one.kind == "out-of-memory" and one.lack), None)
+
+
+def phase_of(result: Result) -> str:
+    """The phase in which the memory ended."""
+    finding = _short_of_memory(result)
+    return finding.lack.phase if finding is not None and finding.lack is not None else ""
 
 
 def _together(helpful: Iterable[Change]) -> Iterable[Change]:

@@ -47,11 +47,10 @@ def paused() -> Iterator[None]:
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
     """What is called inside is no doing of the program and on no GPU: torch is for it as it is without a rehearsal."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     from trimtab.virtual import functions
+    from trimtab.virtual.held_modes import taken_away
 
-    with paused(), functions.switched_off(), _disable_current_modes():
+    with paused(), functions.switched_off(), taken_away():
         yield
 
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Lack
 from trimtab.rehearse.memory_text import size
 
+if TYPE_CHECKING:
+    from trimtab.virtual.state import VirtualDevice
+
+FIXES = {
+    "resume": 'torch.load(…, map_location="cpu"): load_state_dict copies each tensor to where its parameter is',
+    "save": "StateDictOptions(full_state_dict=True, cpu_offload=True), or shards that are saved as they are",
+    "evaluate": "What an evaluation gathers belongs on the host (.cpu()), or is counted batch by batch",
+    "generate": "Fewer prompts at once, or fewer new tokens: the cache grows with both",
+}
+"""What helps where the memory ends in a phase that trains nothing."""
 _DEVICE = re.compile(r"\bGPU (\d+) has a total capacity")
 
 
@@ -22,17 +32,34 @@ def need(told: dict[str, Any]) -> int:
     return int(told["peak_bytes"] + told["context_bytes"])
 
 
+def room(told: dict[str, Any]) -> int:
+    """What a program may have of a device: all of it, unless it was given a part."""
+    allowed = told.get("allowed_bytes")
+    whole = int(told["capacity_bytes"])
+    return whole if allowed is None else min(whole, int(allowed + told["context_bytes"]))
+
+
+def met(device: VirtualDevice) -> Lack:
+    """What is known of a shortage at once: where the run stood. How much is missing is known at its end."""
+    return Lack(str(device.device), 0, 0, 0, device.ledger.lap.phase)
+
+
 def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
     """Tell of each device that was found too small how much it lacks."""
     for finding in findings:
-        told = memory.get(device_of(finding.message)) if finding.kind == "out-of-memory" else None
-        if told is None or finding.lack is not None:
+        if finding.kind != "out-of-memory" or (finding.lack is not None and finding.lack.need_bytes):
             continue
-        device, capacity, needed = device_of(finding.message), told["capacity_bytes"], need(told)
+        phase = finding.lack.phase if finding.lack is not None else ""
+        finding.lack, told = None, memory.get(device_of(finding.message))
+        if told is None:
+            continue
+        device, capacity, needed = device_of(finding.message), room(told), need(told)
         if needed <= capacity:
             # It would fit in one piece: what the allocator reserves to give it out in pieces does not.
             needed = max(needed, int(told["reserved_bytes"] + told["context_bytes"]))
-        finding.lack = Lack(device, capacity, needed, max(0, needed - capacity))
+        finding.lack = Lack(device, capacity, needed, max(0, needed - capacity), phase)
+        if not finding.edits:
+            finding.fix = FIXES.get(phase, finding.fix)
         if needed > capacity:
             short = size(needed - capacity)
             finding.message = (

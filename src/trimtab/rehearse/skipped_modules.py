@@ -5,7 +5,7 @@ condition under which that stands. Reads records and source only.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from trimtab.diagnose import branches, source
 from trimtab.diagnose.branches import Said
@@ -14,7 +14,15 @@ Ran = dict[str, list[Any]]
 """The names of modules that have run, each with the lines that led to its call, innermost first."""
 
 
-def parting(low: int, first: Ran, high: int, second: Ran) -> Said | None:
+class Skipped(NamedTuple):
+    """What is said of a module that one rank alone has run."""
+
+    said: Said
+    may_be: bool
+    """Whether its call stands under a condition; if not, the other rank may only not have come so far."""
+
+
+def parting(low: int, first: Ran, high: int, second: Ran) -> Skipped | None:
     """What to say of two ranks of which one alone has run a module, by what each has run in the step."""
     sides = [(low, high, _topmost(first, second)), (high, low, _topmost(second, first))]
     found = [(who, other, name, at) for who, other, only in sides for name, at in only.items() if at]
@@ -37,7 +45,7 @@ def parting(low: int, first: Ran, high: int, second: Ran) -> Said | None:
         "size, and add its result times 0 to what the loss is made of. Then every rank gathers the same weights and "
         "reduces the same gradients (zeros, where it had nothing to give)."
     )
-    return Said(cause, fix)
+    return Skipped(Said(cause, fix), bool(may_skip))
 
 
 def _topmost(ran: Ran, other: Ran) -> Ran:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 CHECKPOINTING = "checkpointing"
 BATCH = "batch/"
 """With the divisor behind it."""
+LOADED_ON_HOST = "loaded-on-host"
+GATHERED_ON_HOST = "gathered-on-host"
 
 
 def put_in(changes: list[str]) -> None:
@@ -25,6 +27,10 @@ def put_in(changes: list[str]) -> None:
             _checkpoint()
         elif change.startswith(BATCH):
             _smaller_batches(int(change.removeprefix(BATCH)))
+        elif change == LOADED_ON_HOST:
+            _load_on_host()
+        elif change == GATHERED_ON_HOST:
+            _gather_on_host()
         else:
             raise ValueError(f"no such change to a program: {change!r}")
 
@@ -55,6 +61,33 @@ def _smaller_batches(divisor: int) -> None:
 
     DataLoader.__init__ = loader  # type: ignore[method-assign]
     BatchSampler.__init__ = sampler  # type: ignore[method-assign]
+
+
+def _load_on_host() -> None:
+    """What a program reads with torch.load comes into the host's memory, wherever it was saved from."""
+    import torch
+
+    real = torch.load
+
+    @functools.wraps(real)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return real(f, "cpu", *args, **kwargs)
+
+    torch.load = load
+
+
+def _gather_on_host() -> None:
+    """The whole state of a sharded model is put together in the host's memory."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    real = StateDictOptions.__init__
+
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self.cpu_offload = True
+
+    StateDictOptions.__init__ = init  # type: ignore[method-assign]
 
 
 def _checkpoint() -> None:

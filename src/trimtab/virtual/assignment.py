@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trimtab.virtual import origin, state
 from trimtab.virtual.face import ABOVE
+from trimtab.virtual.held_modes import past_dispatch
 from trimtab.virtual.tensor import (
     INTERNAL,
     VIRTUAL,
@@ -33,7 +34,7 @@ def sync(tensor: VirtualTensor) -> None:
         # Under deterministic algorithms torch would fill what it grows: here are no values to fill.
         torch._C._set_deterministic_fill_uninitialized_memory(False)
         try:
-            with torch._C._DisableTorchDispatch():
+            with past_dispatch():
                 # Grow the wrapper's own (empty) storage first: as_strided_ checks that the view lies inside it.
                 torch.ops.aten.resize_.default(
                     tensor, [payload.untyped_storage().nbytes() // payload.element_size()]

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trimtab.virtual import functions, joint_graph, pieces, state
+from trimtab.virtual.held_modes import taken_away
 from trimtab.virtual.pieces import Piece, Plan
 from trimtab.virtual.recorded import Recorder
 from trimtab.virtual.state import Machine, Patch, VirtualDevice
@@ -287,7 +287,7 @@ class _Planning:
             self._try_backward(inputs, trained)
             if not self.recorder.on:
                 return "its backward pass cannot be compiled"
-        with functions.switched_off(), _disable_current_modes():
+        with functions.switched_off(), taken_away():
             backend = self.run.settings.backend
             return self._made() if backend == "inductor" else self._by(backend)
 

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trimtab.virtual import (
     amp,
+    authors,
     bootstrap,
     compiled,
     ctypes_libraries,
@@ -34,6 +35,7 @@ from trimtab.virtual import (
     functions,
     fused,
     generators,
+    held_modes,
     kinds,
     legacy,
     processes,
@@ -59,6 +61,7 @@ Settings = ParamSpec("Settings")
 # Each has patches(machine) -> list of (object, attribute name, replacement).
 _PATCHING = (
     amp,
+    authors,
     compiled,
     cuda,
     foreach,
@@ -113,6 +116,7 @@ def install(
         undo.callback(extents.enter())
         if len(state._stack) == 1:
             undo.callback(amp.enter())
+            held_modes.enter(undo)
             undo.enter_context(dispatch.VirtualMode())
             undo.enter_context(functions.MODE)
             settings = {

@@ -23,6 +23,7 @@ from trimtab.virtual import (
     functions,
     fused,
     generators,
+    held_modes,
     kernels,
     memory,
     processes,
@@ -192,9 +193,8 @@ def _take_apart(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _by_its_author(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An operation written in Python (torch.library.custom_op): what its kernel for CUDA does passes here again."""
-    written = plan.author._backend_fns
-    kernel = written.get("cuda") or written.get(None)
+    """An operation written in Python (authors.py): what its kernel for CUDA does passes here again."""
+    kernel = plan.author()
     if kernel is None:
         raise NotImplementedError(f"Could not run '{plan.name}' with arguments from the 'CUDA' backend.")
     with torch._C._EnableTorchFunction(), VirtualMode(), functions.switched_on():
@@ -278,6 +278,7 @@ def _modes() -> Iterator[None]:
 
 ABOVE.work = _unseen
 sharded.set_modes(_modes, VirtualMode)
+held_modes.set_mode(VirtualMode)
 
 
 def _ask_for_no_rules() -> None:

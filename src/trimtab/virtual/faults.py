@@ -60,8 +60,9 @@ def report(
     )
     machine = state.machine()
     if machine is not None:
-        repairs = machine.on_fault == "repair"
-        if machine.observer is not None and not (repairs and _echo(fault, machine)):
+        caught = machine.observer is not None and machine.observer.catches(fault)
+        repairs = machine.on_fault == "repair" and not caught
+        if machine.observer is not None and not caught and not (repairs and _echo(fault, machine)):
             machine.observer.fault(fault)
         if repairs:
             for _, tensor in operands:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual.plans import FRESH, Plan
-from trimtab.virtual.unknown import hint
+from trimtab.virtual.unknown import filled, hint, stand_for, standing_for
 from trimtab.virtual.wording import words
 
 About = Literal["finite", "equal"]
@@ -27,8 +27,12 @@ _DRAWN = {
 """What numbers that are drawn are in the middle."""
 
 
+_FEW = 65536
+
+
 def note(plan: Plan, func: Any, payloads: Any, named: Any, made: Any) -> None:
     """Keep beside a result without values what is taken of them."""
+    _stand(func, payloads, named, made)
     if plan.kind == FRESH:
         if made.dtype is torch.bool or plan.name == "aten::sum":
             made._hint = _truth(plan, func, payloads, named)
@@ -41,6 +45,31 @@ def note(plan: Plan, func: Any, payloads: Any, named: Any, made: Any) -> None:
             made._about = about(payloads[0])
     elif (middle := _DRAWN.get(plan.name)) is not None and payloads[0].is_meta:
         payloads[0]._hint = float(middle(*payloads[1:3]))
+
+
+def stand_for_view(plan: Plan, payloads: Any, named: Any, made: Any) -> None:
+    """A view of counts that nobody knows has its part of what stands for them."""
+    _stand(plan.kernel, payloads, named, made)
+
+
+def _stand(func: Any, payloads: Any, named: Any, made: Any) -> None:
+    """What is computed from a few numbers that stand for others, and from numbers that are known, stands too."""
+    tensors = [value for value in (*payloads, *named.values()) if isinstance(value, Tensor)]
+    if not any(standing_for(value) is not None for value in tensors):
+        return
+    results = list(made) if made.__class__ in (list, tuple) else [made]
+    if not all(isinstance(one, Tensor) and one.is_meta and one.numel() <= _FEW for one in results):
+        return
+    if any(value.is_meta and standing_for(value) is None for value in tensors):
+        return
+
+    def values(value: Any) -> Any:
+        return filled(value) if isinstance(value, Tensor) else value
+
+    kept = {name: values(value) for name, value in named.items() if name not in ("device", "pin_memory")}
+    found = func(*map(values, payloads), **kept)
+    for one, stands in zip(results, found if made.__class__ in (list, tuple) else [found], strict=True):
+        stand_for(one, stands)
 
 
 def about(payload: Tensor) -> About | None:

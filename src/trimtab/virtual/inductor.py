@@ -177,7 +177,7 @@ class _Accounting:
         """One of the results of an operation. A launch of the program's own writes over what nobody reads any more."""
         node = whole.node
         if getattr(node, "op_overload", None) is launch_op():
-            given, written = node.inputs, node.constant_args[0]
+            (given, written, _), _ = node.unflatten_args(node.inputs, node.constant_args)
             over = given[written[part.node.indices[0][1]]].get_name()
             if over in self.buffers and over in whole.defining_op.last_usage and over not in self.kept:
                 self._give(over, part.get_name())

@@ -222,7 +222,9 @@ def _shape(value: Any) -> Tensor:
 def launch_op() -> Any:
     """A launch of a kernel as an operation that nobody looks into: new tensors in the place of those written to."""
     library = torch.library.Library("trimtab_virtual", "FRAGMENT")
-    library.define("launch(Tensor[] given, int[] written, str name) -> Tensor[]")
+    # A kernel takes what it is given as it lies; for other operations inductor copies what it has not made yet.
+    tags = (torch.Tag.flexible_layout,)
+    library.define("launch(Tensor[] given, int[] written, str name) -> Tensor[]", tags=tags)
     torch.library.register_fake("trimtab_virtual::launch", _anew, lib=library)
     _LIBRARIES.append(library)
     return torch.ops.trimtab_virtual.launch.default

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trimtab.virtual import origin
+from trimtab.virtual.held_modes import taken_away
 from trimtab.virtual.state import Machine, Patch
 from trimtab.virtual.tensor import VirtualTensor, refuse_own_class
 from trimtab.virtual.wording import LEGACY
@@ -62,7 +62,7 @@ def _constructor(native: Any, default: _Default) -> Any:
                 return native(cls, *args, **kwargs)
             return _made(args, torch.get_default_dtype(), torch.device("cuda", torch.cuda.current_device()))
         refuse_own_class(cls, *args[:1])
-        with _disable_current_modes():
+        with taken_away():
             return native(cls, *args, **kwargs)
 
     return staticmethod(__new__)

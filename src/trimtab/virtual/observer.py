@@ -1,6 +1,7 @@
 """What a rehearsal may listen to, and the fault that it is told of. Every method of a listener does nothing here.
 
-An observer never changes what happens: whether a fault raises or is repaired is the machine's setting.
+Whether a fault raises or is repaired is the machine's setting; an observer changes nothing but this: of an error that
+it knows the program to catch (`catches`), it has it raised.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class Observer:
 
     def fault(self, fault: Fault) -> None:
         """Told of each fault before it raises or is repaired."""
+
+    def catches(self, fault: Fault) -> bool:
+        """Whether the program catches what hardware raises here, to go on otherwise: then it is raised, and told of no
+        more."""
+        return False
 
     def op(self, name: str) -> None:
         """Told of each operation that reaches the dispatcher, by its aten name; only when `wants_ops`."""

@@ -17,6 +17,7 @@ import torch
 
 from trimtab.virtual import buffers, functions, inductor, memory
 from trimtab.virtual.buffers import Account
+from trimtab.virtual.held_modes import past_dispatch
 from trimtab.virtual.joint_graph import Cut
 from trimtab.virtual.memory import Block
 from trimtab.virtual.state import Machine, VirtualDevice
@@ -143,7 +144,7 @@ def kept_tensors(machine: Machine, piece: Piece, blocks: dict[int, Block]) -> li
     """Tensors that stand for what the compiled form keeps."""
     made = []
     for kept in piece.plan.kept:
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with torch._C.DisableTorchFunction(), past_dispatch():
             payload = torch.empty(kept.shape, dtype=kept.dtype, device="meta" if machine.shapes else "cpu")
         made.append(wrap(payload, piece.device, blocks[kept.buffer]))
     return made
@@ -175,7 +176,7 @@ class Node(torch.autograd.Function):
     ) -> Any:
         anchor = _Anchor(piece.device, 0)
         anchor.piece = piece
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with torch._C.DisableTorchFunction(), past_dispatch():
             empty = torch.empty(0, device="cpu")
         # By what is saved checkpointing drops the piece, and has another made in its place.
         ctx.save_for_backward(wrap(empty, piece.device, anchor), *kept, *kept_inputs)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
+
+from trimtab.virtual.authors import kernel_on_cuda
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -27,7 +28,7 @@ class Plan:
     """What is known of an operation from its schema."""
 
     author: Any
-    """The definition of an operation that was written in Python (torch.library.custom_op)."""
+    """What gives the kernel of an operation that was written in Python; None for all others."""
     parts: bool
     """Whether it is carried out by its parts."""
     rule: Any
@@ -50,7 +51,7 @@ class Plan:
         self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         self.collective = self.name.startswith(_COLLECTIVES) and self.name not in _SILENT_VIEWS
         self.composite = _composite(func)
-        self.author = OPDEFS.get(self.name)
+        self.author = kernel_on_cuda(func)
         self.parts = self.composite or self.author is not None
         self.factory = "device" in self.names
         self.seeded = "generator" in self.names

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trimtab.virtual.plans import Args, Kwargs
 from trimtab.virtual.state import VirtualDevice
@@ -29,6 +30,9 @@ _ASKING = frozenset(
     for name in words("_local_scalar_dense is_nonzero equal nonzero masked_select _unique2 unique_dim")
 )
 """Operations of whose result a compiler knows too little: a number for the program, or a tensor of unknown size."""
+
+
+_TORCHS = frozenset(("aten", "prims", "prim", "c10d", "_c10d_functional"))
 
 
 class Ref(NamedTuple):
@@ -136,6 +140,9 @@ class Recorder(TorchDispatchMode):
             self._inside = False
         if _on_gpu(made) or _on_gpu(args) or _on_gpu(tuple(kwargs.values())):
             inside = max(0, device.peak - max(device.allocated, before))
+            if _only_writes(func):
+                self._wrote(func, args, kwargs, inside)
+                return made
             named = tuple((name, self._mapped(value)) for name, value in kwargs.items())
             entry = Entry(func, self._mapped(args), named, self._numbered(made), inside, self._region())
             self.record.entries.append(entry)
@@ -146,6 +153,20 @@ class Recorder(TorchDispatchMode):
         if self.on and not self._inside:
             refs = tuple(map(self._mapped, tensors))
             self.record.entries.append(Entry(Kernel(name, written), refs, (), None, 0, self._region()))
+
+    def _wrote(self, func: Any, args: Args, kwargs: Kwargs, inside: int) -> None:
+        """An operation of a program's own that writes to what it is given: a compiler looks into it no more."""
+        given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
+        tensors: list[Tensor] = []
+        written: list[int] = []
+        for argument in func._schema.arguments:
+            found = [t for t in tree_leaves(given.get(argument.name)) if isinstance(t, Tensor)]
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written += range(len(tensors), len(tensors) + len(found))
+            tensors += found
+        refs = tuple(map(self._mapped, tensors))
+        kernel = Kernel(func.name(), tuple(written))
+        self.record.entries.append(Entry(kernel, refs, (), None, inside, self._region()))
 
     def _region(self) -> int | None:
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -213,6 +234,11 @@ def _unknown_to_compilers(func: Any, args: Args) -> str | None:
     if func._schema.name in _ASKING and _on_gpu(args):
         return f"it asks a tensor for its values ({func._schema.name})"
     return None
+
+
+def _only_writes(func: Any) -> bool:
+    """Whether an operation is no one of torch's, and gives nothing but what it writes: torch cannot say it anew."""
+    return not func._schema.returns and func._schema.is_mutable and func.namespace not in _TORCHS
 
 
 def _on_gpu(value: Any) -> bool:

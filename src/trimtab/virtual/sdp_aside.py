@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.virtual import sdp_memory
+from trimtab.virtual.held_modes import past_dispatch
 from trimtab.virtual.memory import Block
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import wrap
@@ -41,7 +42,7 @@ class _Aside(torch.autograd.Function):
         with torch.enable_grad():
             found: Any = work(*copies)
         made = wrap(found.payload, slot)
-        with torch._C._DisableTorchDispatch():
+        with past_dispatch():
             sums = torch.empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(*operands, made, wrap(sums, slot))
         ctx.aside, ctx.backend, ctx.copies, ctx.found = aside, backend, copies, found

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias
 
 from trimtab.virtual import amp, faults, functions, sdp_aside, sdp_backends, sharded, state
+from trimtab.virtual.held_modes import past_dispatch
 from trimtab.virtual.plans import Args, Plan
 from trimtab.virtual.sdp_backends import EFFICIENT, FLASH, MATH
 from trimtab.virtual.tensor import VIRTUAL, payload_of
@@ -192,7 +193,7 @@ def cpu_choice(backend: int, args: tuple[Any, ...], options: dict[str, Any]) -> 
 
 def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> int:
     shown: list[Any] = [_memory_like(value) if isinstance(value, Tensor) else value for value in args]
-    with torch._C._DisableTorchDispatch():
+    with past_dispatch():
         return int(torch._fused_sdp_choice(*shown, **options))
 
 
@@ -200,7 +201,7 @@ def _memory_like(payload: Tensor) -> Tensor:
     """What the choice of a kernel looks at: shapes and types. Memory that is never touched costs nothing."""
     if not payload.is_meta:
         return payload
-    with torch._C._DisableTorchDispatch():
+    with past_dispatch():
         return torch.empty_strided(payload.size(), payload.stride(), dtype=payload.dtype, device="cpu")
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from trimtab.virtual.plans import Args, Plan
-from trimtab.virtual.unknown import asked, hint, is_unknown
+from trimtab.virtual.unknown import asked, hint, is_unknown, stand_for, standing_for
+from trimtab.virtual.wording import words
 
 _META = torch.device("meta")
 
@@ -49,10 +50,58 @@ def _bins(plan: Plan, payloads: Any, args: Args) -> Any:
         return None
     weights, least = payloads[1:3]
     asked("shape", plan.name)
-    dtype = (
-        torch.int64 if weights is None else weights.dtype if weights.dtype is torch.float32 else torch.float64
-    )
-    return torch.empty(least, dtype=dtype, device=_META)
+    if weights is not None:
+        dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+        return torch.empty(least, dtype=dtype, device=_META)
+    return _evenly(payloads[0].numel(), least, torch.int64)
+
+
+def _histogram(plan: Plan, payloads: Any, args: Args) -> Any:
+    """histc of unknown numbers, by which routers count the rows of each expert."""
+    return _evenly(payloads[0].numel(), payloads[1] if len(payloads) > 1 else 100, payloads[0].dtype)
+
+
+def _evenly(count: int, bins: int, dtype: torch.dtype) -> Any:
+    """Counts that nobody knows, of so many numbers: they come to what was counted, or no split by them would fit."""
+    made = torch.empty(bins, dtype=dtype, device=_META)
+    place = torch.arange(bins, device="cpu")
+    return stand_for(made, (count // bins + (place < count % bins)).to(dtype))
+
+
+def _different(plan: Plan, payloads: Any, args: Args) -> Any:
+    """unique of unknown numbers: each another one, the most that can be."""
+    asked("shape", plan.name)
+    source = payloads[0]
+    if plan.name == "aten::unique_consecutive":
+        given = dict(zip(("inverse", "counts", "dim"), payloads[1:], strict=False))
+        dim, inverse, counts = given.get("dim"), given.get("inverse", False), given.get("counts", False)
+    elif plan.name.startswith("aten::unique_dim"):
+        named = dict(zip(plan.names, payloads, strict=False))
+        dim = named["dim"]
+        inverse, counts = named.get("return_inverse", False), named.get("return_counts", False)
+    else:
+        flags = (*payloads[2:4], False, False)
+        dim, inverse, counts = None, flags[0], flags[1]
+    found = source.numel() if dim is None else source.size(dim)
+    shape = (found,) if dim is None else source.shape
+    places = source.shape if dim is None else (found,)
+
+    def numbers(size: Any, wanted: bool) -> Any:
+        return torch.empty(size if wanted else 0, dtype=torch.int64, device=_META)
+
+    made = torch.empty(shape, dtype=source.dtype, device=_META), numbers(places, inverse)
+    return made if plan.name == "aten::_unique" else (*made, numbers(found, counts))
+
+
+def _repeated(plan: Plan, payloads: Any, args: Args) -> Any:
+    """repeat_interleave by unknown numbers: each once, unless what stands for them says otherwise."""
+    repeats = payloads[0]
+    size = payloads[1] if len(payloads) > 1 else None
+    if size is None:
+        asked("shape", plan.name)
+        known = standing_for(repeats)
+        size = repeats.numel() if known is None else int(known.sum())
+    return torch.empty(size, dtype=repeats.dtype, device=_META)
 
 
 def counted(indices: Any, given: Any) -> list[Any]:
@@ -110,6 +159,15 @@ RULES: dict[str, Any] = {
     "aten::equal": _same,
     "aten::_assert_async": _nothing,
     "aten::bincount": _bins,
+    "aten::histc": _histogram,
+    "aten::repeat_interleave": _repeated,
+    **dict.fromkeys(
+        (
+            f"aten::{name}"
+            for name in words("_unique _unique2 unique_dim unique_dim_consecutive unique_consecutive")
+        ),
+        _different,
+    ),
     "aten::_pack_padded_sequence": _packed,
     "aten::nonzero": _all_of,
     "aten::masked_select": _all_of,

@@ -106,6 +106,7 @@ def carry(
         made = plan.binding(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
             made._hint, made._about = hint(payloads[0]), hints.about(payloads[0])
+        hints.stand_for_view(plan, payloads, named, made)
         return made
     if plan.name in _FILLED and (made := _with_values(plan, func, payloads, named)) is not None:
         return made

@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from trimtab.virtual import state
+from trimtab.virtual import held_modes, state
 from trimtab.virtual.storage import ShellStorage, label_storage
 from trimtab.virtual.tensor import VIRTUAL
 
@@ -142,6 +142,9 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
 
     A shard that is not virtual yet would not: one that is moved to a GPU, or made on one in the shape of another.
     """
+    if held_modes.sees_no_classes():
+        with held_modes.past_dispatch():
+            return func(*args, **kwargs)
     whole: Any = args[0] if args else None
     if whole.__class__ is list and len(whole) > _PIECE and _in_pieces(func):
         return _piece_by_piece(work, func, args, kwargs)

@@ -17,8 +17,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from trimtab.virtual import compiled, faults, origin, state
+from trimtab.virtual import compiled, faults, held_modes, origin, state
+from trimtab.virtual.held_modes import past_dispatch
 from trimtab.virtual.state import Machine, NotSimulated
 from trimtab.virtual.tensor import VIRTUAL
 from trimtab.virtual.unknown import forget
@@ -28,6 +30,13 @@ ONE_LAUNCH = 20 * 10**9
 ALL_LAUNCHES = 6 * ONE_LAUNCH
 _COMPILED = (
     "a compiled Triton kernel (its registers, its code) is not simulated by virtual GPUs: none is compiled."
+)
+
+
+_FAKE = (
+    "Cannot access data pointer of Tensor (e.g. FakeTensor, FunctionalTensor): argument {} of a Triton kernel has no "
+    "memory. If you're using torch.compile/export/fx, it is likely that we are erroneously tracing into a custom "
+    "kernel. To fix this, please wrap the custom kernel into an opaque custom op."
 )
 
 
@@ -98,7 +107,7 @@ def _interpreted(native: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that the program itself has interpreted (TRITON_INTERPRET=1): on the payloads."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with torch._C.DisableTorchFunction(), past_dispatch():
             return native(
                 self, *_mapped(_payload, args), **{n: _mapped(_payload, v) for n, v in kwargs.items()}
             )
@@ -150,6 +159,10 @@ def launch(spent: _Spent, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, 
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
     given = _bound(kernel, args, kwargs)
+    if (name := _without_memory(given)) is not None:
+        if held_modes.in_force():
+            raise RuntimeError(_FAKE.format(name))
+        return _NotCompiled()  # no doing of the program: a graph is made of it, and only shapes are asked for
     _check_devices(machine, kernel, given)
     sizes = tuple(operator.index(size) for size in (grid(given) if callable(grid) else grid))
     if not all(sizes):
@@ -163,6 +176,11 @@ def launch(spent: _Spent, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if reason is not None:
         _made_up(machine, kernel, given, reason)
     return _NotCompiled()
+
+
+def _without_memory(given: dict[str, Any]) -> str | None:
+    fake = (n for n, value in given.items() if any(isinstance(t, FakeTensor) for t in _tensors(value)))
+    return next(fake, None)
 
 
 def _tell_compiler(kernel: Any, given: dict[str, Any]) -> None:
@@ -226,7 +244,7 @@ def _run(spent: _Spent, kernel: Any, given: dict[str, Any], sizes: tuple[int, ..
     if any(tensor.is_meta for tensor in memory):
         return "it was given a tensor without values"
     budget = min(ONE_LAUNCH, spent.left)
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with torch._C.DisableTorchFunction(), past_dispatch():
         started = Launch(kernel, arguments, memory, budget)
         try:
             started.over(sizes)
@@ -248,7 +266,7 @@ def _made_up(machine: Machine, kernel: Any, given: dict[str, Any], reason: str) 
         raise NotSimulated(text[0].upper() + text[1:])
     for tensor in _outputs(kernel, given):
         payload = _payload(tensor)
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with torch._C.DisableTorchFunction(), past_dispatch():
             payload.fill_(1 if payload.is_floating_point() else 0)
     users = next((frame for frame, user in origin.stack(1) if user), None)
     at = f"; launched at {users.file}:{users.line}" if users is not None else ""

@@ -63,6 +63,18 @@ def asked(how: How, op: str, compared: bool = False) -> None:
         in_force.observer.asked(told)
 
 
+def stand_for(payload: Tensor, values: Tensor) -> Tensor:
+    """Have a few numbers stand for those of a payload without values, where one for all would contradict itself."""
+    payload._stands = values  # type: ignore[attr-defined]
+    return payload
+
+
+def standing_for(payload: Tensor) -> Tensor | None:
+    """The numbers that stand for a payload's, if there are such."""
+    found: Tensor | None = payload.__dict__.get("_stands")
+    return found
+
+
 def hint(payload: Tensor) -> Any:
     """One value for a tensor that has none: of numbers 1, of indices 0; of a test, what it says of such numbers."""
     if not payload.is_meta and payload.numel() == 1:
@@ -70,6 +82,8 @@ def hint(payload: Tensor) -> Any:
     found = payload.__dict__.get("_hint")
     if found is not None:
         return found
+    if payload.numel() == 1 and (stands := standing_for(payload)) is not None:
+        return stands.item()
     if payload.dtype is torch.bool:
         return not payload.is_meta and bool(payload.all())
     return 1.0 if payload.is_floating_point() else 0
@@ -79,6 +93,8 @@ def filled(payload: Tensor) -> Tensor:
     """Memory of that shape, for a program that reads bytes or numbers of it."""
     if not payload.is_meta:
         return payload.clone()
+    if (stands := standing_for(payload)) is not None:
+        return stands.clone()
     refuse_more(payload.numel() * payload.element_size())
     with torch._C.DisableTorchFunction():
         return torch.full(payload.size(), hint(payload), dtype=payload.dtype, device="cpu")

@@ -22,7 +22,7 @@ from trimtab.diagnose import graphs, kept, mends_graph, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.rehearse import places
-from trimtab.rehearse.checks.base import BaseCheck, backward_hub, place_born, trained_by
+from trimtab.rehearse.checks.base import BaseCheck, backward_hub, optimizers_made, place_born, trained_by
 from trimtab.virtual import origin
 
 _ENOUGH = 3
@@ -60,6 +60,7 @@ class GraphKept(BaseCheck):
     """Counts the steps whose graphs outlive them, for each line that calls backward."""
 
     def install(self) -> None:
+        self._made = optimizers_made()
         self._marks: dict[tuple[Any, bool], deque[ref[_Mark]]] = defaultdict(lambda: deque(maxlen=64))
         """By the line that calls backward, and whether the marks lie deep in the graph."""
         self._steps = 0
@@ -141,7 +142,8 @@ class GraphKept(BaseCheck):
             self._look_at_chains()
         self._passes += 1
         key = (place.file, place.line) if place else None
-        step = self._steps if self._steps else self._passes
+        # All passes before an optimizer's first step are one step: micro-batches of a pipeline, gathered gradients.
+        step = self._steps if self._steps or self._made else self._passes
         for deep, enough in ((False, _ENOUGH if self._steps else _ENOUGH_UNSURE), (True, _ENOUGH_UNSURE)):
             if len(alive := self._alive(key, deep, step, enough)) >= enough:
                 self._report(place, len(alive))

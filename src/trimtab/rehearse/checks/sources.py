@@ -20,6 +20,7 @@ from trimtab.diagnose import flow, mends_values, owners, source, spot
 from trimtab.diagnose.finding import Cause, Edit, Place, cause_at
 from trimtab.rehearse.checks.base import place_born
 from trimtab.virtual import deeds, functions, origin, state
+from trimtab.virtual.held_modes import past_dispatch
 from trimtab.virtual.tensor import payload_of
 from trimtab.virtual.unknown import is_unknown
 from trimtab.virtual.wording import words
@@ -252,7 +253,7 @@ def is_finite(values: torch.Tensor) -> bool:
         return True
     # No mode has to see what is asked of plain values.
     plain = type(values) in _PLAIN
-    past: AbstractContextManager[object] = torch._C._DisableTorchDispatch() if plain else nullcontext()
+    past: AbstractContextManager[object] = past_dispatch() if plain else nullcontext()
     with past, torch.no_grad():
         values = wide(values)
         # A sum of numbers of which one is not finite is not finite. It may be infinite by itself.
