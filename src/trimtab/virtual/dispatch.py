@@ -132,7 +132,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         else:
             number = payloads and payloads[0].__class__ in NUMBERS
             out = (plan.kernel if number else plan.compute)(*payloads, **named)
-    except (RuntimeError, IndexError, MemoryError) as error:
+    except (RuntimeError, IndexError, MemoryError, TypeError) as error:
         out = kernels.rescue(plan, func, args, payloads, named, error)
 
     held: Any = None

@@ -42,14 +42,20 @@ def _number(named: Named, name: str) -> int:
 def collective(func: Any, name: str, named: Named, group: Any) -> Any:
     """What a collective leaves behind in this rank, and its handle, which is done at once."""
     carry = _EFFECTS.get(name)
-    if carry is not None and group.size() > 1:
+    if carry is not None:
         with torch.no_grad():
             carry(named, group.rank(), group.size())
     return answered(func, named)
 
 
+def _unknown(tensors: Any, name: str, size: int) -> None:
+    """What a reduction gave; with a group of one it is what was handed in."""
+    if size > 1:
+        forget(tensors, name)
+
+
 def _reduced(named: Named, rank: int, size: int) -> None:
-    forget(named["tensors"], "c10d.all_reduce")
+    _unknown(named["tensors"], "c10d.all_reduce", size)
 
 
 def _received(named: Named, rank: int, size: int) -> None:
@@ -89,12 +95,12 @@ def _scattered(named: Named, rank: int, size: int) -> None:
 
 def _reduced_parts(named: Named, rank: int, size: int) -> None:
     _scattered(named, rank, size)
-    forget(named["output_tensors"], "c10d.reduce_scatter")
+    _unknown(named["output_tensors"], "c10d.reduce_scatter", size)
 
 
 def _reduce_flat(output: torch.Tensor, given: torch.Tensor, rank: int, size: int) -> None:
     output.view(-1).copy_(given.reshape(size, -1)[rank])
-    forget([output], "c10d.reduce_scatter_tensor")
+    _unknown([output], "c10d.reduce_scatter_tensor", size)
 
 
 def _reduced_flat(named: Named, rank: int, size: int) -> None:
