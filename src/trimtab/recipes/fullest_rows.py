@@ -48,6 +48,7 @@ class _Ids:
 
     pad_token_id = eos_token_id = 0
     bos_token_id = None
+    model_input_names = ("input_ids",)
 
     def __call__(self, texts: list[str]) -> dict[str, list[list[int]]]:
         return {"input_ids": [[1] for _ in texts]}
