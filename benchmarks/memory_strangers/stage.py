@@ -67,14 +67,21 @@ def _save_reader(model: Path, told: dict[str, Any]) -> None:
         reader = tokenizer
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
         changes = dict(ids)
-        if kind in ("smolvlm", "qwen3_vl"):
-            reader, places = (_smolvlm if kind == "smolvlm" else _qwen3_vl)(tokenizer, told)
+        if kind in ("idefics3", "qwen3_vl"):
+            reader, places = (_idefics3 if kind == "idefics3" else _qwen3_vl)(tokenizer, told)
             told = {**told, "text_config": {**told["text_config"], **ids}}
             changes |= places
     config = AutoConfig.for_model(**{**told, **changes}, dtype="bfloat16")
     config.architectures = [_class_of(config).__name__]
     config.save_pretrained(model)
     reader.save_pretrained(model)
+    if kind == "qwen3_vl":
+        # Where torchvision is installed, the processor asks for this part too, though no video is shown.
+        videos = {
+            "video_processor_type": "Qwen3VLVideoProcessor",
+            "patch_size": told["vision_config"]["patch_size"],
+        }
+        (model / "video_preprocessor_config.json").write_text(json.dumps(videos), encoding="utf-8")
 
 
 def _class_of(config: Any) -> Any:
@@ -88,8 +95,8 @@ def _class_of(config: Any) -> Any:
     raise ValueError(config.model_type)
 
 
-def _smolvlm(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]]:
-    from transformers import AutoConfig, SmolVLMImageProcessorPil
+def _idefics3(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    from transformers import AutoConfig, Idefics3ImageProcessorPil
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     from trimtab.models.load import _without_videos
@@ -98,10 +105,10 @@ def _smolvlm(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]]
     more += [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     tokenizer.add_special_tokens({"additional_special_tokens": [*more, "<|im_start|>", "<|im_end|>"]})
     side = told["vision_config"]["image_size"]
-    pictures = SmolVLMImageProcessorPil(
+    pictures = Idefics3ImageProcessorPil(
         size={"longest_edge": 4 * side}, max_image_size={"longest_edge": side}
     )
-    made = _without_videos(PROCESSOR_MAPPING[type(AutoConfig.for_model("smolvlm"))])
+    made = _without_videos(PROCESSOR_MAPPING[type(AutoConfig.for_model("idefics3"))])
     places = (side // told["vision_config"]["patch_size"] // told["scale_factor"]) ** 2
     reader = made(pictures, tokenizer, chat_template=CHAT.replace("PICTURE", "<image>"), image_seq_len=places)
     return reader, {"image_token_id": tokenizer.convert_tokens_to_ids("<image>")}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from PIL import Image
 from transformers import SmolVLMImageProcessorPil
 from transformers.models.smolvlm import processing_smolvlm
@@ -57,3 +58,15 @@ def test_smolvlm_without_videos_prepares_pictures_as_its_own_class(monkeypatch: 
     own = Pictures(ours.image_processor, ours.tokenizer, None, image_seq_len=1)
     for pictures in ([[RED]], [[RED, TALL], [TALL]]):
         assert same(asked(ours, pictures), asked(own, pictures))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
+def test_no_processor_asks_for_videos_where_torchvision_is_installed(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part for videos would be told to use Pillow, which it cannot, and the whole would not load."""
+    folder = saved_pair(model_type, tmp_path)
+    monkeypatch.setattr(transformers.utils, "is_torchvision_available", lambda: True)
+    loaded: Any = load_processor(ModelSettings(name=str(folder)), IMAGE_TEXT)
+    assert not hasattr(loaded, "video_processor")
+    assert same(asked(loaded, [[RED]]), asked(tiny_processor(model_type), [[RED]]))

@@ -37,13 +37,14 @@ def test_it_depends_on_seed_and_epoch_alone() -> None:
 def test_a_rehearsal_of_shapes_begins_with_the_heaviest_batch_of_the_run(
     tmp_path: Path, grouped: bool, padded: bool, weight: Callable[[list[int]], int]
 ) -> None:
-    def trainer() -> Trainer:
+    def trainer(max_steps: int = -1) -> Trainer:
         made = Trainer(
             model=torch.nn.Linear(1, 1),
             args=TrainingArguments(
                 output_dir=str(tmp_path),
                 per_device_train_batch_size=4,
                 num_train_epochs=3,
+                max_steps=max_steps,
                 seed=5,
                 use_cpu=True,
                 report_to="none",
@@ -71,6 +72,12 @@ def test_a_rehearsal_of_shapes_begins_with_the_heaviest_batch_of_the_run(
         assert weight([LENGTHS[place] for place in heavy]) == max(weights)
         assert sorted(heavy) in [sorted(batch) for batch in taken]
         assert steps == 1 or first == taken[0]
+
+    for steps, changed in ((None, False), (4, False), (2, True)):
+        few = trainer(max_steps=4)
+        told = heaviest_first(few, lambda row: len(row["input_ids"]), padded=padded, steps=steps)
+        assert told is changed
+        assert changed or list(few.get_train_dataloader().batch_sampler) == taken[:3]
 
 
 REWARD = (

@@ -190,6 +190,11 @@ def test_accumulated_gradients_lie_beside_the_activations(trials: Trials, folder
     assert near(often.peak - once.peak, 4 * ADAPTER, 0.1)
 
 
+def test_rows_that_are_grouped_by_length_are_executed(trials: Trials, folder: Path) -> None:
+    grouped = executed(trials, config_of(folder, "training.group_by_length=true")).memory["cuda:0"]
+    assert grouped.peak == executed(trials, config_of(folder)).memory["cuda:0"].peak
+
+
 def test_every_strategy_is_executed(trials: Trials, folder: Path) -> None:
     single = executed(trials, config_of(folder)).memory["cuda:0"].kinds["weights"]
     copies = executed(trials, config_of(folder), "2xH200").memory

@@ -157,6 +157,32 @@ def test_one_rank_stands_for_all(rehearse_warm: Rehearse, tmp_path: Path) -> Non
     assert any("rank 0 of 8 stands for all" in note for note in report["notes"])
 
 
+def test_a_group_of_one_gets_what_it_handed_in(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+
+        dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29500", rank=0, world_size=1)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2048, 2048).cuda(), device_ids=[0])
+        with model.no_sync():
+            model(torch.randn(64, 2048, device="cuda")).square().mean().backward()
+        given = torch.tensor([3.0, 4.0], device="cuda")
+        flat, part, summed = torch.zeros(2, device="cuda"), torch.zeros(2, device="cuda"), given.clone()
+        dist.all_gather_into_tensor(flat, given)
+        dist.reduce_scatter_tensor(part, given)
+        dist.all_reduce(summed)
+        print("of one", flat.tolist(), part.tolist(), summed.tolist())
+        dist.destroy_process_group()
+        """,
+    )
+    report = rehearse_warm(str(path), gpus=1, shapes_only=True)
+    assert report["verdict"] == "clean", report["text"]
+    assert "of one [3.0, 4.0] [3.0, 4.0] [3.0, 4.0]" in report["stdout"]
+
+
 @pytest.mark.slow
 def test_a_config_takes_the_memory_that_it_takes_with_values(rehearse: Rehearse, repository: Path) -> None:
     # Rows of one length: in shapes the longest come first.

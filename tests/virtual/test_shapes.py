@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -162,6 +163,18 @@ def test_a_number_that_is_asked_for_shows_as_unknown_and_is_told_with_its_line(m
     assert ("decision", "Tensor.item") not in told(machine)
     assert number < 1e9
     assert ("decision", "Tensor.item") in told(machine)
+
+
+def test_a_file_of_unknown_numbers_is_written_without_a_decision(machine: Machine) -> None:
+    """json asks of each number whether it is NaN or infinite; so does a Trainer's state when it is saved."""
+    losses = torch.stack([big().mean(), big().mean()]).tolist()
+    number = big().mean().item()
+    assert json.dumps({"losses": losses, "loss": number}, indent=2).count("\n") == 6
+    assert number == number
+    assert -math.inf < number < math.inf
+    assert "decision" not in {how for how, _ in told(machine)}
+    assert isinstance(number > losses[0], bool)
+    assert "decision" in {how for how, _ in told(machine)}
 
 
 def test_arrays_and_lists_of_unknown_numbers_show_as_unknown(machine: Machine) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import trimtab
+
 
 @pytest.mark.virtual_gpus(1)
 def test_products_of_bf16_with_a_float32_result() -> None:
@@ -19,6 +21,21 @@ def test_products_of_bf16_with_a_float32_result() -> None:
     torch.testing.assert_close(kept, right + 1)
     batched = torch.bmm(one[None], two[None], out_dtype=torch.float32)
     torch.testing.assert_close(batched[0], right)  # another kernel than that of one product
+
+
+def test_products_of_shapes_with_a_float32_result() -> None:
+    """torch 2.11's own kernels for shapes take the wider type of `addmm` for a number."""
+    with trimtab.virtual_gpus(1, shapes=True):
+        one, two = (torch.randn(512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        kept = torch.mm(one, two).float()  # takes the workspace of products too
+        before = torch.cuda.memory_allocated()
+        torch.addmm(kept, one, two, out_dtype=torch.float32, out=kept)
+        assert torch.cuda.memory_allocated() == before
+        made = torch.addmm(kept, one, two, out_dtype=torch.float32)
+        batched = torch.baddbmm(kept[None], one[None], two[None], out_dtype=torch.float32)
+        assert (made.shape, made.dtype) == (kept.shape, torch.float32)
+        assert (batched.shape, batched.dtype) == ((1, 512, 512), torch.float32)
+        assert torch.cuda.memory_allocated() == before + 2 * 512 * 512 * 4
 
 
 @pytest.mark.virtual_gpus(1)

@@ -95,13 +95,12 @@ def load_processor(settings: ModelSettings, family: Family) -> PreTrainedTokeniz
 
 
 def _processor_class(config: Any) -> Any:
-    """The model's own, without its part for videos where torchvision is not there, which nothing else prepares."""
+    """The model's own, without its part for videos: none are shown, and that part wants torchvision, not Pillow."""
     from transformers import AutoProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-    from transformers.utils import is_torchvision_available
 
     own: Any = PROCESSOR_MAPPING.get(type(config), AutoProcessor)
-    return AutoProcessor if own is AutoProcessor or is_torchvision_available() else _without_videos(own)
+    return own if own is AutoProcessor else _without_videos(own)
 
 
 def _without_videos(own: Any) -> Any:

@@ -53,6 +53,10 @@ HEAVIEST_FIRST = "the run's own batch with the most tokens, of all its epochs, c
 """and where they are."""
 
 
+FEW = 4
+"""So many steps of a run are rehearsed as they are, in their own order."""
+
+
 class InOrder(Sampler[int]):
     """Rows in an order that was decided before."""
 
@@ -66,8 +70,10 @@ class InOrder(Sampler[int]):
         return len(self._order)
 
 
-def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool, steps: int | None) -> None:
+def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool, steps: int | None) -> bool:
     """Where memory is rehearsed by shapes: the batch of the whole run that takes most is the second step's.
+
+    Tells whether the order was changed: a run of a few steps that are all made meets its batches by itself.
 
     The second's, because the optimizer's state is there only after a step, and because what a smaller batch has taken
     before may be of no use to it. Where `steps`, all that are made, is one, it is the first's. Called after
@@ -76,11 +82,15 @@ def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool, 
     batches = _batches_of_run(trainer)
     lengths = [length(row) for row in trainer.train_dataset]
     a_step = trainer.args.gradient_accumulation_steps * trainer.args.world_size
+    made = math.ceil(len(batches) / a_step)
+    if made <= min(FEW, steps or FEW):
+        return False
     first = [] if steps == 1 else batches[:a_step]
     heavy = [_heaviest(batches, lengths, padded)] * a_step
     laid = [place for batch in (*first, *heavy, *batches[len(first) :]) for place in batch]
     order = InOrder(laid[: len(lengths)])
     trainer._get_train_sampler = lambda *_, **__: order
+    return True
 
 
 def _heaviest(batches: Sequence[list[int]], lengths: Sequence[int], padded: bool) -> list[int]:

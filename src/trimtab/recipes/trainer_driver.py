@@ -134,8 +134,8 @@ class TrainerDriver:
         order_by_epoch(self.trainer)
         if shapes_only() and prepared.length is not None:
             padded = plan.speed.padding != "none"
-            heaviest_first(self.trainer, prepared.length, padded=padded, steps=rehearsed_steps())
-            rehearsal_notes(HEAVIEST_FIRST)
+            if heaviest_first(self.trainer, prepared.length, padded=padded, steps=rehearsed_steps()):
+                rehearsal_notes(HEAVIEST_FIRST)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
             _watch_memory(self.trainer)

@@ -122,6 +122,7 @@ def install(
             settings = {
                 "triton": triton_kernels.set_in_triton,
                 "bitsandbytes.cextension": ctypes_libraries.set_in_bitsandbytes,
+                "bitsandbytes.functional": ctypes_libraries.set_in_its_functions,
                 "bitsandbytes.nn.modules": ctypes_libraries.set_in_its_modules,
             }
             when_imported(machine, undo, settings)

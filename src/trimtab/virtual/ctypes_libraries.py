@@ -1,7 +1,8 @@
 """Libraries that reach the GPU past torch, by ctypes: bitsandbytes. Its operations run with their kernels for the CPU.
 
 What it calls in its CUDA library itself is refused: a real GPU beside the virtual ones must not be touched, and without
-one the library ends the process.
+one the library ends the process. Of its paged memory (CUDA's managed one, which moves to the host where a GPU is full,
+and of which torch's allocator knows nothing) the tensors are made, and counted nowhere.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from trimtab.virtual import state
+from trimtab.virtual.pieces import aside
 from trimtab.virtual.state import NotSimulated
 from trimtab.virtual.tensor import VIRTUAL
 
@@ -34,6 +37,32 @@ def set_in_its_modules(undo: ExitStack) -> None:
     for owner in list(vars(module).values()):
         if isinstance(owner, type) and issubclass(owner, nn.Parameter) and "__new__" in vars(owner):
             state.replace(undo, owner, "__new__", _on_the_host(owner.__new__))
+
+
+def set_in_its_functions(undo: ExitStack) -> None:
+    """Have paged tensors made without CUDA."""
+    module = sys.modules["bitsandbytes.functional"]
+    for name, new in (("get_paged", _paged), ("prefetch_tensor", _left), ("fill", _filled)):
+        if hasattr(module, name):
+            state.replace(undo, module, name, new)
+
+
+def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = "cuda:0") -> Any:
+    index = torch.device(device).index or 0
+    machine = state.machine()
+    assert machine is not None  # what is set here is taken back with it
+    with aside(machine.at(index)):
+        made: Any = torch.zeros(shape, dtype=dtype, device=f"cuda:{index}")
+    made.is_paged, made.page_deviceid = True, index
+    return made
+
+
+def _filled(tensor: Tensor, value: float, *_: Any, **__: Any) -> None:
+    tensor.fill_(value)
+
+
+def _left(*_: Any, **__: Any) -> None:
+    """A prefetch moves nothing here."""
 
 
 def _on_the_host(native: Callable[..., Any]) -> Any:
@@ -59,8 +88,7 @@ def _of_the_cpu(native: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotSimulated(
-            f"bitsandbytes' function {name} works on the memory of a GPU itself and is not simulated by virtual GPUs "
-            "(paged optimizers are among these: rehearse with one that is not paged)"
+            f"bitsandbytes' function {name} works on the memory of a GPU itself and is not simulated by virtual GPUs"
         )
 
     return refuse

@@ -94,7 +94,9 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
     def compare(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        self.decided()
+        if other is not self and math.isfinite(other):
+            # Else it is asked whether it is finite at all (so does json): numbers are taken to be.
+            self.decided()
         return own(float(self), float(other))
 
     return compare
