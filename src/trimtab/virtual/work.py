@@ -102,7 +102,7 @@ class Tally:
 
     def _operation(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
-            plan = dispatch.PLANS.get(func) or dispatch.plan_of(func)
+            plan = dispatch.PLANS.get(id(func)) or dispatch.plan_of(func)
             if plan.author is not None:
                 return self._opaque(real, func, args, kwargs)
             made = real(func, args, kwargs)
