@@ -205,6 +205,7 @@ def _attach(process: Process, machine: Machine) -> None:
 
     from trimtab.rehearse import (
         checks,
+        hollow_weights,
         loading,
         observer,
         one_rank,
@@ -223,9 +224,11 @@ def _attach(process: Process, machine: Machine) -> None:
     machine.at_first_use.append(lambda: collecting.resume(models=deeds.any_module()))
     places.hide(observer.OWN)
     if machine.shapes:
+        machine.hollow_to = hollow_weights.keep_apart(process.recorder, process.settings.apart)
         loading.build_from_configs(machine)
     if machine.stands_for_all:
         one_rank.start_only_the_first()
+        one_rank.save_its_own_part(machine)
     else:
         room_here.look_before_loading(process, machine)
     # The processes that this one starts belong to the rehearsal too.

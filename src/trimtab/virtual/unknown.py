@@ -7,6 +7,7 @@ as it would in an ordinary run. Every such question is told to the machine in fo
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -19,7 +20,7 @@ from trimtab.virtual.memory import human
 from trimtab.virtual.observer import Asked, How
 from trimtab.virtual.stand_in import StandIn, WholeStandIn, nested, unknown_array
 from trimtab.virtual.storage import set_bytes_for
-from trimtab.virtual.tensor import VIRTUAL, HostTensor
+from trimtab.virtual.tensor import VIRTUAL, HostTensor, wrap
 
 _GO_ON = tuple(
     os.path.join(os.sep, *place.split("/"))
@@ -82,6 +83,15 @@ def filled(payload: Tensor) -> Tensor:
     refuse_more(payload.numel() * payload.element_size())
     with torch._C.DisableTorchFunction():
         return torch.full(payload.size(), hint(payload), dtype=payload.dtype, device="cpu")
+
+
+def shape_on_host(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor in the host's memory of which nothing but the shape is known."""
+    machine = state.machine()
+    assert machine is not None
+    with torch._C.DisableTorchFunction():
+        payload = torch.empty(shape, dtype=dtype, device="meta")
+    return wrap(payload, machine.host)
 
 
 def _give_out(tensor: Any, method: str) -> Any:
