@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -41,3 +43,11 @@ def test_questions_of_one_line_are_counted_each(executed: set[str]) -> None:
         assert (told.how, count, more) == ("decision", 512, [])
         assert told.frame is not None
         assert told.frame.file == __file__
+
+
+def test_to_write_an_unknown_number_as_json_is_no_decision(executed: set[str]) -> None:
+    executed.add(__file__)
+    with virtual_gpus(1, shapes=True) as machine:
+        loss = torch.randn(512, 1024, device="cuda").sum().item()
+        json.dumps({"loss": loss}, indent=2, sort_keys=True)
+        assert {told.how for told in machine.asked} == {"value"}
