@@ -70,11 +70,15 @@ class VirtualStorage(torch.UntypedStorage):
         return made
 
     def tolist(self) -> list[int]:
-        return (_bytes_for(self.nbytes()) if is_shape(self) else super()).tolist()  # type: ignore[misc]
+        values: list[int] = _bytes_for(self.nbytes()).tolist() if is_shape(self) else super().tolist()
+        return values
 
     def _write_file(self, *args: Any) -> None:
         # Plain pickling and torch's old format, which have no holes.
-        (_bytes_for(self.nbytes()) if is_shape(self) else super())._write_file(*args)  # type: ignore[misc]
+        if is_shape(self):
+            _bytes_for(self.nbytes())._write_file(*args)
+        else:
+            super()._write_file(*args)
 
     def clone(self) -> torch.UntypedStorage:
         return label_storage(cpu_copy(self), self.device)
