@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -146,8 +146,19 @@ def _verify_beside(path: Path, part: Part) -> None:
         raise Damaged(f"{path.name}, which it relies on: its content has changed since it was written")
 
 
+def _never(path: Path) -> bool:
+    return False
+
+
+holds_nothing: Callable[[Path], bool] = _never
+"""Whether a file holds no values, so that its name and size say all: a rehearsal of shapes puts its own answer here. In
+any other process such a file is not what its checksum says."""
+
+
 def part_of(path: Path, size: int | None = None) -> Part:
     """The file as it is, or its first bytes."""
+    if holds_nothing(path):
+        return Part(path.stat().st_size, "0" * 64)
     digest, count = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:

@@ -15,7 +15,7 @@ from trimtab.fast import attention
 from trimtab.fast.answers import use_answers
 from trimtab.fast.rows import Means, hidden_states, lay_rows
 
-CPU = Means(torch.device("cpu"), on_gpu=False, half=None)
+CPU = Means(torch.device("cpu"), gpu=None, half=None)
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 48,

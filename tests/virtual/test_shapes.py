@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +17,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trimtab import hollow
 from trimtab.virtual import faults
 from trimtab.virtual.context import virtual_gpus
 from trimtab.virtual.state import Machine, NotSimulated
-from trimtab.virtual.unknown import is_unknown
+from trimtab.virtual.unknown import forget, is_unknown
 
 
 @pytest.fixture
@@ -287,18 +290,69 @@ def test_tied_weights_share_an_address_and_others_do_not(machine: Machine) -> No
     assert machine.devices[0].allocated == before + 512 * 512 * 4 + 512 * 4
 
 
-def test_saving_writes_stand_ins_and_tells(machine: Machine, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+def test_saving_leaves_a_hole_for_what_nobody_has(machine: Machine, tmp_path: Path) -> None:
+    asked_to: list[str | None] = []
+    machine.hollow_to = asked_to.append
+    big, small = nn.Linear(4096, 4096).cuda(1), nn.Linear(4, 4).cuda()
+    forget(small.weight)
+    path = tmp_path / "weights.pt"
+    torch.save({"big": big.state_dict(), "small": small.state_dict(), "tied": big.weight.detach()}, path)
+    assert asked_to == [str(path)]
+    assert path.stat().st_size > 4096 * 4096 * 4
+    assert path.stat().st_blocks * 512 < 1 << 20
+    assert hollow.is_hollow(path)
+    for where, device in ((None, "cuda:1"), ("cpu", "cpu"), ("cuda:0", "cuda:0")):
+        state = torch.load(path, map_location=where)
+        weight = state["big"]["weight"]
+        assert (weight.device, weight.shape, weight.dtype) == (
+            torch.device(device),
+            (4096, 4096),
+            torch.float32,
+        )
+        assert is_unknown(weight)
+        assert is_unknown(state["small"]["weight"])
+        assert torch.equal(state["small"]["bias"].cpu(), small.bias.detach().cpu())
+        assert state["tied"].data_ptr() == weight.data_ptr()
+    big.load_state_dict(state["big"])
+    assert not machine.asked
 
-    layer = nn.Linear(512, 512).cuda()
-    torch.save(layer.state_dict(), tmp_path / "weights.pt")
-    save_file({"weight": layer.weight.detach()}, tmp_path / "weights.safetensors")
-    assert (tmp_path / "weights.safetensors").stat().st_size > 512 * 512 * 4
-    torch.save(nn.Linear(2048, 2048), tmp_path / "host.pt")
-    assert torch.load(tmp_path / "host.pt", weights_only=False).weight.shape == (2048, 2048)
+
+def test_what_shares_a_storage_is_allocated_once_when_it_is_loaded(machine: Machine, tmp_path: Path) -> None:
+    machine.hollow_to = lambda path: None
+    weight = big()
+    torch.save([weight, weight[:2]], tmp_path / "both.pt")
+    before = machine.devices[0].allocated
+    loaded = torch.load(tmp_path / "both.pt")
+    assert machine.devices[0].allocated == before + weight.numel() * 4
+    assert loaded[1].shape == (2, 1024)
+
+
+@pytest.mark.parametrize("how", ["memory", "stream"])
+def test_streams_of_shapes_are_read_again_as_shapes(machine: Machine, tmp_path: Path, how: str) -> None:
+    machine.hollow_to = lambda path: None
+    with io.BytesIO() if how == "memory" else (tmp_path / "stream").open("w+b") as stream:
+        torch.save([big(), torch.arange(3)], stream)
+        stream.seek(0)
+        loaded = torch.load(stream)
+    assert is_unknown(loaded[0])
+    assert loaded[1].tolist() == [0, 1, 2]
+    assert not machine.asked
+
+
+def test_a_file_of_the_users_stays_whole_where_nothing_is_kept_apart(
+    machine: Machine, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.pt").write_text("mine")
+    with pytest.raises(NotSimulated, match="in a rehearsal alone"):
+        torch.save(big(), tmp_path / "mine.pt")
+    assert (tmp_path / "mine.pt").read_text() == "mine"
+    torch.save(torch.arange(3, device="cuda"), tmp_path / "known.pt")
+    assert torch.load(tmp_path / "known.pt").tolist() == [0, 1, 2]
+
+
+def test_plain_pickles_of_shapes_are_stand_ins_and_told(machine: Machine) -> None:
+    assert pickle.loads(pickle.dumps(big())).shape == (512, 1024)
     assert machine.asked
-    with pytest.raises(NotSimulated, match="shapes alone"):
-        torch.save(nn.Linear(1 << 14, 1 << 14).cuda().state_dict(), tmp_path / "more.pt")
 
 
 def test_a_machine_with_values_inside_one_without_has_values(machine: Machine) -> None:

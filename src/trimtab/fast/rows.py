@@ -43,15 +43,19 @@ class Means:
     """What the run computes with."""
 
     device: torch.device
-    """Where the model takes its inputs."""
-    on_gpu: bool
-    """Whether it will be trained by a GPU's kernels, wherever it lies now."""
+    """Where the model takes its inputs now."""
+    gpu: torch.device | None
+    """The GPU whose kernels will train it, wherever it lies now; None where there is none."""
     half: torch.dtype | None
     """The half precision that it is computed in, if any."""
     tried: bool = True
     """Whether the model has values that can be tried."""
     rehearsed: bool = False
     """Whether the devices are virtual ones: with values, no kernel for rows runs on them."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.gpu is not None
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.half) if self.half and self.on_gpu else nullcontext()
@@ -122,8 +126,8 @@ def _unfit(bare: Any, config: Any, means: Means, longest: int) -> str | None:
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if (
         how == "sdpa"
-        and means.on_gpu
-        and not attention.flash_takes(means.device, means.half or torch.float32, head)
+        and means.gpu is not None
+        and not attention.flash_takes(means.gpu, means.half or torch.float32, head)
     ):
         return f"torch's flash attention does not take its heads of {head} in this precision on this GPU"
     window = (

@@ -219,7 +219,8 @@ def norms_of(tensors: list[torch.Tensor | None]) -> list[float | None]:
     """Euclidean norms, brought to the CPU once for each device. Zero means that every element is."""
     import torch
 
-    found = {index: _local(tensor.detach()) for index, tensor in enumerate(tensors) if tensor is not None}
+    with torch.no_grad():  # of a sharded tensor its part itself, past autograd
+        found = {i: _local(tensor).detach() for i, tensor in enumerate(tensors) if tensor is not None}
     values: list[float | None] = [0.0 if index in found else None for index in range(len(tensors))]
     for device in {tensor.device for tensor in found.values()}:
         here = [i for i, tensor in found.items() if tensor.device == device and tensor.numel()]

@@ -22,6 +22,8 @@ ANY_HEAD = "any head"
 """Said of a recipe beside its parts: its head in chunks may be trained, and lie on another GPU than the loss."""
 COMPILED_FROM = 8.0
 """The least compute capability for which layers are compiled and Triton's kernels are used by default."""
+FLASH_FROM = 8.0
+"""The least compute capability that torch's flash attention runs on."""
 _FAST: Mapping[Part, Any] = {
     "adapters": "fused",
     "head": "chunked",
@@ -111,7 +113,7 @@ def choose_speed(
     chosen: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for part in PARTS:
-        if part == "kernels" and (why := _not_rehearsed(hardware)) is not None:
+        if (why := _not_rehearsed(part, hardware)) is not None:
             # Also where they were asked for: the real machine may have them.
             chosen[part], reasons[f"speed.{part}"] = _PLAIN[part], why
             continue
@@ -135,13 +137,17 @@ def choose_speed(
     return Speed(**chosen, activation_memory_budget=budget, demanded=demanded), reasons
 
 
-def _not_rehearsed(hardware: Hardware) -> str | None:
-    """Why Triton's kernels have no part in a rehearsal."""
-    if not hardware.virtual:
+def _not_rehearsed(part: Part, hardware: Hardware) -> str | None:
+    """Why kernels for GPUs have no part in a rehearsal."""
+    if not hardware.virtual or part not in ("kernels", "padding"):
         return None
     if not hardware.shapes:
-        return "a rehearsal with values computes plainly what they would"
-    return "triton is not installed where this is rehearsed" if hardware.triton is None else None
+        return "a rehearsal with values computes plainly what kernels would"
+    return (
+        "triton is not installed where this is rehearsed"
+        if part == "kernels" and hardware.triton is None
+        else None
+    )
 
 
 def computed_so(work: Workload, speed: Speed, *, one_product: bool) -> Workload:
@@ -187,8 +193,21 @@ def _obstacles(part: Part, here: _Situation) -> Iterator[_Obstacle]:
     if part == "padding" and request.compile and here.kind != "cuda":
         why = "off a GPU rows laid end to end go through attention one by one, which cannot be compiled"
         yield _Obstacle(why, "set speed.compile: false")
+    if part == "padding" and here.kind == "cuda":
+        yield from _flash(here)
     if part in ("compile", "kernels"):
         yield from _machine(part, here)
+
+
+def _flash(here: _Situation) -> Iterator[_Obstacle]:
+    """What flash attention needs, which alone takes rows end to end on a GPU."""
+    off = "set speed.padding: auto"
+    if here.precision == "fp32":
+        yield _Obstacle("fp32: flash attention is for 16-bit numbers", f"{off}, or precision: bf16")
+    old = next((gpu for gpu in here.gpus if float(gpu.capability or 0) < FLASH_FROM), None)
+    if old is not None:
+        least = f"flash attention needs compute capability {FLASH_FROM}"
+        yield _Obstacle(f"{old.model} has {old.capability or 'an unknown one'}; {least}", off)
 
 
 def _split(part: Part) -> str:

@@ -58,8 +58,7 @@ def _build(job: Job) -> TrainerDriver:
         train_sampling_strategy="group_by_length" if config.training.group_by_length else "random",
         remove_unused_columns=False,
     )
-    means = means_of(plan)
-    against = None if plan.speed.padding == "none" else plan.reasons.get("speed.padding", "the plan says so")
+    means, against = means_of(plan), told_against(plan)
     laid = lay_rows(
         job.model, means, packing=config.data.packing, longest=config.data.max_length, against=against
     )
@@ -85,6 +84,11 @@ def _build(job: Job) -> TrainerDriver:
     return driver
 
 
+def told_against(plan: PlacementPlan) -> str | None:
+    """Why the plan has rows padded; None where they are to lie end to end."""
+    return None if plan.speed.padding == "none" else plan.reasons.get("speed.padding", "the plan says so")
+
+
 def means_of(plan: PlacementPlan) -> Means:
     """What the plan has the model computed with, for those that try it."""
     import torch
@@ -95,9 +99,9 @@ def means_of(plan: PlacementPlan) -> Means:
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
     rehearsed = machine() is not None
-    device = torch.device("cpu" if plan.strategy == "sharded" else plan.device)
     on_gpu = plan.kind == "cuda" and (not rehearsed or shapes_only())
-    return Means(device, on_gpu, half, tried=not shapes_only(), rehearsed=rehearsed)
+    gpu = torch.device(plan.device) if on_gpu else None
+    return Means(torch.device(plan.load_device), gpu, half, tried=not shapes_only(), rehearsed=rehearsed)
 
 
 SFT = Recipe(

@@ -20,7 +20,7 @@ from trimtab.rehearse.errors import only_aborted, stopped_as_asked
 
 def main(arguments: list[str]) -> int:
     """Run `SCRIPT ARGS…`, `-m MODULE ARGS…` or `--command WORDS…` (a shell script); answers with the exit status."""
-    here = process.prepare()
+    here = process.prepare(first=True)
     how, status = "done", 0
     try:
         if arguments[0] == "--command":

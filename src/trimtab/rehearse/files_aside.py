@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trimtab.errors import RequestError
+from trimtab.rehearse import hollow_weights
 from trimtab.rehearse.overlay import NotPermittedHere, Overlay, lay
 from trimtab.rehearse.overlay_places import mount_of, mounts
 from trimtab.rehearse.session import Settings
@@ -59,7 +60,7 @@ class Apart:
 
     def gather(self) -> Files:
         """What was written. Moves it where it is to be kept."""
-        real = self._look.changes(self._folder)
+        real = hollow_weights.take_away(self._look.changes(self._folder))
         if self._overlay is None:
             return Files(False, self._why, "", real)
         written = sorted([*self._overlay.changes(), *real], key=lambda one: one.path)
@@ -69,6 +70,7 @@ class Apart:
             run = self._folder / "run"
             if run.is_dir():
                 shutil.move(run, self._keep / "run")
+            hollow_weights.rename_hollow(self._keep)
         why = "outside of the folders that could be overlaid" if real else ""
         return Files(True, why, str(self._keep or ""), written)
 

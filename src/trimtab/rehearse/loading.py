@@ -1,7 +1,6 @@
 """Where shapes only are rehearsed: `from_pretrained` of transformers builds the model from its config alone.
 
-Put in when the program imports transformers. It never downloads weights, and never looks whether they are there. Where
-a program writes big weights that nobody has, safetensors refuses.
+Put in when the program imports transformers. It never downloads weights, and never looks whether they are there.
 """
 
 from __future__ import annotations
@@ -39,7 +38,12 @@ def build_from_configs(machine: Machine) -> None:
     from trimtab.rehearse import unread_files
 
     unread_files.leave_unread()
-    changes = {_MODULE: _replace, "safetensors.torch": _safetensors, _STOPPING: _go_on}
+    changes = {
+        _MODULE: _replace,
+        "safetensors": _safe_open,
+        "safetensors.torch": _safetensors,
+        _STOPPING: _go_on,
+    }
     settings = {name: _changing(name, change) for name, change in changes.items()}
     imports.when_imported(machine, machine.undo, settings)
 
@@ -70,25 +74,16 @@ def _go_on(module: Any) -> None:
 
 
 def _safetensors(module: Any) -> None:
-    from trimtab.rehearse import unread_files
+    from trimtab.rehearse import hollow_weights, unread_files
 
     unread_files.leave_safetensors_unread(module)
-    _refuse_to_write(module)
+    hollow_weights.read_and_write_shapes(module)
 
 
-def _refuse_to_write(module: Any) -> None:
-    """Weights that nobody has are written as noughts while they are small; of big ones nothing would be shown by it."""
-    real = module.save_file
+def _safe_open(module: Any) -> None:
+    from trimtab.rehearse import hollow_weights
 
-    @functools.wraps(real)
-    def save_file(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        from trimtab.virtual import unknown
-
-        missing = [tensor for tensor in tensors.values() if unknown.is_unknown(tensor)]
-        unknown.refuse_more(sum(tensor.numel() * tensor.element_size() for tensor in missing))
-        return real(tensors, *args, **kwargs)
-
-    module.save_file = save_file
+    hollow_weights.open_shapes(module)
 
 
 def _replace(module: Any) -> None:

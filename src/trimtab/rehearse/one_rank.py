@@ -6,10 +6,14 @@ is not rehearsed so: for that, rehearse with values.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trimtab.virtual.state import Machine
 
 
 def variables(rank: int, per_node: int, world: int, port: int, run: str) -> dict[str, str]:
@@ -65,3 +69,30 @@ def start_only_the_first() -> None:
         return {0: None}
 
     api.elastic_launch.__call__ = launch  # type: ignore[method-assign]
+
+
+def save_its_own_part(machine: Machine) -> None:
+    """torch.distributed.checkpoint shares out what all ranks hold, and asks whether their parts make up the whole.
+
+    Of the others, which hold what this one holds, nothing is there to see: this one writes its own part.
+    """
+    from trimtab.virtual import imports
+
+    name = "torch.distributed.checkpoint.default_planner"
+
+    def change(_: Any) -> None:
+        module: Any = sys.modules[name]
+        validated, shared_out = module._validate_global_plan, module.dedup_save_plans
+
+        @functools.wraps(validated)
+        def validate(*args: Any) -> Any:
+            # The errors that it found; before torch 2.13, whether there was none.
+            return [] if isinstance(validated(*args), list) else True
+
+        @functools.wraps(shared_out)
+        def dedup(plans: Any, save_to_lowest_rank: bool = False) -> Any:
+            return shared_out(plans, True)
+
+        module._validate_global_plan, module.dedup_save_plans = validate, dedup
+
+    imports.when_imported(machine, machine.undo, {name: change})

@@ -56,6 +56,8 @@ class Process:
         """What virtual GPUs refused to do here, and the program's line that asked for it."""
         self.ran_a_module = self.loaded_rows = self.differentiated = self.trained = False
         """Whether a module was called here, rows were read, a backward pass ran and an optimizer stepped."""
+        self.executed: set[str] | None = None
+        """The files whose code has run here, where all of them are known."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
         self._memory_due = 0.0
 
@@ -174,14 +176,15 @@ def rehearsed_steps() -> int | None:
     return None if _process is None else _process.settings.max_steps
 
 
-def prepare() -> Process:
-    """The records of this process, before torch is there."""
+def prepare(*, first: bool = False) -> Process:
+    """The records of this process, before torch is there; `first`: before any of the program's own code, too."""
     global _process
     if _process is None:
         _process = Process(Path(os.environ[VARIABLE]))
         _process.recorder.begin()
         collecting.put_off()
-        written.watch(_process.recorder, without=_process.settings.apart)
+        executed = written.watch(_process.recorder, without=_process.settings.apart)
+        _process.executed = executed if first else None
         renames.across(_process.settings.apart)
         instead.install_from_environment()
         _catch_ends(_process)
@@ -205,6 +208,7 @@ def _attach(process: Process, machine: Machine) -> None:
 
     from trimtab.rehearse import (
         checks,
+        hollow_weights,
         loading,
         observer,
         one_rank,
@@ -216,16 +220,20 @@ def _attach(process: Process, machine: Machine) -> None:
     )
     from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
-    from trimtab.virtual import bootstrap, deeds, kinds, places
+    from trimtab.virtual import bootstrap, deeds, kinds, origin, places
 
+    if process.executed is not None:
+        origin.tell_by(process.executed)
     machine.observer = observer.RehearsalObserver(process)
     machine.hidden = (observer.OWN,)
     machine.at_first_use.append(lambda: collecting.resume(models=deeds.any_module()))
     places.hide(observer.OWN)
     if machine.shapes:
+        machine.hollow_to = hollow_weights.keep_apart(process.recorder, process.settings.apart)
         loading.build_from_configs(machine)
     if machine.stands_for_all:
         one_rank.start_only_the_first()
+        one_rank.save_its_own_part(machine)
     else:
         room_here.look_before_loading(process, machine)
     # The processes that this one starts belong to the rehearsal too.

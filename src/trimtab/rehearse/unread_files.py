@@ -6,10 +6,8 @@ For `torch.load` and safetensors' `load_file`; small files, and small tensors an
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
-import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -18,13 +16,17 @@ from typing import Any
 
 import torch
 
+from trimtab import hollow
+from trimtab.virtual import unknown
+
 BIG = 1 << 26
 """A file with more bytes than this is not read whole."""
 _FLOATS = 1 << 20
 """Tensors of floating-point numbers with more elements than this are not read from it."""
-_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
-_TYPES |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
-_TYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
+TYPES |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
+TYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64"}
+TYPES |= {"U64": "uint64", "U32": "uint32", "U16": "uint16"}
 
 
 def leave_unread() -> None:
@@ -33,7 +35,7 @@ def leave_unread() -> None:
 
     @functools.wraps(real)
     def load(f: Any, map_location: Any = None, *args: Any, mmap: Any = None, **kwargs: Any) -> Any:
-        if callable(map_location) or not _is_big(f) or not zipfile.is_zipfile(f):
+        if callable(map_location) or not _is_big(f) or not zipfile.is_zipfile(f) or hollow.is_hollow(f):
             return real(f, map_location, *args, mmap=mmap, **kwargs)
         places: dict[int, str] = {}
 
@@ -53,7 +55,7 @@ def leave_safetensors_unread(module: Any) -> None:
 
     @functools.wraps(real)
     def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
-        if not _is_big(filename):
+        if not _is_big(filename) and not hollow.is_hollow(filename):
             return real(filename, device=device, **kwargs)
         return {name: tensor.to(device) for name, tensor in _tensors(os.fspath(filename))}
 
@@ -76,21 +78,35 @@ def _left(dtype: torch.dtype | None, elements: int) -> bool:
 
 
 def _tensors(file: str) -> Iterator[tuple[str, torch.Tensor]]:
+    found = hollow.head_of(file)
+    if found is None:
+        raise ValueError(f"{file}: no head of a safetensors file")
+    head, start = found
+    known = hollow.known_in(head)
     with open(file, "rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        head = json.loads(opened.read(length))
         for name, about in head.items():
             if name == "__metadata__":
                 continue
-            dtype, shape = getattr(torch, _TYPES[about["dtype"]]), about["shape"]
+            dtype, shape = getattr(torch, TYPES[about["dtype"]]), about["shape"]
+            if known is not None and name not in known:
+                yield name, unknown.shape_on_host(shape, dtype)
+                continue
             if _left(dtype, math.prod(shape)):
                 yield name, torch.empty(shape, dtype=dtype)
                 continue
             first, last = about["data_offsets"]
-            opened.seek(8 + length + first)
+            opened.seek(start + first)
             held = bytearray(opened.read(last - first))
             flat = torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
             yield name, flat.reshape(shape)
+
+
+def shape_in(file: str, name: str) -> torch.Tensor:
+    """A tensor of a safetensors file, of which the shape is known and nothing else."""
+    found = hollow.head_of(file)
+    assert found is not None, file
+    about = found[0][name]
+    return unknown.shape_on_host(about["shape"], getattr(torch, TYPES[about["dtype"]]))
 
 
 class _Reader:

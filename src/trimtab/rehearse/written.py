@@ -20,7 +20,7 @@ from trimtab.rehearse.session import Recorder, read_lines
 How = Literal["new", "changed", "removed"]
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("rename", "remove", "rmdir", "mkdir", "symlink", "link", "truncate")
-_EVENTS = frozenset(("open", "sqlite3.connect", *(f"os.{name}" for name in _CHANGES)))
+_EVENTS = frozenset(("open", "exec", "sqlite3.connect", *(f"os.{name}" for name in _CHANGES)))
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 IN_PLACE = "--in-place"
 _MOST_LOOKED_AT = 20_000
@@ -62,8 +62,12 @@ def is_noise(path: str) -> bool:
     )
 
 
-def watch(recorder: Recorder, without: Iterable[str]) -> None:
-    """Record from now on every path that this process writes, save beneath the folders `without`."""
+def watch(recorder: Recorder, without: Iterable[str]) -> set[str]:
+    """Record from now on every path that this process writes, save beneath the folders `without`.
+
+    Answers with the files of the modules that are there and of all code that is executed from now on; the set grows.
+    """
+    executed = {getattr(module, "__file__", None) or "<built-in>" for module in list(sys.modules.values())}
     told: set[tuple[str, str]] = set()
     ours = (str(recorder.folder), *without)
 
@@ -99,6 +103,8 @@ def watch(recorder: Recorder, without: Iterable[str]) -> None:
         if event == "open":
             if isinstance(given[2], int) and given[2] & writes:
                 tell(given[0], "open")
+        elif event == "exec":
+            executed.add(getattr(given[0], "co_filename", "<string>"))
         elif event == "os.rename":
             tell(given[0], "removed", given[2])
             tell(given[1], "open", given[3])
@@ -112,6 +118,7 @@ def watch(recorder: Recorder, without: Iterable[str]) -> None:
             tell(given[0], "open")
 
     sys.addaudithook(hook)
+    return executed
 
 
 class Look:

@@ -178,8 +178,7 @@ class Face(torch.Tensor):
         """What pickle and torch.save write: the CUDA tensor that this one stands for."""
         if isinstance(self, nn.Parameter):
             return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, OrderedDict())
-        untyped = label_storage(self.payload.untyped_storage(), self._slot.device)
-        storage = torch.TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
+        storage = self._typed_storage()
         place = (self.payload.storage_offset(), tuple(self.payload.size()), self.payload.stride())
         return torch._utils._rebuild_tensor_v2, (storage, *place, self.requires_grad, OrderedDict())
 
@@ -200,13 +199,6 @@ class HostFace(Face):
 
     def _start(self) -> int:
         return host_address(self._block)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled as a tensor of stand-ins: what is written to a file has to have bytes."""
-        values = ABOVE.give_out(self, "__reduce_ex__")
-        if isinstance(self, nn.Parameter):
-            return torch._utils._rebuild_parameter, (values, self.requires_grad, OrderedDict())
-        return values.__reduce_ex__(protocol)
 
     def pin_memory(self, device: Any = None) -> Tensor:
         return self

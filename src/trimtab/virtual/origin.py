@@ -112,8 +112,33 @@ def _is_user(code: CodeType) -> bool:
     return known
 
 
+_executed: set[str] | None = None
+"""The files whose code this process has executed, where somebody has written them down from its start."""
+_looked_at = 0
+_user_ran = False
+
+
+def tell_by(executed: set[str]) -> None:
+    """Where no file of a user's was executed, as with a config, no stack has to be searched for one. The set grows."""
+    global _executed
+    _executed = executed
+
+
+def no_user_ran() -> bool:
+    """Whether it is known that no code of a user's has run in this process."""
+    global _looked_at, _user_ran
+    if _user_ran or _executed is None:
+        return False
+    if len(_executed) != _looked_at:
+        files = list(_executed)
+        _looked_at, _user_ran = len(files), any(map(is_user_file, files))
+    return not _user_ran
+
+
 def here(skip: int = 0) -> Handle | None:
     """The nearest frame of user code, as a handle; None when there is none on this thread's stack."""
+    if no_user_ran():
+        return None
     frame: FrameType | None = sys._getframe(1 + skip)
     libraries = _libraries
     while frame is not None:
@@ -167,6 +192,14 @@ def span(handle: Handle | None) -> Span | None:
         return None
     first, last, left, right = place
     return code.co_filename, (first or 0, left or 0), (last or 0, right or 0)
+
+
+def nearest(skip: int = 0) -> Handle | None:
+    """The nearest frame outside this package's virtual room, as a handle."""
+    frame: FrameType | None = sys._getframe(1 + skip)
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
 def stack(skip: int = 0) -> list[tuple[Origin, bool]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual import origin, processes, state
-from trimtab.virtual.storage import VirtualStorage, cpu_copy, label_storage
+from trimtab.virtual.storage import VirtualStorage, cpu_copy, is_shape, label_storage
 from trimtab.virtual.tensor import wrap
 
 _OURS = {origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE}
@@ -38,10 +38,14 @@ def rebuild_tensor(original: Any) -> Any:
         machine = state.machine()
         if not isinstance(untyped, VirtualStorage) or machine is None:
             return original(storage, offset, size, stride)  # type: ignore[no-any-return]
+        where = untyped.device
         with torch._C.DisableTorchFunction():
-            payload = torch.empty(0, dtype=storage.dtype, device="cpu")
+            payload = torch.empty(0, dtype=storage.dtype, device="meta" if is_shape(untyped) else "cpu")
             payload.set_(untyped, offset, tuple(size), tuple(stride))
-        return wrap(payload, processes.used(machine, untyped.device.index))
+        slot = machine.host if where.type == "cpu" else processes.used(machine, where.index)
+        made = wrap(payload, slot, getattr(untyped, "_virtual_block", None))
+        untyped._virtual_block = made._block  # type: ignore[attr-defined]  # tensors on one storage share its memory
+        return made
 
     return _rebuild_tensor
 

@@ -114,6 +114,9 @@ class Machine:
         self.host = VirtualDevice(HOST, "host", 1 << 60, (0, 0))
         self.host_elements = 0
         """Of uninitialised memory that was given out on the host, where shapes only are rehearsed."""
+        self.hollow_to: Callable[[str | None], None] | None = None
+        """Asked before weights without values are written to a file, by its path where that is known; raises where
+        they are not to be (hollow_files.py)."""
         self.asked: dict[Asked, int] = {}
         """Values that were asked of shapes, and how often."""
         self.hidden: tuple[str, ...] = ()

@@ -19,7 +19,8 @@ def set_bytes_for(give: Callable[[int], torch.UntypedStorage]) -> None:
     _bytes_for = give
 
 
-def _is_shape(storage: torch.UntypedStorage) -> bool:
+def is_shape(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage has a size and no memory."""
     return bool(torch.UntypedStorage.device.__get__(storage).type == "meta")
 
 
@@ -55,7 +56,7 @@ class VirtualStorage(torch.UntypedStorage):
         return made
 
     def data_ptr(self) -> int:
-        if _is_shape(self):
+        if is_shape(self):
             # No memory is there; who compares addresses sees which tensors share one.
             block: Any = getattr(self, "_virtual_block", None)
             on_host = self.device.type == "cpu" and block is not None
@@ -63,7 +64,21 @@ class VirtualStorage(torch.UntypedStorage):
         return super().data_ptr()
 
     def cpu(self) -> torch.UntypedStorage:
-        return cpu_copy(self)
+        made = cpu_copy(self)
+        if is_hollow(self):
+            made._unknown = True  # type: ignore[attr-defined]
+        return made
+
+    def tolist(self) -> list[int]:
+        values: list[int] = _bytes_for(self.nbytes()).tolist() if is_shape(self) else super().tolist()
+        return values
+
+    def _write_file(self, *args: Any) -> None:
+        # Plain pickling and torch's old format, which have no holes.
+        if is_shape(self):
+            _bytes_for(self.nbytes())._write_file(*args)
+        else:
+            super()._write_file(*args)
 
     def clone(self) -> torch.UntypedStorage:
         return label_storage(cpu_copy(self), self.device)
@@ -77,7 +92,7 @@ class VirtualStorage(torch.UntypedStorage):
 
     def __reduce__(self) -> Any:
         # Reached by plain pickling and by multiprocessing; torch.save writes the bytes itself.
-        return _storage_from, (bytes(cpu_copy(self).tolist()), str(self.device))
+        return _storage_from, (bytes(self.tolist()), str(self.device))
 
     def __repr__(self) -> str:
         return f"[torch.storage.UntypedStorage(device={self.device}) of size {len(self)}]"
@@ -104,9 +119,22 @@ def _storage_from(data: bytes, location: str) -> torch.UntypedStorage:
     return torch.serialization.default_restore_location(storage, location)  # type: ignore[no-any-return]
 
 
+def is_hollow(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage has no values, or none to be trusted."""
+    block: Any = getattr(storage, "_virtual_block", None)
+    return is_shape(storage) or getattr(storage, "_unknown", False) or (block is not None and block.unknown)
+
+
+def hollow_storage(size: int) -> torch.UntypedStorage:
+    """The storage of a tensor on the host that has a shape only."""
+    with torch._C.DisableTorchFunction():
+        made = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
+    return label_storage(made, torch.device("cpu"))
+
+
 def cpu_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """An ordinary CPU storage with the same bytes."""
-    if _is_shape(storage):
-        return _bytes_for(storage.nbytes())
+    """A CPU storage with the same bytes: an ordinary one, or one of the same size where there are none."""
+    if is_shape(storage):
+        return hollow_storage(storage.nbytes())
     with torch._C.DisableTorchFunction():
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).clone().untyped_storage()

@@ -14,6 +14,8 @@ from trimtab.virtual.tensor import VIRTUAL
 
 def made(plan: Plan, result: Any, args: tuple[Any, ...]) -> None:
     """Remember where a result was made, or where it was moved to its device or back from a virtual one."""
+    if origin.no_user_ran():
+        return  # no line of a user's could be remembered
     virtual = result.__class__ in VIRTUAL
     if not virtual and not isinstance(result, Tensor):
         _trace_many(plan, result, args)

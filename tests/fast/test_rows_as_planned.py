@@ -1,0 +1,62 @@
+"""Whether rows lie end to end as the plan says, for every strategy, GPU and precision. On virtual GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trimtab.config import load_config
+from trimtab.fast.rows import lay_rows
+from trimtab.hardware import probe
+from trimtab.recipes.plan_text import speed_rows
+from trimtab.recipes.planning import know_model, resolve_for
+from trimtab.recipes.sft import means_of, told_against
+from trimtab.virtual import virtual_gpus
+
+STRATEGIES: dict[str, tuple[int, dict[str, object]]] = {
+    "single": (1, {}),
+    "split": (2, {"model_parallel": True}),
+    "data_parallel": (2, {"processes": 2}),
+    "sharded": (2, {"sharding": True}),
+}
+H100, T4 = ("NVIDIA H100 80GB HBM3", (9, 0)), ("Tesla T4", (7, 5))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder that has a config and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    shape = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128}
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "intermediate_size": 128,
+        "max_position_embeddings": 256,
+        **shape,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision"), [(H100, "bf16"), (H100, "fp16"), (H100, "fp32"), (T4, "fp16"), (T4, "fp32")]
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_are_laid_as_the_plan_says(
+    bare: Path, strategy: str, gpu: tuple[str, tuple[int, int]], precision: str
+) -> None:
+    count, asked = STRATEGIES[strategy]
+    words = {"recipe": "sft", "model": str(bare), "data": "rows.jsonl", "precision": precision, **asked}
+    config = load_config(None, [f"{key}={json.dumps(value)}" for key, value in words.items()])
+    with virtual_gpus(count, name=gpu[0], capability=gpu[1], shapes=True):
+        plan = resolve_for(config, probe(), know_model(config))
+        assert plan.strategy == strategy
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(bare)).to(plan.load_device)
+        laid = lay_rows(model, means_of(plan), packing=False, longest=64, against=told_against(plan))
+        said = [row[-1] for row in speed_rows(plan) if "padd" in row[-1]]
+        assert (laid.layout == "rows") == any("without padding" in text for text in said), (laid.reason, said)
+        fits = strategy != "split" and precision != "fp32" and gpu[1] >= (8, 0)
+        assert (laid.layout == "rows") == fits, laid.reason
