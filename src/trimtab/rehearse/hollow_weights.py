@@ -21,7 +21,7 @@ from trimtab.rehearse.written import Written
 
 def keep_apart(recorder: Recorder, apart: Iterable[str]) -> Callable[[str | None], None]:
     """What a machine asks before such a file is written. `apart`: the folders whose writes go to an overlay."""
-    roots = [os.path.join(os.path.realpath(root), "") for root in (recorder.folder, *apart)]
+    roots = [os.path.join(os.path.realpath(root), "") for root in map(str, (recorder.folder, *apart))]
     overlaid = len(roots) > 1
 
     def is_apart(path: str) -> bool:

@@ -24,10 +24,10 @@ from trimtab.virtual.tensor import VIRTUAL, HostTensor, wrap
 
 _GO_ON = tuple(
     os.path.join(os.sep, *place.split("/"))
-    for place in ("torch/amp/grad_scaler.py", "transformers/generation/utils.py", "json/encoder.py")
+    for place in ("torch/amp/grad_scaler.py", "transformers/generation/utils.py")
 )
-"""Libraries' own questions (do gradients overflow? has every sentence ended? is it a number that JSON can write?) that
-are answered so that the work goes on, which asks for the most: a program's memory does not hang on them."""
+"""Libraries' own questions (do gradients overflow? has every sentence ended?) that are answered so that the work goes
+on, which asks for the most: a program's memory does not hang on them."""
 _MOST_BYTES = 1 << 28
 """Stand-ins for memory that a program reads as bytes are made up to this size."""
 
