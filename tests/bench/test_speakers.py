@@ -36,6 +36,7 @@ def test_its_weights_are_tensors_alone(encoder: SpeakerEncoder) -> None:
     assert {tensor.device.type for tensor in own.values()} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_the_same_voice_is_nearer_than_another(
     encoder: SpeakerEncoder, espeak: Callable[..., tuple[np.ndarray, int]]
 ) -> None:

@@ -31,6 +31,7 @@ def trained(tokenizer: PreTrainedTokenizerFast, row: dict[str, list[int]]) -> st
     return tokenizer.decode([token for token in row["labels"] if token != -100])
 
 
+@pytest.mark.slow
 def test_the_built_in_set_with_the_built_in_model() -> None:
     from trimtab.models import load_tokenizer
 

@@ -18,7 +18,9 @@ from trimtab.report.run_facts import read_run
 
 
 @pytest.mark.virtual_gpus(1)
-@pytest.mark.parametrize("optimizer", ["adamw_torch", "adamw_torch_fused"])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param("adamw_torch", marks=pytest.mark.slow), "adamw_torch_fused"]
+)
 def test_the_summary_tells_how_many_steps_were_skipped(
     optimizer: str, tiny_model: Path, tiny_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

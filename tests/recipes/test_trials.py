@@ -132,7 +132,7 @@ def test_compiled_layers_launch_what_their_graphs_come_down_to(trials: Trials, f
     plain = executed(trials, config_of(folder), counts=True).work["pass"]
     fused = executed(trials, config_of(folder, "speed.compile=true"), counts=True).work["pass"]
     assert near(int(flops(fused)), int(flops(plain)), 0.02)
-    assert {launch.by for launch in fused} == {"eager", "compiled"}
+    assert {launch.by for launch in fused} == {"eager", "compiled", "entry"}
     assert sum(fused.values()) < sum(plain.values()) / 1.5
     assert moved(fused) < moved(plain) / 1.5
 
@@ -274,6 +274,7 @@ def rewarded(folder: Path, *words: str) -> Config:
     ).config
 
 
+@pytest.mark.slow
 def test_steps_that_learn_from_rewards_are_executed_with_what_they_generate(
     trials: Trials, folder: Path
 ) -> None:

@@ -42,7 +42,7 @@ def losses(settings: list[str], plan: PlacementPlan | None = None) -> list[float
 
 
 @pytest.mark.virtual_gpus(2)
-@pytest.mark.parametrize("more", [[], SHIRG, DIFFUSION])
+@pytest.mark.parametrize("more", [[], pytest.param(SHIRG, marks=pytest.mark.slow), DIFFUSION])
 def test_a_split_model_has_the_losses_of_one_device(model: Path, tmp_path: Path, more: list[str]) -> None:
     whole = losses([*words(model, tmp_path / "one"), "device=cpu", *more])
     settings = [*words(model, tmp_path / "two"), "model_parallel=true", *more]

@@ -66,6 +66,7 @@ def tried(ask: Rehearse, tmp_path: Path) -> Rehearse:
     return run
 
 
+@pytest.mark.slow
 def test_each_saving_is_what_the_changed_program_takes(tried: Rehearse, tmp_path: Path) -> None:
     report = tried("8192")
     assert report["verdict"] == "fault"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Rehearse = Callable[..., dict[str, Any]]
 PROGRAM = """
 import torch
@@ -36,6 +38,7 @@ def test_steps_without_gradients_are_counted(rehearse_warm: Rehearse, tmp_path: 
     assert ended["steps"] == 2
 
 
+@pytest.mark.slow
 def test_a_zeroth_order_config_is_rehearsed_in_shapes(rehearse_warmer: Rehearse, repository: Path) -> None:
     """Captured as on a GPU, a projection included, and evaluated on the heaviest batch."""
     config = str(repository / "examples" / "zeroth-order.yaml")

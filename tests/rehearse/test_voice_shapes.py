@@ -46,6 +46,7 @@ def test_a_step_in_half_precision(rehearse: Rehearse, precision: str) -> None:
         assert part in report["stdout"] + report["stderr"]
 
 
+@pytest.mark.slow
 def test_in_full_precision_it_is_said_that_it_does_not_fit(rehearse: Rehearse) -> None:
     report = rehearsed(rehearse, "fp32", "L4")
     assert report["verdict"] == "fault"

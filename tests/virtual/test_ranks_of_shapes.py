@@ -252,6 +252,7 @@ TRAINING = """
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_run_with_values(tmp_path: Path) -> None:
     """Weights, gradients and their buckets, gathered weights, states of each rank's share."""
     first, second = ranks(tmp_path, TRAINING, every=True, values=True)
