@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from many_processes import start, trained
+from safetensors.torch import load_file
+
+ADAPTER = "adapter_model.safetensors"
 
 
 @pytest.mark.slow
@@ -31,3 +35,11 @@ def test_sharded_is_data_parallel(tiny_model: Path, tiny_rows: Path, tmp_path: P
     for one, other in zip(whole, sharded, strict=True):
         for key in ("loss", "grad_norm", "entropy", "mean_token_accuracy", "num_tokens"):
             assert other[key] == pytest.approx(one[key], rel=1e-3), key
+    if method == "lora":
+        ends = ("adapter", "checkpoints/checkpoint-3")
+        for one, other in (
+            [load_file(tmp_path / run / end / ADAPTER) for run in ("whole", "sharded")] for end in ends
+        ):
+            assert one.keys() == other.keys()
+            for name, weight in one.items():
+                torch.testing.assert_close(other[name], weight, rtol=0.05, atol=2e-3, msg=name)

@@ -25,7 +25,7 @@ from trimtab.recipes.row_order import HEAVIEST_FIRST, heaviest_first, order_by_e
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_loading import load_all
-from trimtab.recipes.trainer_saving import save_whole
+from trimtab.recipes.trainer_saving import gather_the_adapter, save_whole
 from trimtab.rehearse.process import rehearsal_notes, rehearsed_steps
 
 _NOT_OF_THE_MODEL = ("runtime", "_per_second", "_time", "epoch", "num_tokens")
@@ -130,6 +130,8 @@ class TrainerDriver:
             job.fast.tell_by(self.monitor.say if self.main else None, self._compiled)
         self.trainer.remove_callback(PrinterCallback)
         save_whole(self.trainer, job.run, job.config.training.save_total_limit, job.say)
+        if plan.strategy == "sharded":
+            gather_the_adapter(self.trainer)
         load_all(self.trainer)
         order_by_epoch(self.trainer)
         if shapes_only() and prepared.length is not None:

@@ -72,6 +72,32 @@ def save_whole(trainer: Any, run: RunFolder, keep: int | None, say: Callable[[st
     trainer.add_callback(BestIsWhole(run, keep, say))
 
 
+def gather_the_adapter(trainer: Any) -> None:
+    """From now on, of a sharded model with an adapter only what was trained is gathered to be saved.
+
+    Accelerate would gather the frozen weights with it, 140 GB of a model of 70B into the first process's memory, of
+    which PEFT then writes the adapter.
+    """
+    from peft import PeftModel
+
+    names = [name for name, _ in trainer.model.named_parameters()]
+    # PEFT writes an embedding that has an adapter whole.
+    if not isinstance(trainer.model, PeftModel) or any("lora_embedding" in name for name in names):
+        return
+    accelerator = trainer.accelerator
+    gather = accelerator.get_state_dict
+
+    def gathered(model: Any, unwrap: bool = True) -> Any:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        if not accelerator.is_fsdp2:
+            return gather(model, unwrap)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+        return get_model_state_dict(model, options=options)
+
+    accelerator.get_state_dict = gathered
+
+
 def _name_the_best(trainer: Any, place: Path, checkpoints: Path) -> None:
     best = trainer.state.best_model_checkpoint
     if best is not None and Path(best).parent == place:
