@@ -124,6 +124,8 @@ OVER = """
     torch.save(weight, "new.pt")
     os.replace("new.pt", "moved.pt")
     save_file({"weight": weight}, "new.safetensors")
+    torch.save(weight, "empty.pt")
+    save_file({"weight": weight}, "empty.safetensors")
 
     def over_by_rename():
         torch.save(weight, "between.pt")
@@ -147,6 +149,8 @@ def test_written_in_place_nothing_is_replaced_and_nothing_is_left(ask: Rehearse,
     folder.mkdir()
     for name in ("mine.pt", "mine.safetensors"):
         (folder / name).write_text("mine")
+    for name in ("empty.pt", "empty.safetensors"):
+        (folder / name).touch()
     settings = {"gpus": 1, "shapes_only": True}
     report = ask(str(path), str(folder), ranks=None, timeout=120, settings=settings, in_place=True)
     assert report["verdict"] == "unproven"
@@ -154,6 +158,8 @@ def test_written_in_place_nothing_is_replaced_and_nothing_is_left(ask: Rehearse,
     assert {file.name: file.read_text() for file in folder.iterdir()} == {
         "mine.pt": "mine",
         "mine.safetensors": "mine",
+        "empty.pt": "",
+        "empty.safetensors": "",
     }
 
 
@@ -176,7 +182,15 @@ def test_kept_files_without_values_have_names_that_say_so(ask: Rehearse, tmp_pat
     assert report["verdict"] == "clean", report["text"]
     found = [file for file in kept.rglob("*") if file.is_file() and ".py" not in file.name]
     assert {file.name for file in found} == {
-        f"{name}.shapes-only" for name in ("moved.pt", "new.safetensors", "mine.pt", "mine.safetensors")
+        f"{name}.shapes-only"
+        for name in (
+            "moved.pt",
+            "new.safetensors",
+            "empty.pt",
+            "empty.safetensors",
+            "mine.pt",
+            "mine.safetensors",
+        )
     }
     assert all(map(hollow.is_hollow, found))
     assert not any(folder.iterdir())

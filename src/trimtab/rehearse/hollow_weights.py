@@ -41,9 +41,10 @@ def keep_apart(recorder: Recorder, apart: Iterable[str]) -> Callable[[str | None
             if not overlaid:
                 refuse("what is written to")
         elif not is_apart(path):
-            if os.path.lexists(path) and os.path.getsize(path) and not is_hollow(path):
+            there = os.path.lexists(path) and not is_hollow(path)
+            if there and os.path.getsize(path):
                 refuse(path)
-            recorder.write(t="wrote", path=os.path.abspath(path), how="new")
+            recorder.write(t="wrote", path=os.path.abspath(path), how="changed" if there else "new")
 
     def guarded(real: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(real)
@@ -62,11 +63,17 @@ def keep_apart(recorder: Recorder, apart: Iterable[str]) -> Callable[[str | None
 
 
 def take_away(written: Iterable[Written]) -> list[Written]:
-    """Delete those of the files that a rehearsal wrote for real that have no values; answers with the rest."""
+    """Delete those of the files that a rehearsal wrote for real that have no values; answers with the rest.
+
+    One that was there before, and empty, is empty again.
+    """
     left = []
     for one in written:
         if one.real and one.how != "removed" and is_hollow(one.path):
-            os.unlink(one.path)
+            if one.how == "changed":
+                os.truncate(one.path, 0)
+            else:
+                os.unlink(one.path)
         else:
             left.append(one)
     return left
