@@ -108,6 +108,46 @@ def test_changes_are_taken_together_where_none_is_enough(tried: Rehearse) -> Non
     assert first["change"] in finding["fix"]
 
 
+OWN_BATCHES = """
+    import argparse
+    import torch
+    from torch import nn
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=8192)
+    args = parser.parse_args()
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        x = torch.randn(args.batch_size, 256, device="cuda")
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        ((), "batch_size 2048 for 8192 (program.py:7)"),
+        (("--batch-size", "8192"), "--batch-size 2048 for 8192"),
+    ],
+)
+def test_rows_are_fewer_where_no_loader_makes_the_batches(
+    ask: Rehearse, tmp_path: Path, line: tuple[str, ...], how: str
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(OWN_BATCHES))
+    settings = {"gpus": 1, "shapes_only": True, "memory_bytes": 144 << 20}
+    report = ask(str(path), *line, ranks=None, timeout=120, settings=settings, savings=True)
+    (finding,) = report["findings"]
+    told = {saving["change"]: saving for saving in finding["savings"]}
+    quarter = told["a quarter of the rows in a batch"]
+    assert quarter["fits"], report["text"]
+    assert quarter["saved_bytes"] > told["half as many rows in a batch"]["saved_bytes"] > 0
+    assert how in finding["fix"]
+
+
 def _result(
     need: int, *, fits: bool, steps: int = 2, ended: bool = True, kinds: tuple[str, ...] = ()
 ) -> Result:
@@ -148,7 +188,10 @@ def test_what_there_is_no_time_for_is_said() -> None:
 def test_the_settings_of_a_config_are_what_is_changed(repository: Path) -> None:
     config = str(repository / "examples" / "sft.yaml")
     found = {
-        change.words: change for change in savings.changes_for(["A=1", config, "lora.targets=all-linear"], 2)
+        change.words: change
+        for change in savings.changes_for(
+            ["A=1", config, "lora.targets=all-linear"], 2, _result(150, fits=False)
+        )
     }
     settings = [change.settings for change in found.values()]
     assert ("training.gradient_checkpointing=true",) in settings
@@ -157,7 +200,9 @@ def test_the_settings_of_a_config_are_what_is_changed(repository: Path) -> None:
     assert ("lora.targets=attention",) in settings
     assert ("sharding=true",) in settings
     assert not any(change.what_if for change in found.values())
-    on_one = savings.changes_for([config, "training.gradient_checkpointing=true", "training.batch_size=1"], 1)
+    on_one = savings.changes_for(
+        [config, "training.gradient_checkpointing=true", "training.batch_size=1"], 1, _result(150, fits=False)
+    )
     assert [change.settings for change in on_one] == [("model.quantize=nf4",)]
 
 

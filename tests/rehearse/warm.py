@@ -110,7 +110,7 @@ def answer(request: dict) -> None:
     )
     if request.get("savings"):
         again = savings.again_with(request["words"], settings, ranks=request["ranks"], start=Forked)
-        changes = savings.changes_for(request["words"], settings.gpus, savings.phase_of(result))
+        changes = savings.changes_for(request["words"], settings.gpus, result)
         savings.try_savings(result, changes, again, request["timeout"])
     out.write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
 

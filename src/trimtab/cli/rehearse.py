@@ -171,7 +171,7 @@ def rehearse(
 
         savings.try_savings(
             result,
-            savings.changes_for(words, settings.gpus, savings.phase_of(result)),
+            savings.changes_for(words, settings.gpus, result),
             savings.again_with(words, settings, ranks=ranks, in_place=in_place),
             min(timeout - result.seconds, timeout / 2),
             tell=_tell,

@@ -181,7 +181,7 @@ def no_room(scene: Scene) -> Verdict | None:
     line, most = max(held.items(), key=lambda pair: pair[1])
     if most < sum(held.values()) / 2:
         return None
-    why = f"what this line makes holds {most / 2**30:.1f} of {sum(held.values()) / 2**30:.1f} GiB in use"
+    why = f"what this line makes is {most / sum(held.values()):.0%} of all that the tensors in use hold"
     return Verdict(source.cause(line.file, line.line, why))
 
 

@@ -17,8 +17,10 @@ from trimtab.config import load_request
 from trimtab.config.flags import as_words
 from trimtab.config.schema import Config
 from trimtab.diagnose.finding import Finding, Saving
+from trimtab.diagnose.source import is_user_file
 from trimtab.errors import RequestError
 from trimtab.rehearse import what_if
+from trimtab.rehearse.batch_numbers import Fewer, fewer_rows, program_files
 from trimtab.rehearse.fixes import nothing_printed
 from trimtab.rehearse.launch_lines import is_config
 from trimtab.rehearse.run import rehearse
@@ -41,6 +43,8 @@ class Change:
     """For another program."""
     how: str = ""
     """What to write in it."""
+    fewer: Fewer | None = None
+    """The program itself with other numbers in it."""
 
     def and_(self, other: Change) -> Change:
         return Change(
@@ -48,6 +52,7 @@ class Change:
             self.settings + other.settings,
             self.what_if + other.what_if,
             "; ".join(filter(None, (self.how, other.how))),
+            other.fewer or self.fewer,
         )
 
 
@@ -60,24 +65,25 @@ def again_with(words: list[str], settings: Settings, **options: Any) -> Again:
 
     def again(change: Change, seconds: float) -> Result | None:
         changed = replace(settings, shapes_only=True, what_if=[*settings.what_if, *change.what_if])
+        line = words
+        if change.fewer is not None:
+            line, changed.instead = change.fewer.words, {**settings.instead, **change.fewer.texts}
         try:
             with nothing_printed():
-                return rehearse([*words, *change.settings], changed, timeout=seconds, **options)
+                return rehearse([*line, *change.settings], changed, timeout=seconds, **options)
         except RequestError:
             return None  # the config does not go with it
 
     return again
 
 
-def changes_for(words: list[str], gpus: int, phase: str = "") -> list[Change]:
-    """What can be done where the memory ended in a phase, the mildest first: what is computed stays the same as far as
-    it can."""
+def changes_for(words: list[str], gpus: int, result: Result) -> list[Change]:
+    """What can be done where the memory ended, the mildest first: what is computed stays the same as far as it can."""
+    phase = phase_of(result)
     at = next((place for place, word in enumerate(words) if not _VARIABLE.match(word)), len(words))
     if at < len(words) and is_config(Path(words[at])):
         return _of_config(load_request(Path(words[at]), as_words(words[at + 1 :])).config, gpus)
-    half, quarter = f"{what_if.BATCH}2", f"{what_if.BATCH}4"
     checkpoint = "model.gradient_checkpointing_enable(), or torch.utils.checkpoint around its layers"
-    batch = "a smaller batch_size, and as many more passes gathered into a step"
     if phase == "resume":
         return [
             Change(
@@ -92,9 +98,23 @@ def changes_for(words: list[str], gpus: int, phase: str = "") -> list[Change]:
         ]
     return [
         Change("gradient checkpointing", what_if=(what_if.CHECKPOINTING,), how=checkpoint),
-        Change("half as many rows in a batch", what_if=(half,), how=batch),
-        Change("a quarter of the rows in a batch", what_if=(quarter,), how=batch),
+        *_fewer_rows(words, result),
     ]
+
+
+def _fewer_rows(words: list[str], result: Result) -> Iterable[Change]:
+    """Of what DataLoaders put together; where there is none, by the numbers that the program itself has for it."""
+    finding = _short_of_memory(result)
+    where = [finding.where.file] if finding is not None and finding.where is not None else []
+    for name, divisor in (("half as many rows in a batch", 2), ("a quarter of the rows in a batch", 4)):
+        if result.batches_loaded:
+            how = "a smaller batch_size, and as many more passes gathered into a step"
+            yield Change(name, what_if=(f"{what_if.BATCH}{divisor}",), how=how)
+            continue
+        files = program_files(words, *filter(is_user_file, where))
+        fewer = fewer_rows(words, files, divisor)
+        if fewer is not None:
+            yield Change(name, how=", ".join(fewer.changes), fewer=fewer)
 
 
 def _of_config(config: Config, gpus: int) -> list[Change]:
@@ -176,7 +196,7 @@ def _together(helpful: Iterable[Change]) -> Iterable[Change]:
     """The changes added up; of several that set the same, the one that goes furthest."""
     whole: dict[frozenset[str], Change] = {}
     for change in helpful:
-        whole[frozenset(part.partition("=")[0].rstrip("0123456789") for part in _parts(change))] = change
+        whole[_touched(change)] = change
     sum_: Change | None = None
     for change in whole.values():
         sum_ = change if sum_ is None else sum_.and_(change)
@@ -184,8 +204,10 @@ def _together(helpful: Iterable[Change]) -> Iterable[Change]:
             yield sum_
 
 
-def _parts(change: Change) -> tuple[str, ...]:
-    return change.settings + change.what_if
+def _touched(change: Change) -> frozenset[str]:
+    """What a change sets, whatever it sets it to."""
+    names = {part.partition("=")[0].rstrip("0123456789") for part in change.settings + change.what_if}
+    return frozenset(names | ({what_if.BATCH} if change.fewer is not None else set()))
 
 
 class _Trials:

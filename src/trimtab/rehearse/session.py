@@ -185,6 +185,8 @@ class Gathered:
     """Whether something was met that a rehearsal cannot tell."""
     used: bool = False
     """Whether any process put a tensor on a GPU."""
+    batches_loaded: bool = False
+    """Whether a DataLoader put rows together."""
     on_cpu: str | None = None
     """Set where a program needs no GPU: the words for it (it asks for the CPU itself, or reads rows alone)."""
     untouched: str = ""
@@ -208,6 +210,8 @@ def gather(folder: Path) -> Gathered:
                     counts[record["id"]] = 1
                 case "count":
                     counts[record["id"]] = max(counts.get(record["id"], 1), record["n"])
+                case "batches-loaded":
+                    result.batches_loaded = True
                 case "on-cpu":
                     result.on_cpu = record["text"]
                 case "untouched":

@@ -51,6 +51,8 @@ class Result:
     """What shows only when the fixes that were tried are in place."""
     ended: bool = True
     """Whether the program came to its end, or to the steps asked for."""
+    batches_loaded: bool = False
+    """Whether a DataLoader put its rows together."""
     instead: list[str] = field(default_factory=list)
     """The files that were read with another text, to try a fix."""
     placement: dict[str, list[str]] = field(default_factory=dict)
@@ -138,6 +140,7 @@ def judge(
         notes,
         asked=gathered.asked,
         ended=bool(children) and all(child.pid in gathered.ends for child in children),
+        batches_loaded=gathered.batches_loaded,
     )
 
 

@@ -98,6 +98,8 @@ class Rows(BaseCheck):
         return {"place": asdict(place) if place else None, "print": chosen}
 
     def _begun(self, real: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._passes and loader.batch_sampler is not None:
+            self.process.recorder.write(t="batches-loaded")
         self._iterates[iterator] = loader
         self._passes[id(loader)] += 1
         real(iterator, loader, *args, **kwargs)
