@@ -277,7 +277,13 @@ def is_constant(node: ast.expr | None, value: object) -> bool:
 def walk(file: str) -> Iterator[ast.AST]:
     """Every node of a file."""
     module = tree(file)
-    return ast.walk(module) if module is not None else iter(())
+    return iter(_nodes(module) if module is not None else ())
+
+
+@lru_cache(maxsize=64)
+def _nodes(module: ast.Module) -> tuple[ast.AST, ...]:
+    """Found once: a rehearsal that goes on past the end of a GPU's memory asks at every allocation."""
+    return tuple(ast.walk(module))
 
 
 def names_in(node: ast.AST) -> set[str]:
