@@ -67,18 +67,18 @@ def _save_reader(model: Path, told: dict[str, Any]) -> None:
         reader = tokenizer
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
         changes = dict(ids)
-        if kind in ("idefics3", "qwen3_vl"):
-            reader, places = (_idefics3 if kind == "idefics3" else _qwen3_vl)(tokenizer, told)
+        if kind in READERS:
+            reader, places = READERS[kind](tokenizer, told)
             told = {**told, "text_config": {**told["text_config"], **ids}}
             changes |= places
     config = AutoConfig.for_model(**{**told, **changes}, dtype="bfloat16")
     config.architectures = [_class_of(config).__name__]
     config.save_pretrained(model)
     reader.save_pretrained(model)
-    if kind == "qwen3_vl":
+    if kind in VIDEO_READERS:
         # Where torchvision is installed, the processor asks for this part too, though no video is shown.
         videos = {
-            "video_processor_type": "Qwen3VLVideoProcessor",
+            "video_processor_type": VIDEO_READERS[kind],
             "patch_size": told["vision_config"]["patch_size"],
         }
         (model / "video_preprocessor_config.json").write_text(json.dumps(videos), encoding="utf-8")
@@ -114,7 +114,7 @@ def _idefics3(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]
     return reader, {"image_token_id": tokenizer.convert_tokens_to_ids("<image>")}
 
 
-def _qwen3_vl(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+def _qwen_vl(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]]:
     from transformers import AutoConfig, Qwen2VLImageProcessorPil
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
@@ -135,9 +135,30 @@ def _qwen3_vl(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    made = _without_videos(PROCESSOR_MAPPING[type(AutoConfig.for_model("qwen3_vl"))])
+    made = _without_videos(PROCESSOR_MAPPING[type(AutoConfig.for_model(told["model_type"]))])
     reader = made(pictures, tokenizer, chat_template=CHAT.replace("PICTURE", QWEN_PICTURE))
     return reader, {key: tokenizer.convert_tokens_to_ids(token) for key, token in names.items()}
+
+
+def _llava(tokenizer: Any, told: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    from transformers import CLIPImageProcessorPil, LlavaProcessor
+
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<|im_start|>", "<|im_end|>"]})
+    side = told["vision_config"]["image_size"]
+    reader = LlavaProcessor(
+        CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side}),
+        tokenizer,
+        patch_size=told["vision_config"]["patch_size"],
+        vision_feature_select_strategy=told["vision_feature_select_strategy"],
+        num_additional_image_tokens=1,  # the tower's class token, which the strategy leaves out
+        chat_template=CHAT.replace("PICTURE", "<image>\n"),
+    )
+    return reader, {"image_token_index": tokenizer.convert_tokens_to_ids("<image>")}
+
+
+READERS = {"idefics3": _idefics3, "qwen3_vl": _qwen_vl, "qwen2_5_vl": _qwen_vl, "llava": _llava}
+"""What makes the processor of a model that sees, and says which tokens its config names."""
+VIDEO_READERS = {"qwen3_vl": "Qwen3VLVideoProcessor", "qwen2_5_vl": "Qwen2VLVideoProcessor"}
 
 
 def _write_rows(

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "memory_strangers"))
+STRANGERS = HERE.parent / "memory_strangers"
+sys.path.insert(0, str(STRANGERS))
 from stage import stage  # noqa: E402
 
 GIB = 2**30
@@ -74,7 +75,7 @@ def _ran(script: Path, folder: Path, options: argparse.Namespace, limit: float) 
     what = [str(script)]
     if script.suffix == ".json":
         config = str(stage(folder, script, weights=options.verb == "measure"))
-        what = [config] if options.verb == "predict" else [str(script.parent / "train_told.py"), config]
+        what = [config] if options.verb == "predict" else [str(STRANGERS / "train_told.py"), config]
     staged = round(time.monotonic() - started, 1)
     command = [*rehearse, *what] if options.verb == "predict" else what
     started = time.monotonic()
