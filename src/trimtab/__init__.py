@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trimtab.processor import keep_off_hidden_tiles
+
 if TYPE_CHECKING:
     from trimtab.hardware import probe
     from trimtab.placement import (
@@ -31,6 +33,7 @@ __all__ = [
     "verify",
     "virtual_gpus",
 ]
+keep_off_hidden_tiles()
 _ROOMS = {"probe": "trimtab.hardware", "virtual_gpus": "trimtab.virtual"}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trimtab.config import load_config
-from trimtab.fast.rows import lay_rows
+from trimtab.fast.rows import Means, lay_rows
 from trimtab.hardware import probe
 from trimtab.recipes.plan_text import speed_rows
 from trimtab.recipes.planning import know_model, resolve_for
@@ -60,3 +62,20 @@ def test_rows_are_laid_as_the_plan_says(
         assert (laid.layout == "rows") == any("without padding" in text for text in said), (laid.reason, said)
         fits = strategy != "split" and precision != "fp32" and gpu[1] >= (8, 0)
         assert (laid.layout == "rows") == fits, laid.reason
+
+
+def test_what_a_model_refuses_shows_by_shapes_too(bare: Path) -> None:
+    """Attention with capped scores does not take rows end to end, also where nothing has values."""
+    with virtual_gpus(1, name=H100[0], capability=H100[1], shapes=True):
+        gpu = torch.device("cuda:0")
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(bare)).to(gpu)
+        for layer in model.model.layers:
+            layer.self_attn.register_forward_pre_hook(_capped, with_kwargs=True)
+        means = Means(gpu, gpu, torch.bfloat16, tried=False, rehearsed=True)
+        laid = lay_rows(model, means, packing=False, longest=64)
+    assert laid.layout == "padded"
+    assert "softcap" in laid.reason
+
+
+def _capped(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "softcap": 5.0}

