@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import os
 import subprocess
@@ -29,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
     if not pluginmanager.is_registered(pytest_plugin):
         pluginmanager.register(pytest_plugin, "trimtab")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Our sources compiled once, as an installer does: what a rehearsal compiles goes with its overlay, each time."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(ROOT / "src", quiet=1)
 
 
 @pytest.hookimpl(wrapper=True)
