@@ -36,11 +36,16 @@ def rehearsed(
 
 def test_a_step_of_its_audio_head_alone(rehearse_warmer: Rehearse) -> None:
     """All weights take part, few are trained: the slow cases have the adapters of the example, and compiled layers."""
-    short = ("data.max_rows=4", "data.eval_fraction=0", "voice.show=0", "training.gradient_accumulation_steps=1")
+    short = (
+        "data.max_rows=4",
+        "data.eval_fraction=0",
+        "voice.show=0",
+        "training.gradient_accumulation_steps=1",
+    )
     report = rehearsed(rehearse_warmer, *short, "lora.targets=[audio_head]", "speed.compile=false")
     assert (report["verdict"], report["findings"]) == ("clean", []), report["text"]
     assert report["steps"] == 1
-    assert 2 * WEIGHTS < report["memory"]["cuda:0"]["peak_bytes"]
+    assert report["memory"]["cuda:0"]["peak_bytes"] > 2 * WEIGHTS
 
 
 @pytest.mark.slow

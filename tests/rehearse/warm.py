@@ -8,6 +8,7 @@ this file is taken for the program's. Reads requests as lines of JSON, and answe
 import atexit
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -26,7 +27,7 @@ from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
 from trimtab.rehearse.run import Rank, rehearse
 from trimtab.rehearse.session import Settings, gather
-from trimtab.virtual import context, deeds
+from trimtab.virtual import amp, context, deeds
 from trimtab.virtual.context import install
 
 
@@ -126,8 +127,10 @@ def ours() -> list[str]:
     ]
 
 
-for module in (*ours(), *sys.argv[1:]):
+triton = ["triton.runtime.interpreter"] if importlib.util.find_spec("triton") else []
+for module in (*ours(), *triton, *sys.argv[1:]):
     importlib.import_module(module)
+amp.rules()
 # What stood before a fork is not the fork's to take down at its end: torch's own libraries, one by one.
 for finalizer in list(weakref.finalize._registry):
     finalizer.atexit = False
