@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_trials
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
@@ -82,6 +84,21 @@ def trimtab(
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _warm_trials() -> Iterator[warm_trials.Server]:
+    server = warm_trials.Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def warm_trials_server(_warm_trials: warm_trials.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that are made in forks of one process (see warm_trials.py)."""
+    from trimtab.recipes import trials
+
+    monkeypatch.setattr(trials, "start_server", _warm_trials.start)
 
 
 @pytest.fixture
