@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import os
 import subprocess
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+import warm_trials
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -29,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
     if not pluginmanager.is_registered(pytest_plugin):
         pluginmanager.register(pytest_plugin, "trimtab")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Our sources compiled once, as an installer does: what a rehearsal compiles goes with its overlay, each time."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(ROOT / "src", quiet=1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,6 +84,21 @@ def trimtab(
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _warm_trials() -> Iterator[warm_trials.Server]:
+    server = warm_trials.Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def warm_trials_server(_warm_trials: warm_trials.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that are made in forks of one process (see warm_trials.py)."""
+    from trimtab.recipes import trials
+
+    monkeypatch.setattr(trials, "start_server", _warm_trials.start)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -82,10 +82,15 @@ def hiding() -> Callable[[str], str]:
     return hide
 
 
-def secret_variable_in(text: str) -> str | None:
-    """The variable whose secret stands in the text. Short or simple values, which many a text holds, do not count."""
-    for name, value in _of_environment():
-        if _is_strong(value) and any(form in text for form in _written(value)):
+def strong_secrets() -> list[tuple[str, set[str]]]:
+    """Variables with a secret, and its forms. Short or simple values, which many a text holds, are left out."""
+    return [(name, _written(value)) for name, value in _of_environment() if _is_strong(value)]
+
+
+def secret_variable_in(text: str, held: Sequence[tuple[str, set[str]]] | None = None) -> str | None:
+    """The variable whose secret stands in the text; `held`: for many texts, the secrets as they were looked up once."""
+    for name, forms in strong_secrets() if held is None else held:
+        if any(form in text for form in forms):
             return name
     return None
 

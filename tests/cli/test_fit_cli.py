@@ -12,6 +12,7 @@ import pytest
 
 from trimtab.hardware.catalogue import Card
 
+pytestmark = pytest.mark.usefixtures("warm_trials_server")
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 SHAPE = {
     "model_type": "llama",

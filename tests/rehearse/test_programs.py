@@ -113,14 +113,10 @@ def test_ranks_that_see_one_gpu_each_do_not_share_it(rehearse_warm: Rehearse) ->
     assert (report["verdict"], report["findings"]) == ("clean", []), report["text"]
 
 
-def test_a_static_graph(rehearse: Rehearse) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_static_graph(rehearse: Rehearse, ranks: int) -> None:
     """From a process of its own: forked from one that has torch loaded, DDP with a static graph may hang at its end."""
-    check_faulty(rehearse, "static_output", "batch-type", 2)
-
-
-@pytest.mark.slow
-def test_a_static_graph_repaired(rehearse: Rehearse) -> None:
-    check_repaired(rehearse, "static_output", 2)
+    check_pair(rehearse, "static_output", "batch-type", ranks)
 
 
 def test_a_tensor_in_host_memory_has_no_partner_to_go_to(rehearse_warm: Rehearse) -> None:

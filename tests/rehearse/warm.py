@@ -1,29 +1,33 @@
 """Rehearses program after program in forks of one process that has imported torch.
 
-Each is a whole rehearsal, with a process for each rank, records and a verdict: only the import of torch, and of the
-modules in the arguments, is not waited for every time. Run as text (`python -c`), so that no frame of this file is
-taken for the program's. Reads requests as lines of JSON, and answers with a line when a report is written.
+Each is a whole rehearsal, with a process for each rank, records and a verdict: only the imports of torch, of our own
+rooms and of the modules in the arguments are not waited for every time. Run as text (`python -c`), so that no frame of
+this file is taken for the program's. Reads requests as lines of JSON, and answers with a line when a report is written.
 """
 
 import atexit
 import gc
 import importlib
+import importlib.util
 import json
 import os
+import pkgutil
 import sys
 import tempfile
 import traceback
+import weakref
 from pathlib import Path
 
 import torch._dynamo  # every optimizer imports it
 
+import trimtab.diagnose
+import trimtab.rehearse.checks
 from trimtab.rehearse import child, process, savings, shield
-from trimtab.rehearse.checks import all_checks  # noqa: F401
 from trimtab.rehearse.observer import RehearsalObserver
 from trimtab.rehearse.report import render
 from trimtab.rehearse.run import Rank, rehearse
 from trimtab.rehearse.session import Settings, gather
-from trimtab.virtual import context, deeds
+from trimtab.virtual import amp, context, deeds
 from trimtab.virtual.context import install
 
 
@@ -115,8 +119,21 @@ def answer(request: dict) -> None:
     out.write_text(json.dumps({**result.to_dict(), "text": render(result), "exit": result.exit_code}))
 
 
-for module in sys.argv[1:]:
+def ours() -> list[str]:
+    """What every rehearsal imports of ours sooner or later."""
+    rooms = (trimtab.rehearse, trimtab.rehearse.checks, trimtab.diagnose)
+    return [
+        found.name for room in rooms for found in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")
+    ]
+
+
+triton = ["triton.runtime.interpreter"] if importlib.util.find_spec("triton") else []
+for module in (*ours(), *triton, *sys.argv[1:]):
     importlib.import_module(module)
+amp.rules()
+# What stood before a fork is not the fork's to take down at its end: torch's own libraries, one by one.
+for finalizer in list(weakref.finalize._registry):
+    finalizer.atexit = False
 gc.collect()
 gc.freeze()  # or the first collection in a fork would write to all of these pages
 for line in sys.stdin:

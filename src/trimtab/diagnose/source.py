@@ -62,7 +62,7 @@ def tree(file: str) -> ast.Module | None:
 
 def statement(file: str, line: int) -> ast.stmt | None:
     """The innermost statement that stands on a line (of a compound one only its header counts)."""
-    found = [n for n in walk(file) if isinstance(n, ast.stmt) and n.lineno <= line <= _header_end(n)]
+    found = [n for n in _statements(tree(file)) if n.lineno <= line <= _header_end(n)]
     return max(found, key=lambda n: (n.lineno, n.col_offset), default=None)
 
 
@@ -96,9 +96,7 @@ def statement_of(file: str, node: ast.AST) -> ast.stmt | None:
 
 def function_at(file: str, line: int) -> Function | None:
     """The innermost function that holds a line."""
-    found = [
-        n for n in walk(file) if isinstance(n, Function) and _first_line(n) <= line <= (n.end_lineno or 0)
-    ]
+    found = [n for n in _functions(tree(file)) if _first_line(n) <= line <= (n.end_lineno or 0)]
     return max(found, key=lambda n: n.lineno, default=None)
 
 
@@ -276,14 +274,23 @@ def is_constant(node: ast.expr | None, value: object) -> bool:
 
 def walk(file: str) -> Iterator[ast.AST]:
     """Every node of a file."""
-    module = tree(file)
-    return iter(_nodes(module) if module is not None else ())
+    return iter(_nodes(tree(file)))
 
 
-@lru_cache(maxsize=64)
-def _nodes(module: ast.Module) -> tuple[ast.AST, ...]:
-    """Found once: a rehearsal that goes on past the end of a GPU's memory asks at every allocation."""
-    return tuple(ast.walk(module))
+# A diagnosis asks the same file some hundred times.
+@lru_cache(maxsize=128)
+def _nodes(module: ast.Module | None) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(module)) if module is not None else ()
+
+
+@lru_cache(maxsize=128)
+def _statements(module: ast.Module | None) -> tuple[ast.stmt, ...]:
+    return tuple(node for node in _nodes(module) if isinstance(node, ast.stmt))
+
+
+@lru_cache(maxsize=128)
+def _functions(module: ast.Module | None) -> tuple[Function, ...]:
+    return tuple(node for node in _nodes(module) if isinstance(node, Function))
 
 
 def names_in(node: ast.AST) -> set[str]:

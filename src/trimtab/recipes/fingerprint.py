@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -60,7 +61,7 @@ def before_data(config: Config, plan: PlacementPlan) -> dict[str, Any]:
             )
             if source is not None
         },
-        "versions": versions(),
+        "versions": dict(versions()),
     }
 
 
@@ -74,6 +75,7 @@ def of_data(prepared: Prepared) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:

@@ -56,14 +56,7 @@ class Trials:
             return
         self._here, there = Pipe()
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "trimtab.recipes.trial_server", str(there.fileno())],
-                pass_fds=(there.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},
-            )
+            self._process = start_server(there.fileno(), self._said.fileno())
 
     def end(self) -> None:
         if self._process is not None and self._here is not None:
@@ -167,6 +160,18 @@ class Trials:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return f"the process that executes steps ended: {lines[-1] if lines else 'without a word'}"
+
+
+def start_server(connection: int, said: int) -> subprocess.Popen[bytes]:
+    """The process at the other end of a connection; what it says goes into a file."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "trimtab.recipes.trial_server", str(connection)],
+        pass_fds=(connection,),
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},
+    )
 
 
 class TrialsEnded(Exception):

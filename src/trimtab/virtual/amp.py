@@ -7,6 +7,7 @@ that CUDA would use. Cast weights are kept until autocast ends, as CUDA's are: a
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -75,6 +76,7 @@ BANNED = (
 )
 
 
+@functools.cache  # one question for each of some three thousand operations
 def rules() -> list[str]:
     """The operations that this torch autocasts on CUDA, as `aten::name.overload`."""
     return sorted(
