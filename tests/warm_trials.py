@@ -21,9 +21,6 @@ class Forked:
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
     def wait(self) -> None:
         """Whoever forked it does."""
 
@@ -66,6 +63,7 @@ def fork_for_each(asked: socket.socket) -> None:
         child = os.fork()
         if not child:
             asked.close()
+            os.setsid()  # ended with all of its forks
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             os.chdir(folder)
             for stream in (1, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,15 @@ def test_a_plan_for_gpus_that_are_not_here_says_what_was_executed(trimtab: Trimt
     for share in plan["memory"].values():
         assert share["executed"]
         assert share["weights"] < share["allocated"] < share["needed"]
+    # All that the text says: the GPUs with their true size, the rows of a step, the parts and where they lie.
+    assert [(gpu["name"], gpu["model"]) for gpu in plan["gpus"]] == [
+        ("cuda:0", "NVIDIA H200"),
+        ("cuda:1", "NVIDIA H200"),
+    ]
+    assert plan["batch"] == {"per_device": 4, "processes": 2, "accumulation": 1, "rows": 8}
+    assert sum(part["parameters"] for part in plan["model"]["parts"]) == plan["model"]["parameters"]
+    assert plan["model"]["layers"] == 2
+    assert plan["config"] == config
     told = trimtab("plan", config, "--gpus=H200").stdout
     assert "allocated at the peak (weights" in told
     assert "executed on virtual GPUs" in told
@@ -66,12 +76,19 @@ def test_a_plan_for_the_processor_says_that_it_is_estimated(trimtab: Trimtab, co
 
 def test_fit_writes_a_config_that_plan_takes(trimtab: Trimtab, config: str, tmp_path: Path) -> None:
     out = tmp_path / "fitted.yaml"
-    done = trimtab("fit", config, "--gpu", "RTX-3060", "training.batch_size=8", "--out", str(out))
+    words = ("--gpu", "RTX-3060", "training.batch_size=8", "--out", str(out), "--json")
+    done = trimtab("fit", config, *words)
     assert done.returncode == 0, done.stderr
-    assert "best: 1 × RTX-3060, whole, training.batch_size=8" in done.stdout
-    assert "times are an estimate" in done.stdout
+    best = json.loads(done.stdout)["best"]
+    assert (best["gpu"], best["strategy"], best["micro_batch"]) == ("RTX-3060", "single", 8)
     planned = json.loads(trimtab("plan", str(out), "--gpus", "RTX-3060", "--json").stdout)
     assert planned["strategy"] == "single"
+    # What the search executed is the plan's figure, to the byte, and needs not be executed again.
+    told = planned["memory"]["cuda:0"]
+    assert (told["allocated"], told["needed"]) == (best["peak_bytes"], best["needed_bytes"])
+    assert "; kept from " in planned["reasons"]["memory"]
+    fresh = json.loads(trimtab("plan", str(out), "--gpus", "RTX-3060", "--json", "--fresh").stdout)
+    assert fresh["memory"] == planned["memory"]
     own = Path(config).read_text()
     written = out.read_text()
     kept = own.replace("training: {batch_size: 4,", "training: {batch_size: 8,").splitlines()
@@ -84,6 +101,18 @@ def test_fit_writes_a_config_that_plan_takes(trimtab: Trimtab, config: str, tmp_
     assert onto_itself.returncode == 2
     assert "your own config" in onto_itself.stderr
     assert Path(config).read_text() == own
+
+
+@pytest.mark.parametrize("option", ["--out", "--html"])
+def test_a_place_that_may_not_be_written_is_refused_before_the_search(
+    trimtab: Trimtab, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    # As root may write everywhere, the system's answer for anyone else is given here.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    done = trimtab("fit", config, "--gpu", "H200", option, str(tmp_path / "new"))
+    assert done.returncode == 2
+    assert "it may not be written" in done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_fit_makes_its_page(trimtab: Trimtab, config: str, tmp_path: Path) -> None:
@@ -122,6 +151,7 @@ def test_a_search_that_is_stopped_tells_what_it_found(
     assert done.exit_code == 1
     assert "stopped before the search was over" in done.output
     assert "best: 1 × H200" in done.output
+    assert "times are an estimate" in done.output
     assert out.is_file()
 
 

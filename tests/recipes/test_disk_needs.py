@@ -18,6 +18,7 @@ from trimtab.file_system import FileSystem, amount, file_system_of, nearest, siz
 from trimtab.recipes import disk_needs, room_on_disk
 from trimtab.recipes import run as run_page
 from trimtab.recipes.disk_needs import checkpoints_at_once
+from trimtab.recipes.planning import plan_run
 from trimtab.recipes.room_on_disk import Room
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,6 +26,7 @@ SMALL = ["device=cpu", "monitor.progress=none", "training.save_steps=1", "traini
 TEXT = ["data.eval_fraction=0.1", "training.batch_size=8", "training.max_steps=2", "training.eval_steps=1"]
 RUNS = {
     "sft": ["training.optimizer=adamw_torch", *TEXT],
+    "sft, with the head": ["lora.targets=[lm_head,q_proj]", *TEXT],
     "sft, all weights, exported": ["method=full", "export.to=gguf", "training.optimizer=adafactor", *TEXT],
     "zeroth order": [
         *(
@@ -112,6 +114,24 @@ def test_how_many_checkpoints_lie_there_at_once(
     words: list[str], steps: int | None, an_epoch: int | None, loop: bool, most: int | None
 ) -> None:
     assert checkpoints_at_once(load_config(None, words), steps, an_epoch, loop=loop) == most
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_sharded_checkpoint_holds_what_is_trained_twice_and_nothing_frozen(
+    method: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    config = load_config(
+        None, [f"model={tiny_model}", "device=cpu", f"method={method}", f"output_dir={tmp_path}"]
+    )
+    planned = plan_run(config)
+    one = disk_needs.planned_room(config, planned)
+    plan = dataclasses.replace(planned.plan, strategy="sharded")
+    sharded = disk_needs.planned_room(config, dataclasses.replace(planned, plan=plan))
+    # On the CPU all weights are fp32.
+    assert sharded.checkpoint - one.checkpoint == 4 * (
+        planned.profile.trainable if method == "lora" else planned.profile.parameters
+    )
+    assert (sharded.kept, sharded.largest) == (one.kept, one.largest)
 
 
 def small_disk(monkeypatch: pytest.MonkeyPatch, **told: Any) -> None:

@@ -199,3 +199,20 @@ def test_what_is_not_executed_is_estimated() -> None:
     plan, tried = settled(config, know_model(config), "H200", lambda plan: 1.0)
     assert not tried
     assert "only what CUDA GPUs hold" in plan.reasons["memory"]
+
+
+@pytest.mark.parametrize(("gpus", "strategy"), [("RTX-4090", "single"), ("2xT4", "split")])
+def test_a_rehearsal_that_an_estimate_would_refuse_tells_the_true_gpus(
+    config: Config, known: Known, gpus: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_with(gpus)
+    long = config.model_copy(update={"data": config.data.model_copy(update={"max_length": 16384})})
+    with pytest.raises(DoesNotFit):
+        resolve_for(long, machine, known)
+    monkeypatch.setenv("TRIMTAB_REHEARSAL", "1")
+    plan = resolve_for(long, machine, known)
+    size = machine.gpus[0].total_bytes / GIB
+    assert plan.strategy == strategy
+    assert f"{size:.1f} of {size:.1f} GiB free" in plan.reasons["device"]
+    assert f"has {size:.1f} GiB free" in plan.reasons["strategy"] or strategy == "single"
+    assert {share.capacity for share in plan.memory.values()} == {machine.gpus[0].free_bytes}

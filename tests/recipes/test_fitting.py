@@ -27,8 +27,11 @@ FLOPS_A_TOKEN = 4 * 8e9
 class Scripted:
     """A machine in which need is known: weights, and for each token what is kept of it."""
 
-    def __init__(self, weights: float = 15.0, a_row: float = 8.0, failing: str = "") -> None:
-        self._weights, self._a_row, self._failing = weights, a_row, failing
+    def __init__(
+        self, weights: float = 15.0, a_row: float = 8.0, failing: str = "", moved: float = 0.0
+    ) -> None:
+        """`moved`: GiB that a row's kernels without products read and write."""
+        self._weights, self._a_row, self._failing, self._moved = weights, a_row, failing, moved
         self._waiting: list[tuple[int, Trial]] = []
         self.trials: list[Trial] = []
 
@@ -52,7 +55,9 @@ class Scripted:
         held = Held(peak=need, reserved=need, context=GIB // 2, kinds={})
         again = 1.5 if training.gradient_checkpointing else 1.0
         products = Launch(int(FLOPS_A_TOKEN * again * training.batch_size * length), 0, "half", "compiled")
-        return number, Answer(Executed(memory={"cuda:0": held}, rows="", work={"pass": {products: 1.0}}))
+        moves = Launch(0, int(self._moved * GIB * again * training.batch_size), "", "compiled")
+        work = {"pass": {products: 1.0, moves: 1.0}}
+        return number, Answer(Executed(memory={"cuda:0": held}, rows="", work=work))
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,16 @@ def test_less_is_kept_only_where_more_does_not_fit(config: Config) -> None:
     assert checkpointed.way.kept == "checkpointed"
     assert checkpointed.config.training.gradient_checkpointing
     assert checkpointed.micro_batch == 3
+
+
+def test_what_keeps_less_is_not_executed_where_all_rows_at_once_would_be_no_faster(config: Config) -> None:
+    # By their products alone twice as many rows in a pass would be worth a try.
+    script = Scripted(moved=1000.0)
+    best = searched(config, "H200", script).best
+    assert best is not None
+    assert (best.micro_batch, best.way.kept) == (12, "all")
+    assert not any(trial.config.speed.activation_memory_budget for trial in script.trials)
+    assert not any(trial.config.training.gradient_checkpointing for trial in script.trials)
 
 
 def test_four_bits_come_before_more_gpus_and_shorter_rows_last(config: Config) -> None:

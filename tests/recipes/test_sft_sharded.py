@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from many_processes import start, trained
 from safetensors.torch import load_file
+
+from trimtab.config import load_config
+from trimtab.file_system import size_of
+from trimtab.recipes.disk_needs import planned_room
+from trimtab.recipes.planning import plan_run
 
 ADAPTER = "adapter_model.safetensors"
 
@@ -43,3 +49,12 @@ def test_sharded_is_data_parallel(tiny_model: Path, tiny_rows: Path, tmp_path: P
             assert one.keys() == other.keys()
             for name, weight in one.items():
                 torch.testing.assert_close(other[name], weight, rtol=0.05, atol=2e-3, msg=name)
+    # What is written is what was told beforehand, of the adapter alone where there is one.
+    run = tmp_path / "sharded"
+    config = load_config(None, [*settings, f"output_dir={tmp_path / 'other'}"])
+    planned = plan_run(config)
+    plan = dataclasses.replace(planned.plan, strategy="sharded", processes=2)
+    room = planned_room(config, dataclasses.replace(planned, plan=plan))
+    written = size_of(run / "checkpoints" / "checkpoint-3")
+    assert written <= room.checkpoint <= written + 2**20
+    assert room.kept >= size_of(run / "adapter") + size_of(run / "model")

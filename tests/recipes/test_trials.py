@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -308,3 +310,26 @@ def test_what_vllm_generates_is_not_executed(trials: Trials, folder: Path) -> No
     answer = made(trials, config)
     assert answer.executed is None
     assert "vLLM generates" in answer.failed
+
+
+def test_what_is_under_way_ends_with_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the place of Python: a process that has begun another, as the server does for each trial.
+    program = tmp_path / "server"
+    program.write_text(
+        f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/begun\nmv {tmp_path}/begun {tmp_path}/fork\nwait\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    trials = Trials()
+    trials.begin()
+    fork = tmp_path / "fork"
+    while not fork.exists():
+        time.sleep(0.01)
+    trials.end()
+    state = Path("/proc") / fork.read_text().strip() / "stat"
+    for _ in range(1000):
+        # Who has ended is there until its new parent looks.
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+    raise AssertionError("what it began is still there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -192,6 +193,12 @@ def _check_places(out: Path | None, overwrite: bool, html_file: Path | None) -> 
                 f"{option} {file}: there is no folder {file.parent}",
                 "it is written when the search is over, and would be lost",
                 "make the folder, or name another file",
+            )
+        if file is not None and not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+            raise _refused(
+                f"{option} {file}: it may not be written",
+                "the file or its folder is read-only for you, or its disk is; it is written when the search is over",
+                "name a file in another folder",
             )
     if out is not None and (out.is_dir() or (out.exists() and not overwrite)):
         there = "a folder" if out.is_dir() else "the file is there"

@@ -69,7 +69,7 @@ def _plan(arguments: list[str], as_json: bool, gpus: str | None, trials: Trials)
     failed = (report is not None and bool(report.failed)) or room.refusal() is not None
     if as_json:
         checks = {"checks": [asdict(check) for check in report.checks]} if report is not None else {}
-        typer.echo(json.dumps(plan_as_dict(planned, room) | checks, indent=2))
+        typer.echo(json.dumps(plan_as_dict(request, planned, room) | checks, indent=2))
         raise typer.Exit(2 if failed else 0)
     lines = plan_lines(request, planned, room) + [f" ! {warning}" for warning in config_warnings(config)]
     lines += ["", *parts_table(planned), *(["", *report.lines()] if report is not None else [])]

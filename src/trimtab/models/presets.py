@@ -26,6 +26,10 @@ def _shape(family: dict[str, Any], *figures: int, **more: Any) -> dict[str, Any]
 
 
 _TINYLLAMA = _shape(_LLAMA_2, 2048, 22, 32, 4, 5632, False)
+_LLAMA_1B = _shape(_LLAMA_3, 2048, 16, 32, 8, 8192, True, head_dim=64)
+_LLAMA_3B = _shape(_LLAMA_3, 3072, 28, 24, 8, 8192, True, head_dim=128)
+_LLAMA_8B = _shape(_LLAMA_3, 4096, 32, 32, 8, 14336, False)
+_LLAMA_70B = _shape(_LLAMA_3, 8192, 80, 64, 8, 28672, False)
 PRESETS: dict[str, dict[str, Any]] = {
     tiny_vision.NAME: tiny_vision.SHAPE,
     tiny_voice.NAME: tiny_voice.SHAPE,
@@ -36,12 +40,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "qwen/qwen3-1.7b": _shape(_QWEN_3, 2048, 28, 16, 8, 6144, True),
     "qwen/qwen3-4b": _shape(_QWEN_3, 2560, 36, 32, 8, 9728, True),
     "qwen/qwen3-8b": _shape(_QWEN_3, 4096, 36, 32, 8, 12288, False),
+    "qwen/qwen3-14b": _shape(_QWEN_3, 5120, 40, 40, 8, 17408, False),
+    "qwen/qwen3-32b": _shape(_QWEN_3, 5120, 64, 64, 8, 25600, False),
     "qwen/qwen2.5-0.5b-instruct": _shape(_QWEN_2, 896, 24, 14, 2, 4864, True),
     "qwen/qwen2.5-1.5b-instruct": _shape(_QWEN_2, 1536, 28, 12, 2, 8960, True),
     "qwen/qwen2.5-7b-instruct": _shape(_QWEN_2, 3584, 28, 28, 4, 18944, False, vocab_size=152064),
-    "meta-llama/llama-3.2-1b-instruct": _shape(_LLAMA_3, 2048, 16, 32, 8, 8192, True, head_dim=64),
-    "meta-llama/llama-3.2-3b-instruct": _shape(_LLAMA_3, 3072, 28, 24, 8, 8192, True, head_dim=128),
-    "meta-llama/llama-3.1-8b-instruct": _shape(_LLAMA_3, 4096, 32, 32, 8, 14336, False),
+    "qwen/qwen2.5-72b-instruct": _shape(_QWEN_2, 8192, 80, 64, 8, 29568, False, vocab_size=152064),
+    "meta-llama/llama-3.2-1b": _LLAMA_1B,
+    "meta-llama/llama-3.2-1b-instruct": _LLAMA_1B,
+    "meta-llama/llama-3.2-3b": _LLAMA_3B,
+    "meta-llama/llama-3.2-3b-instruct": _LLAMA_3B,
+    "meta-llama/llama-3.1-8b": _LLAMA_8B,
+    "meta-llama/llama-3.1-8b-instruct": _LLAMA_8B,
+    "meta-llama/llama-3.1-70b": _LLAMA_70B,
+    "meta-llama/llama-3.1-70b-instruct": _LLAMA_70B,
+    "meta-llama/llama-3.3-70b-instruct": _LLAMA_70B,
     "bosonai/higgs-audio-v2-generation-3b-base": HIGGS_AUDIO_3B,
     "eustlb/higgs-audio-v2-generation-3b-base": HIGGS_AUDIO_3B,
 }

@@ -59,16 +59,16 @@ def room_for(
     work = recipe_of(config).workload(config, plan.kind == "cpu")
     trained = _trained_bytes(config, plan, profile, work)
     whole = (profile.parameters - profile.trainable) * BYTES[plan.weight_precision] + trained
-    kept_weights = trained if config.method == "lora" else whole
+    kept_weights = trained + _head(config, plan, profile) if config.method == "lora" else whole
     words = _processor_bytes(config, profile)
     steps, an_epoch = _steps(config, plan, rows)
     checkpoint = _BESIDE_WEIGHTS + plan.processes * _EACH_RANK + tensors * _EACH_TENSOR + FILES * _BLOCK
     if work.training:
         state = next((size for name, size in STATES.items() if config.training.optimizer.startswith(name)), 8)
-        # No process holds a sharded model whole: all of it is saved, not the adapter alone.
-        weights = whole if plan.strategy == "sharded" else kept_weights
-        optimizer = profile.trainable * state
-        checkpoint += weights + optimizer + words + _logs(config, steps)
+        weights, optimizer = kept_weights, profile.trainable * state
+        # Of a sharded run the trainer writes what it would load by itself, and the same once more for FSDP.
+        copies = 2 if plan.strategy == "sharded" else 1
+        checkpoint += copies * weights + optimizer + words + _logs(config, steps)
     else:
         weights, optimizer = trained, trained if work.anchors else 0
         checkpoint += weights + optimizer
@@ -120,6 +120,14 @@ def _trained_bytes(config: Config, plan: PlacementPlan, profile: ModelProfile, w
     """Adapters are fp32, and so is what has gradients; a model tuned whole without any stays as it was loaded."""
     each = 4 if work.training or config.method == "lora" else BYTES[plan.weight_precision]
     return profile.trainable * each
+
+
+def _head(config: Config, plan: PlacementPlan, profile: ModelProfile) -> int:
+    """PEFT writes a head that has an adapter whole, beside it."""
+    targets = config.lora.targets
+    named = targets if isinstance(targets, list) else [targets]
+    held = any("lm_head" in name for name in named)
+    return held * profile.vocabulary * profile.hidden * BYTES[plan.weight_precision]
 
 
 def _export_bytes(config: Config, profile: ModelProfile, plan: PlacementPlan, words: int) -> int:

@@ -166,7 +166,10 @@ class Found:
         """How the table is to be read, and what is not in it."""
         notes = [f"fits: what torch reserves and CUDA's own in {1 - MARGIN:.0%} of the GPU's memory"]
         if any(option.tokens_a_second is not None for option in self.options):
-            notes.append("times are an estimate, nothing was measured: " + "; ".join(assumptions()))
+            notes += [
+                "times are an estimate, nothing was measured:",
+                *(f"  - {one}" for one in assumptions()),
+            ]
         for why in dict.fromkeys(self.failed.values()):
             layouts = [layout for layout, reason in self.failed.items() if reason == why]
             notes.append(f"! not executed: {'; '.join(layouts)}: {why}")

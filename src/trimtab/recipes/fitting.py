@@ -15,6 +15,7 @@ from typing import Any
 
 from trimtab.config.schema import Config
 from trimtab.errors import RequestError
+from trimtab.gpu_models import GpuModel
 from trimtab.hardware import Hardware
 from trimtab.hardware.catalogue import Card
 from trimtab.launches import Launch, Work
@@ -23,7 +24,7 @@ from trimtab.placement.plan import Strategy
 from trimtab.placement.sizing import PlacementError
 from trimtab.recipes.fit_options import GIB, MARGIN, Found, Kept, Option, Way
 from trimtab.recipes.planning import Known, resolve_for
-from trimtab.recipes.roofline import Load, floor, gathering, step_seconds
+from trimtab.recipes.roofline import Load, floor, gathering, seconds, step_seconds
 from trimtab.recipes.table import recipe_of
 from trimtab.recipes.trial_server import Answer
 from trimtab.recipes.trial_step import Executed, Trial
@@ -69,8 +70,9 @@ class Search:
         self._rewarded = recipe.rewarded
         self._known: dict[str | None, Known] = {}
         self._answers: dict[str, Answer] = {}
-        self._a_pass: dict[int, tuple[int, Work]] = {}
-        """Of rows of each length, once a pass of them was executed: how many they were, and its kernels."""
+        self._passes: dict[tuple[int, str | None], dict[int, tuple[Work, bool]]] = {}
+        """By length of rows and format of weights: the kernels of a pass over so many of them, and whether it kept
+        all of its activations."""
         self._at_once = max(1, os.cpu_count() or 1)
         self.found = Found()
 
@@ -144,19 +146,28 @@ class Search:
         return made is not None and made[1].speed.compile
 
     def _may_beat(self, card: Card, way: Way, size: int, best: Option) -> bool:
-        """Whether a way could be faster if all of its rows went through at once and nothing but products took time."""
-        known = self._a_pass.get(way.length)
-        if best.tokens_a_second is None or known is None or card.model is None:
+        """Whether a way could be faster if all of its rows went through at once."""
+        if best.tokens_a_second is None or card.model is None:
             return False
         made = self._planned(card, way, size)
-        if made is None:
+        a_pass = self._fastest_pass(card.model, way, size)
+        if made is None or a_pass is None:
             return False
-        rows, work = known
         passes = self._rows // (size * way.ranks)
         sent = gathering(card.model, way.gpus, way.strategy, _weights(made[1]))
         # Where layers are split, all of them still work one after the other.
-        least = passes * max(sent, floor(card.model, work, size / rows, _again(self._config, way)))
-        return self._tokens(way) / least > best.tokens_a_second * 1.01
+        return self._tokens(way) / (passes * max(sent, a_pass)) > best.tokens_a_second * 1.01
+
+    def _fastest_pass(self, gpu: GpuModel, way: Way, size: int) -> float | None:
+        """Seconds under which no pass over so many rows is, by those that were executed, whether they fit or not."""
+        known = self._passes.get((way.length, way.quantize))
+        if not known:
+            return None
+        rows = max((number for number in known if number <= size), default=min(known))
+        work, all_kept = known[rows]
+        least = floor(gpu, work, size / rows, _again(self._config, way))
+        # Fewer rows take no longer, and neither does what computes nothing twice; sharing weights out only adds to it.
+        return max(least, seconds(gpu, work)) if all_kept and rows <= size else least
 
     def _largest(self, card: Card, way: Way, sizes: Sequence[int]) -> Option | None:
         """The largest micro-batch that fits: all rows at once, or else about as many as there is room for by that."""
@@ -235,10 +246,11 @@ class Search:
             return None
         fullest = max(executed.memory.values(), key=lambda held: held.reserved)
         each = _a_pass(executed)
-        if way.kept == "all" or way.length not in self._a_pass:
-            self._a_pass[way.length] = size, each
+        passed = self._passes.setdefault((way.length, way.quantize), {})
+        if way.kept == "all" or not any(all_kept for _, all_kept in passed.values()):
+            passed[size] = each, way.kept == "all"
         passes = self._rows // (size * way.ranks)
-        seconds = None
+        estimated = None
         if card.model is not None and each:
             load = Load(
                 a_pass=each,
@@ -247,7 +259,7 @@ class Search:
                 weights=_weights(plan),
                 trained=self._known[way.quantize].profile.trainable * 4,
             )
-            seconds = step_seconds(card.model, way.gpus, way.strategy, load)
+            estimated = step_seconds(card.model, way.gpus, way.strategy, load)
         return Option(
             card.key,
             way,
@@ -255,7 +267,7 @@ class Search:
             passes,
             fullest,
             card.accelerator.total_bytes,
-            seconds,
+            estimated,
             self._tokens(way),
             config,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from trimtab.config import config_warnings
 from trimtab.placement.plan import Speed
 from trimtab.placement.stacks import in_ranges
 from trimtab.recipes.effective_batch import effective_batch
@@ -134,8 +136,8 @@ def _targets(names: tuple[str, ...]) -> str:
     return ", ".join(shape.replace("{}", f"[{in_ranges(found)}]") for shape, found in numbers.items())
 
 
-def parts_table(planned: Planned) -> list[str]:
-    """Parts of the model and their devices; neighbouring layers of one device share a line."""
+def _grouped(planned: Planned) -> list[tuple[str, int, int, str]]:
+    """Parts of the model with their counts and devices; neighbouring layers of one device are one row."""
     plan = planned.plan
     rows = []
 
@@ -149,6 +151,12 @@ def parts_table(planned: Planned) -> list[str]:
             name += f".{parts[0].name.rsplit('.', 1)[1]}-{parts[-1].name.rsplit('.', 1)[1]}"
         counts = sum(p.parameters for p in parts), sum(p.trainable for p in parts)
         rows.append((name or "(whole model)", *counts, device))
+    return rows
+
+
+def parts_table(planned: Planned) -> list[str]:
+    """The parts and their devices, for people."""
+    rows = _grouped(planned)
     width = max(len(r[0]) for r in rows)
     head = f"{'part':<{width}}  {'parameters':>15}  {'trained':>13}  device"
     return [head] + [
@@ -156,16 +164,25 @@ def parts_table(planned: Planned) -> list[str]:
     ]
 
 
-def plan_as_dict(planned: Planned, room: Room) -> dict[str, object]:
-    """The plan and the counts behind it, for machines."""
-    profile = planned.profile
+def plan_as_dict(request: Request, planned: Planned, room: Room) -> dict[str, object]:
+    """The plan and the counts behind it, for machines: all that the lines and the table say."""
+    profile, batch = planned.profile, effective_batch(request.config, planned.plan)
+    columns = ("name", "parameters", "trainable", "device")
     return {
         **planned.plan.as_dict(),
+        "config": request.origin,
+        "gpus": [asdict(gpu) for gpu in planned.hardware.accelerators],
+        "batch": {**batch._asdict(), "rows": batch.rows},
+        "defaults": [{"key": d.key, "value": d.value, "reason": d.reason} for d in request.defaults],
+        "warnings": list(config_warnings(request.config)),
         "model": {
+            "name": request.config.model.name,
             "architecture": planned.architecture,
+            "layers": len(profile.layers),
             "parameters": profile.parameters,
             "trainable": profile.trainable,
             "adapter_targets": list(planned.targets),
+            "parts": [dict(zip(columns, row, strict=True)) for row in _grouped(planned)],
         },
         "disk": room.as_dict(),
     }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import Config
-from trimtab.hardware import Accelerator, Hardware, Launcher, probe
+from trimtab.hardware import Hardware, Launcher, probe
 from trimtab.hardware.catalogue import accelerators
 from trimtab.placement import (
     MemoryShare,
@@ -108,10 +107,10 @@ def resolve_for(
     work = recipe.workload(config, on_cpu)
     speed = _speed(config, recipe)
 
-    def resolved(machine: Hardware) -> PlacementPlan:
+    def resolved(refuses: bool) -> PlacementPlan:
         return resolve(
             request,
-            machine,
+            hardware,
             known.profile,
             work,
             full_tuning=config.method == "full",
@@ -120,7 +119,15 @@ def resolve_for(
             refuses=refuses,
         )
 
-    plan = _with_room(resolved, hardware) if REHEARSED in os.environ else resolved(hardware)
+    try:
+        plan = resolved(refuses)
+    except DoesNotFit as error:
+        if REHEARSED not in os.environ or not hardware.accelerators:
+            raise
+        # A rehearsal is not refused for an estimate: the step itself shows what it takes.
+        said = str(error).partition("\n  change: ")[0].replace("\n  why: ", ": ")
+        rehearsal_notes(f"by the plan's estimate {said}; it was rehearsed all the same")
+        plan = resolved(False)
     if work.training:
         optimizer = choose_optimizer(config.training.optimizer, plan.kind)
         plan = replace(plan, reasons={**plan.reasons, "optimizer": f"{optimizer.name}: {optimizer.reason}"})
@@ -154,35 +161,6 @@ def plan_run(
         plan = Settling(config, machine, known, trials).plan(near_only=near_only)
     check_effective_batch(config, plan)
     return Planned(machine, known.profile, known.architecture, known.targets, plan, known.trained_tensors)
-
-
-def _with_room(resolved: Callable[[Hardware], PlacementPlan], hardware: Hardware) -> PlacementPlan:
-    """The plan of a rehearsal, which is not refused for an estimate: the step itself shows what it takes.
-
-    Where the GPUs are too small by the estimate, things are laid out as they would be on larger ones.
-    """
-    larger = hardware
-    while True:
-        try:
-            plan = resolved(larger)
-        except DoesNotFit as error:
-            if not larger.accelerators:
-                raise
-            if larger is hardware:
-                said = str(error).partition("\n  change: ")[0].replace("\n  why: ", ": ")
-                rehearsal_notes(f"by the plan's estimate {said}; it was rehearsed all the same")
-            larger = replace(larger, accelerators=tuple(map(_grown, larger.accelerators)))
-            continue
-        there = {gpu.name: gpu.free_bytes for gpu in hardware.accelerators}
-        memory = {
-            device: replace(share, capacity=there.get(device, share.capacity))
-            for device, share in plan.memory.items()
-        }
-        return replace(plan, memory=memory)
-
-
-def _grown(gpu: Accelerator) -> Accelerator:
-    return replace(gpu, total_bytes=gpu.total_bytes * 5 // 4, free_bytes=gpu.free_bytes * 5 // 4)
 
 
 def may_compile(config: Config) -> bool:
