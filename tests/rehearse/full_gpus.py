@@ -1,6 +1,7 @@
 """Programs that meet a full GPU, with what is true of each on hardware: written down before any was rehearsed.
 
-Each begins with HEAD. A GPU of 2 GiB takes a step of some 16,384 rows; the programs begin with 65,536.
+Each begins with HEAD. A GPU of 3 GiB takes a step of 16,384 rows with room to spare, and none of 32,768; the
+programs begin with 65,536.
 """
 
 HEAD = """
