@@ -105,6 +105,23 @@ def test_layers_of_another_form_stay_as_they_are(kind: str) -> None:
     assert_same(step(built), step(adapted(kind, OTHERS[kind])))
 
 
+def test_layers_that_fail_their_trial_are_told_with_the_reason() -> None:
+    built = adapted("llama", {})
+    use_fast_adapters(built)
+    first, second = bare_model(built).base_model.layers
+    turned = first.mlp.act_fn
+    first.mlp.act_fn = nn.Tanh()  # not the function that the few passes compute
+    second.self_attn.register_forward_hook(lambda module, given, out: out[0][:0])
+    changed, refused = use_whole_layers(built)
+    assert changed == 0
+    assert sum(refused.values()) == 2
+    assert refused.pop("its results come out otherwise") == 1
+    ((why, _),) = refused.items()
+    assert why.startswith("tried, it fails (")
+    first.mlp.act_fn = turned
+    assert use_whole_layers(built)[0] == 1
+
+
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("kind", OF_THE_FORM)
 def test_losses_at_the_answers_are_those_of_each_row_alone(kind: str, shares: bool) -> None:

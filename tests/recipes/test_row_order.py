@@ -80,6 +80,40 @@ def test_a_rehearsal_of_shapes_begins_with_the_heaviest_batch_of_the_run(
         assert changed or list(few.get_train_dataloader().batch_sampler) == taken[:3]
 
 
+@pytest.mark.parametrize(("steps", "ranks"), [(None, 1), (3, 1), (2, 1), (None, 2)])
+def test_gathered_passes_are_those_of_the_run_around_its_heaviest_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, ranks: int
+) -> None:
+    """Batches of one row, three passes a step: the heaviest (3) begins its step, the next one (7) comes second."""
+    lengths = [4, 4, 4, 9, 4, 4, 4, 8, 3, 3, 3, 3] * 3
+    made = Trainer(
+        model=torch.nn.Linear(1, 1),
+        args=TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=3,
+            num_train_epochs=1,
+            use_cpu=True,
+            report_to="none",
+            train_sampling_strategy="sequential",
+        ),
+        train_dataset=[{"input_ids": [0] * length} for length in lengths],
+    )
+    monkeypatch.setattr(TrainingArguments, "world_size", ranks)
+    assert heaviest_first(made, lambda row: len(row["input_ids"]), padded=True, steps=steps)
+    laid = [batch[0] for batch in made.get_train_dataloader().batch_sampler]
+    if steps == 2:  # only one more step is made: the heaviest in each of its passes
+        assert laid[:6] == [0, 1, 2, 3, 3, 3]
+    elif ranks == 1:
+        # The heaviest begins its step; the heaviest that comes when gradients are there is another's.
+        assert laid[:9] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert laid[9:12] == [3, 4, 5]
+    else:
+        # Of two ranks the second has it, in the second pass: both are given what that rank takes.
+        assert laid[:6] == [0, 1, 2, 3, 4, 5]
+        assert laid[6:12] == [1, 1, 3, 3, 5, 5]
+
+
 REWARD = (
     "def score(completions, **columns):\n    return [sum(map(ord, str(c))) % 97 / 97 for c in completions]\n"
 )

@@ -101,6 +101,30 @@ def test_a_state_that_is_resumed_beside_the_one_in_use(ask: Rehearse, tmp_path: 
     assert 'map_location="cpu"' in finding["fix"]
 
 
+def test_blocks_that_wait_for_another_stream_leave_what_is_reserved_open(
+    rehearse_warm: Rehearse, tmp_path: Path
+) -> None:
+    path = written(
+        tmp_path,
+        """
+        import torch
+
+        side = torch.cuda.Stream()
+        for _ in range(3):
+            made = torch.ones(1 << 20, device="cuda")
+            with torch.cuda.stream(side):
+                host = made.to("cpu", non_blocking=True)
+            RECORD
+        """,
+    )
+    text = path.read_text()
+    for record, told in (("made.record_stream(side)", True), ("pass", False)):
+        path.write_text(text.replace("RECORD", record))
+        report = rehearse_warm(str(path))
+        assert any("more may be reserved than is told" in note for note in report["notes"]) is told
+        assert ("awaited_blocks" in report["memory"]["cuda:0"]) is told
+
+
 SHARDED = """
     import os
     import torch

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -114,6 +115,40 @@ def test_gradients_come_back_in_the_parameters_dtype() -> None:
         loss = out.float().pow(2).mean()
     loss.backward()
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in model.parameters())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the order is the compiler's")
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (F.linear, [(4, 8), (6, 8), (6,)]),
+        (torch.matmul, [(4, 8), (8, 6)]),
+        (F.conv1d, [(2, 3, 8), (4, 3, 3), (4,)]),
+    ],
+)
+def test_operands_are_cast_in_the_order_of_torchs_own_autocast(
+    function: Callable[..., torch.Tensor], shapes: list[tuple[int, ...]]
+) -> None:
+    """By it their gradients come back, and memory is handed out, in the order of a GPU."""
+
+    def order(device: str) -> list[int]:
+        weights = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
+        with torch.autocast(device, dtype=torch.bfloat16):
+            function(*weights).sum().backward()
+            made = function(*weights)
+        found: dict[int, int] = {}
+        waiting = [made.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            for above, _ in node.next_functions:
+                if above.name().endswith("AccumulateGrad"):
+                    place = next(n for n, w in enumerate(weights) if w is above.variable)
+                    found[place] = node._sequence_nr()
+                elif above is not None:
+                    waiting.append(above)
+        return sorted(found, key=found.__getitem__)
+
+    assert order("cuda") == order("cpu")
 
 
 def test_custom_functions_follow_autocast() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -267,6 +268,28 @@ def test_a_value_that_is_asked_for_breaks_the_graph_and_is_told() -> None:
         assert "asks a tensor for its values" in note
         with pytest.raises(torch._dynamo.exc.Unsupported, match="fullgraph=True"):
             torch.compile(asking, fullgraph=True)(x)
+
+
+COLLECTING: ContextVar[list[Any] | None] = ContextVar("collecting", default=None)
+
+
+def test_a_hook_that_asks_a_context_is_refused_as_torch_refuses_it() -> None:
+    """As transformers collects what routers decide: layers with experts are compiled by nobody then."""
+
+    def collect(module: nn.Module, given: Any, out: torch.Tensor) -> None:
+        if (found := COLLECTING.get()) is not None:
+            found.append(out)
+
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].register_forward_hook(collect)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(model, backend="eager", fullgraph=True)(torch.randn(2, 8))
+    with virtual_gpus(1, observer=(notes := Notes())):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="ContextVar"):
+            torch.compile(model.cuda(), fullgraph=True)(torch.randn(2, 8, device="cuda"))
+        assert notes.notes == []
+        torch.compile(model)(torch.randn(2, 8, device="cuda"))
+        assert any("hooks inside of it" in note for note in notes.notes)
 
 
 def test_a_step_that_calls_backward_is_counted_as_it_runs() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save, save_file, save_model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -343,11 +344,31 @@ def test_a_file_of_the_users_stays_whole_where_nothing_is_kept_apart(
     machine: Machine, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.pt").write_text("mine")
-    with pytest.raises(NotSimulated, match="in a rehearsal alone"):
+    with pytest.raises(NotSimulated, match="no values are to be written"):
         torch.save(big(), tmp_path / "mine.pt")
     assert (tmp_path / "mine.pt").read_text() == "mine"
     torch.save(torch.arange(3, device="cuda"), tmp_path / "known.pt")
     assert torch.load(tmp_path / "known.pt").tolist() == [0, 1, 2]
+
+
+def test_no_format_writes_noughts_over_a_file_of_the_users(machine: Machine, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.bin"
+    mine.write_text("mine")
+    net = nn.Linear(512, 512, device="cuda")
+    for write in (
+        lambda: save_file(net.state_dict(), mine),
+        lambda: save_file({"weight": net.weight.detach().cpu()}, mine),
+        lambda: save_model(net, str(mine)),
+        lambda: mine.write_bytes(save({"weight": net.weight})),
+        lambda: torch.save(net.state_dict(), mine, _use_new_zipfile_serialization=False),
+    ):
+        with pytest.raises(NotSimulated, match="no values are to be written"):
+            write()
+    assert mine.read_text() == "mine"
+    save_file({"known": torch.arange(3, device="cuda").cpu()}, tmp_path / "known.safetensors")
+    assert load_file(tmp_path / "known.safetensors")["known"].tolist() == [0, 1, 2]
+    torch.save(torch.arange(3, device="cuda"), mine, _use_new_zipfile_serialization=False)
+    assert torch.load(mine).tolist() == [0, 1, 2]
 
 
 def test_plain_pickles_of_shapes_are_stand_ins_and_told(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import re
@@ -80,6 +81,24 @@ def test_out_of_memory_in_cudas_words() -> None:
         assert (
             torch.cuda.memory_stats()["num_alloc_retries"] == 2
         )  # one that failed, one that gave the cache back
+
+
+def test_what_a_caught_error_held_is_free_without_a_collection() -> None:
+    """As on hardware: the error must not hold itself, and with it the tensors of the frames that it came through."""
+
+    def fill() -> None:
+        kept = torch.zeros(4 << 20, device="cuda")
+        torch.zeros(100 << 20, device="cuda")
+        del kept
+
+    gc.disable()
+    try:
+        with virtual_gpus(1, memory="64MiB"):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                fill()
+            assert torch.cuda.memory_allocated() == 0
+    finally:
+        gc.enable()
 
 
 def test_an_impossible_request_fails_before_the_host_pays_for_it() -> None:

@@ -30,6 +30,8 @@ class Fast:
 
     counts: dict[str, int] = field(default_factory=dict)
     """By part, how many modules compute so."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Why layers of the common form are computed plainly after all, and how many for each reason."""
     blocks: Blocks | None = None
 
     def tell_by(self, say: Say | None, note: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -41,7 +43,8 @@ class Fast:
     def as_dict(self) -> dict[str, Any]:
         """For the run's summary."""
         compiled = {"compiled": self.blocks.as_dict()} if self.blocks is not None else {}
-        return {**self.counts, **compiled}
+        plain = {"layers_computed_plainly": self.refused} if self.refused else {}
+        return {**self.counts, **plain, **compiled}
 
 
 def make_fast(
@@ -78,8 +81,11 @@ def make_fast(
         from trimtab.fast.reordered import use_reordered
         from trimtab.fast.whole_layers import use_whole_layers
 
-        if whole := use_whole_layers(model):
+        whole, refused = use_whole_layers(model)
+        if whole:
             made.counts["whole_layers"] = whole
+        if refused:
+            made.refused = refused
         use_reordered(model, _room_beside(plan))
     if speed.kernels == "triton":
         from trimtab.fast.fourbit import use_fast_fourbit
@@ -104,8 +110,11 @@ def make_fast(
         if not made.blocks.layers:
             why = f"no stack of layers was found in {architecture}"
             fell_back("compile", why, "set speed.compile: null")
-    if say is not None and (line := _told(made)):
-        say(line)
+    if say is not None:
+        for why, count in made.refused.items():
+            say(f"speed: {count} layers are computed plainly, not in few passes: {why}")
+        if line := _told(made):
+            say(line)
     return made
 
 

@@ -24,14 +24,16 @@ _CLOSE = 1e-4
 """Of the size of what comes out: rounding in another order."""
 
 
-def same_as_its_own(whole: Whole) -> bool:
-    """Whether the layer gives what it did, with the same gradients; `whole` is told what its attention asks for."""
+def why_not_its_own(whole: Whole) -> str:
+    """Why the layer does not give what it did, with the same gradients; nothing where it does. `whole` is told what its
+    attention asks for."""
     try:
-        return _same_as_its_own(whole)
+        return _why_not_its_own(whole)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # a layer of any kind may fail by any error: then it stays as it is
-        return False
+    except Exception as error:  # a layer of any kind may fail by any error: then it stays as it is
+        said = (str(error).splitlines() or [""])[0]
+        return f"tried, it fails ({type(error).__name__}: {said[:120]})"
 
 
 def same_at_the_answers(bare: Any, whole: Whole, device: torch.device) -> bool:
@@ -52,7 +54,7 @@ def same_at_the_answers(bare: Any, whole: Whole, device: torch.device) -> bool:
     return made.shape == due.shape and _same(made, due)
 
 
-def _same_as_its_own(whole: Whole) -> bool:
+def _why_not_its_own(whole: Whole) -> str:
     layer, attention, weight = whole.layer, whole.attention, whole.norms[0].weight
     draw = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, _TOKENS, len(weight), generator=draw)
@@ -65,16 +67,23 @@ def _same_as_its_own(whole: Whole) -> bool:
         for forward in (whole.plain, whole):
             x = hidden.clone().requires_grad_()
             out = forward(x, attention_mask=None, position_embeddings=turn)
-            if not isinstance(out, torch.Tensor) or out.shape != hidden.shape or len(heard) != 1:
-                return False
+            if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:
+                return "it gives something else than the hidden states"
+            if len(heard) != 1:
+                return f"it asks for attention {len(heard)} times"
             asked = heard.pop()
             if forward is whole.plain:
-                if asked.pop("dropout", 0.0) or not all(map(_constant, asked.values())):
-                    return False
+                if asked.pop("dropout", 0.0):
+                    return "its attention drops weights"
+                if own := [name for name, value in asked.items() if not _constant(value)]:
+                    return f"its attention is given {', '.join(own)}"
                 whole.asked = asked
             slopes = torch.autograd.grad(out.square().sum(), [x, *trained], allow_unused=True)
             found.append([out.detach(), *slopes])
-    return all(map(_same, *found))
+    same = list(map(_same, *found))
+    if all(same):
+        return ""
+    return "its results come out otherwise" if not same[0] else "its gradients come out otherwise"
 
 
 def _constant(value: Any) -> bool:

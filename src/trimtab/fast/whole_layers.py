@@ -10,6 +10,7 @@ own forward. Nothing that is saved changes, and a copy or a pickle of the model 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from trimtab.fast.blocks import bound
 from trimtab.fast.layer_parts import Added, Gated, Linears, Norm, Read, Turned
-from trimtab.fast.layer_trial import same_as_its_own, same_at_the_answers
+from trimtab.fast.layer_trial import same_at_the_answers, why_not_its_own
 from trimtab.fast.lora import Adapter, FastLinear, is_bare, plain_adapter
 from trimtab.fast.reordered import Reordered
 
@@ -164,16 +165,18 @@ class Whole:
         return bound, (self.plain.__func__, self.layer)
 
 
-def use_whole_layers(model: nn.Module) -> int:
-    """Have every decoder layer of that form computed so; returns how many are."""
-    changed = 0
+def use_whole_layers(model: nn.Module) -> tuple[int, dict[str, int]]:
+    """Have every decoder layer of that form computed so: how many are, and for which reasons how many are not."""
+    changed, refused = 0, Counter[str]()
     for layer in model.modules():
         if _has_the_form(layer):
             whole = Whole(layer)
-            if same_as_its_own(whole):
+            if why := why_not_its_own(whole):
+                refused[why] += 1
+            else:
                 layer.forward = whole
                 changed += 1
-    return changed
+    return changed, refused
 
 
 def whole_layers(model: nn.Module) -> Iterator[tuple[nn.Module, Whole]]:

@@ -49,10 +49,13 @@ def order_by_epoch(trainer: Any) -> None:
 
 LONGEST_FIRST = "the longest rows of the data come first, together in one batch"
 """What a rehearsal of shapes says of its rows where the run's own batches are not known,"""
-HEAVIEST_FIRST = "the run's own batch with the most tokens, of all its epochs, comes early"
+HEAVIEST_FIRST = "the run's own step with the batch that has the most tokens, of all its epochs, comes early"
 """and where they are."""
 
 
+Batch = list[int]
+"""Places of its rows."""
+Step = list[Batch]
 FEW = 4
 """So many steps of a run are rehearsed as they are, in their own order."""
 
@@ -71,53 +74,88 @@ class InOrder(Sampler[int]):
 
 
 def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool, steps: int | None) -> bool:
-    """Where memory is rehearsed by shapes: the batch of the whole run that takes most is the second step's.
+    """Where memory is rehearsed by shapes: the step of the whole run that takes most comes second.
 
     Tells whether the order was changed: a run of a few steps that are all made meets its batches by itself.
 
-    The second's, because the optimizer's state is there only after a step, and because what a smaller batch has taken
-    before may be of no use to it. Where `steps`, all that are made, is one, it is the first's. Called after
+    The second, because the optimizer's state is there only after a step, and because what a smaller batch has taken
+    before may be of no use to it. Where `steps`, all that are made, is one, it is the first. Called after
     `order_by_epoch`.
     """
-    batches = _batches_of_run(trainer)
+    run = _steps_of_run(trainer)
     lengths = [length(row) for row in trainer.train_dataset]
-    a_step = trainer.args.gradient_accumulation_steps * trainer.args.world_size
-    made = math.ceil(len(batches) / a_step)
-    if made <= min(FEW, steps or FEW):
+    if len(run) <= min(FEW, steps or FEW):
         return False
-    first = [] if steps == 1 else batches[:a_step]
-    heavy = [_heaviest(batches, lengths, padded)] * a_step
-    laid = [place for batch in (*first, *heavy, *batches[len(first) :]) for place in batch]
-    order = InOrder(laid[: len(lengths)])
+
+    def weight(batch: Batch) -> int:
+        taken = [lengths[place] for place in batch]
+        return max(taken) * len(taken) if padded else sum(taken)
+
+    first = run[0] if steps != 1 else []
+    heavy = _heavy_steps(run, weight, trainer.args.world_size)
+    if len(heavy) > 1 and (steps in (1, 2) or _rows([first, *heavy]) > len(lengths)):
+        # Only one of them would be met: in its place the most that can be.
+        heavy = [[max(_whole(run), key=weight)] * len(run[0])]
+    if _rows([first, *heavy]) > len(lengths):
+        first = []  # an epoch is no longer; the next one brings it again
+    laid = [*first, *(batch for step in heavy for batch in step)]
+    laid += [batch for step in run for batch in step][len(first) :]
+    order = InOrder([place for batch in laid for place in batch][: len(lengths)])
     trainer._get_train_sampler = lambda *_, **__: order
     return True
 
 
-def _heaviest(batches: Sequence[list[int]], lengths: Sequence[int], padded: bool) -> list[int]:
-    """Of whole batches, where there are any: a shorter one would be filled up by the next."""
-    most = max(map(len, batches))
+def _heavy_steps(run: Sequence[Step], weight: Callable[[Batch], int], ranks: int) -> list[Step]:
+    """The step with the heaviest batch; and where that comes first in it, also the one with the heaviest of those that
+    come later, when gradients of an earlier pass are there. Their passes as one rank makes them, for all ranks."""
+    most = max(_whole(run), key=weight)
+    found: dict[tuple[int, int], Step] = {}
+    for earliest in (0, 1):
+        places = [
+            (weight(batch), at >= ranks, number, at % ranks)
+            for number, step in enumerate(run)
+            for at, batch in enumerate(step)
+            if at >= earliest * ranks and len(batch) == len(most)
+        ]
+        # Of equals one that comes later in its step.
+        if places:
+            _, later, number, rank = max(places, key=lambda place: place[:2])
+            found[number, rank] = [
+                batch if len(batch) == len(most) else most
+                for batch in run[number][rank::ranks]
+                for _ in range(ranks)
+            ]
+            if later:
+                break
+    return list(found.values())
 
-    def weight(batch: list[int]) -> int:
-        taken = [lengths[place] for place in batch]
-        return max(taken) * len(taken) if padded else sum(taken)
 
-    return max((batch for batch in batches if len(batch) == most), key=weight)
+def _whole(run: Sequence[Step]) -> list[Batch]:
+    """Whole batches: a shorter one would be filled up by the next."""
+    most = max(len(batch) for step in run for batch in step)
+    return [batch for step in run for batch in step if len(batch) == most]
 
 
-def _batches_of_run(trainer: Any) -> list[list[int]]:
-    """The rows of every batch of all processes and epochs, as the trainer's own data loader will draw them."""
+def _rows(run: Sequence[Step]) -> int:
+    return sum(len(batch) for step in run for batch in step)
+
+
+def _steps_of_run(trainer: Any) -> list[Step]:
+    """The batches of all processes, by step, as the trainer's own data loader will draw them. An epoch's last step may
+    have fewer."""
     args, prepared = trainer.args, trainer.accelerator._dataloaders
     known = len(prepared)
     loader = trainer.get_train_dataloader()
     del prepared[known:]  # it is not the run's
     drawing = loader.batch_sampler
     drawing = getattr(drawing, "batch_sampler", drawing)  # of all processes, where each takes a share
-    last = args.max_steps * args.gradient_accumulation_steps * args.world_size
-    batches: list[list[int]] = []
-    for epoch in range(math.ceil(args.num_train_epochs) if last <= 0 else last):
+    a_step = args.gradient_accumulation_steps * args.world_size
+    steps: list[Step] = []
+    for epoch in range(math.ceil(args.num_train_epochs) if args.max_steps <= 0 else args.max_steps):
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
-        batches += [list(batch) for batch in drawing]
-        if 0 < last <= len(batches):
-            return batches[:last]
-    return batches
+        batches = [list(batch) for batch in drawing]
+        steps += [batches[at : at + a_step] for at in range(0, len(batches), a_step)]
+        if 0 < args.max_steps <= len(steps):
+            return steps[: args.max_steps]
+    return steps

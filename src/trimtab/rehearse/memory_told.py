@@ -43,6 +43,8 @@ def _of_device(device: VirtualDevice, names: dict[int, str]) -> Told:
     highest = max(peaks, key=lambda peak: peak.peak_bytes)
     at_peak = _phase(highest)
     told["peak_bytes"] = max(int(device.peak), highest.peak_bytes)
+    if device.pool.awaited:
+        told["awaited_blocks"] = device.pool.awaited
     told["reserved_bytes"] = max(peak.reserved_bytes for peak in peaks)
     told["at_peak"] = {
         "phase": at_peak["name"],
@@ -84,6 +86,16 @@ def _place(handle: Handle | None) -> dict[str, Any] | None:
 
     line = origin.resolve(handle)
     return asdict(source.place(line.file, line.line)) if line is not None else None
+
+
+def doubts(memory: dict[str, Told]) -> list[str]:
+    """What is not certain of these figures."""
+    return [
+        f"{device}: {told['awaited_blocks']} blocks were freed while another stream used them (record_stream); how "
+        "long they wait there is a matter of time, which is not rehearsed: more may be reserved than is told"
+        for device, told in memory.items()
+        if told.get("awaited_blocks")
+    ]
 
 
 def joined(known: dict[str, Told], more: dict[str, Told]) -> dict[str, Told]:

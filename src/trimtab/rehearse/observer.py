@@ -46,36 +46,39 @@ class RehearsalObserver(Observer):
         key = (fault.kind, fault.op, fault.frame, inner or fault.message, made)
         finding = self._known.get(key)
         if finding is None:
-            # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
-            fault.frames = [frame for frame in fault.frames if not frame.file.startswith(OWN)]
-            plain = Finding(
-                fault.kind if fault.kind in KINDS else "other-error", message=fault.message, op=fault.op
-            )
-            plain.where = source.place(fault.frame.file, fault.frame.line) if fault.frame else None
-            finding = self._echoed(shield.call("diagnosis", diagnose, fault, otherwise=plain))
-            if self._of_a_worker(finding):
+            found = self._found(fault)
+            if found is None:
                 return
-            finding = self._process.enriched(finding, None)
-            self._known[key] = finding
+            finding = self._known[key] = found
             if fault.kind == "out-of-memory":
-                device = shortage.device_of(fault.message)
-                self._full.add(device)
-                machine = state.machine()
-                finding.lack = (
-                    shortage.met(machine.devices[int(device.removeprefix("cuda:"))]) if machine else None
-                )
+                self._full.add(shortage.device_of(fault.message))
         self._process.report(finding)
 
+    def _found(self, fault: Fault) -> Finding | None:
+        """What a fault means; None of one that another process has told."""
+        # The rehearsal's own hooks stand on the stack; they are neither the user's nor a library's.
+        fault.frames = [frame for frame in fault.frames if not frame.file.startswith(OWN)]
+        plain = Finding(
+            fault.kind if fault.kind in KINDS else "other-error", message=fault.message, op=fault.op
+        )
+        plain.where = source.place(fault.frame.file, fault.frame.line) if fault.frame else None
+        finding = self._echoed(shield.call("diagnosis", diagnose, fault, otherwise=plain))
+        if self._of_a_worker(finding):
+            return None
+        finding = self._process.enriched(finding, None)
+        machine = state.machine()
+        if fault.kind == "out-of-memory" and machine is not None:
+            finding.lack = shortage.met(shortage.full_one(fault.message, machine))
+        return finding
+
     def catches(self, fault: Fault) -> bool:
-        """A full GPU that the program is ready for: what hardware raises is raised, and no fault."""
-        if fault.kind != "out-of-memory":
+        """A full GPU that the program may be ready for: what hardware raises is raised, and its run tells the rest."""
+        if fault.kind != "out-of-memory" or self._process.full is None:
             return False
         handler = shield.call("diagnosis", awaited.full_device, sys._getframe(1), otherwise=None)
-        if handler is None:
+        if handler is None or self._process.full.is_no_way_on(handler):
             return False
-        at = f" at {fault.frame.file}:{fault.frame.line}" if fault.frame is not None else ""
-        device = shortage.device_of(fault.message)
-        self.note(f"{device} is full{at}: the program catches that (line {handler.line}), and goes on")
+        self._process.full.met(fault, handler, self._found)
         return True
 
     def _echoed(self, finding: Finding) -> Finding:

@@ -26,6 +26,7 @@ from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, s
 
 if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
+    from trimtab.rehearse.full import FullGpus
     from trimtab.virtual.state import Machine
 
 
@@ -56,6 +57,8 @@ class Process:
         """What virtual GPUs refused to do here, and the program's line that asked for it."""
         self.ran_a_module = self.loaded_rows = self.differentiated = self.trained = False
         """Whether a module was called here, rows were read, a backward pass ran and an optimizer stepped."""
+        self.full: FullGpus | None = None
+        """Who follows what the program makes of a full GPU."""
         self.executed: set[str] | None = None
         """The files whose code has run here, where all of them are known."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
@@ -218,6 +221,7 @@ def _attach(process: Process, machine: Machine) -> None:
         what_if,
         workers,
     )
+    from trimtab.rehearse.full import FullGpus
     from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
     from trimtab.virtual import bootstrap, deeds, kinds, origin, places
@@ -248,7 +252,8 @@ def _attach(process: Process, machine: Machine) -> None:
     workers.install()
     quiet.silence()
     what_if.put_in(process.settings.what_if)
-    process.checks = [Phases(process), Layers(process), *checks.all_checks(process)]
+    process.full = FullGpus(process)
+    process.checks = [Phases(process), process.full, Layers(process), *checks.all_checks(process)]
     for check in process.checks:
         shield.install(check)
 

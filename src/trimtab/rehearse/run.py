@@ -6,7 +6,6 @@ It never imports torch and never runs the user's code in its own process.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -59,6 +58,14 @@ class Rank:
 Start = Callable[[Rank], Child]
 
 
+class EndedFull(Exception):
+    """The program caught the error of a full GPU, and did no more work: it is rehearsed past the end of the memory."""
+
+    def __init__(self, handlers: list[str]) -> None:
+        super().__init__(*handlers)
+        self.handlers = handlers
+
+
 def _start(rank: Rank) -> Child:
     command = [sys.executable, *rank.interpreter, "-m", "trimtab.rehearse.child", *rank.arguments]
     return subprocess.Popen(command, env=rank.environment, start_new_session=True, preexec_fn=rank.enter)
@@ -78,20 +85,23 @@ def rehearse(
 
     What the script writes is thrown away, or moved to the folder `keep`; with `in_place` it is written for real. Where
     this machine has no room for the program's values it begins again with shapes, and so do later rehearsals with
-    these settings.
+    these settings; and so where it ends by a full GPU whose error it had caught, to see how much is missing.
     """
-    begun = time.monotonic()
-    once = functools.partial(
-        _rehearse, words, settings, ranks=ranks, start=start, keep=keep, in_place=in_place
-    )
-    try:
-        return once(timeout=timeout)
-    except ValuesDoNotFit as why:
-        settings.shapes_only = True
-        left = max(1.0, timeout - (time.monotonic() - begun))
-        result = once(timeout=left)
-        result.notes.insert(0, f"{why}: it was rehearsed by shapes alone (--shapes-only)")
-        return result
+    begun, said = time.monotonic(), ""
+    while True:
+        left = max(1.0, timeout - (time.monotonic() - begun)) if said or settings.no_way_on else timeout
+        try:
+            result = _rehearse(
+                words, settings, ranks=ranks, timeout=left, start=start, keep=keep, in_place=in_place
+            )
+        except ValuesDoNotFit as why:
+            settings.shapes_only = True
+            said = f"{why}: it was rehearsed by shapes alone (--shapes-only)"
+        except EndedFull as full:
+            settings.no_way_on += full.handlers
+        else:
+            result.notes[:0] = [said] if said else []
+            return result
 
 
 def _rehearse(
@@ -150,6 +160,8 @@ def _rehearse(
                 # What it has written for real would be written twice.
                 gathered.unproven = True
                 gathered.notes.append(f"{why}: rehearse shapes only (--shapes-only)")
+            if gathered.ended_full and not in_place and not timed_out:
+                raise EndedFull(gathered.ended_full)
             if gathered.refused:
                 raise RequestError(gathered.refused)
             gathered.notes += target.notes

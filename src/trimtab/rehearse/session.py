@@ -36,6 +36,8 @@ class Settings:
     """Whether big tensors have shapes and no values; then one rank stands for all, unless every rank is asked for."""
     every_rank: bool = False
     """Whether all ranks are started also where tensors have shapes only."""
+    no_way_on: list[str] = field(default_factory=list)
+    """Lines that take the error of a full GPU and with which the program was seen to end: none is raised for them."""
     what_if: list[str] = field(default_factory=list)
     """Changes that are made to the program to see what memory they save (`what_if`)."""
     instead: dict[str, str] = field(default_factory=dict)
@@ -191,6 +193,8 @@ class Gathered:
     """Set where a program needs no GPU: the words for it (it asks for the CPU itself, or reads rows alone)."""
     untouched: str = ""
     """Why one did not, as far as it can be seen."""
+    ended_full: list[str] = field(default_factory=list)
+    """Lines that took the error of a full GPU, after which the program did no more work."""
     refused: str = ""
     """What Trimtab itself said of a config that cannot be run."""
 
@@ -232,6 +236,8 @@ def gather(folder: Path) -> Gathered:
                     result.unproven |= record["t"] == "unproven"
                     if record["text"] not in result.notes:
                         result.notes.append(record["text"])
+                case "ended-full":
+                    result.ended_full.append(record["handler"])
                 case "refused":
                     result.refused = result.refused or record["text"]
                 case "asked":

@@ -9,7 +9,7 @@ from trimtab.diagnose.finding import Finding, Lack
 from trimtab.rehearse.memory_text import size
 
 if TYPE_CHECKING:
-    from trimtab.virtual.state import VirtualDevice
+    from trimtab.virtual.state import Machine, VirtualDevice
 
 FIXES = {
     "resume": 'torch.load(…, map_location="cpu"): load_state_dict copies each tensor to where its parameter is',
@@ -25,6 +25,11 @@ def device_of(message: str) -> str:
     """The device that CUDA's message names."""
     found = _DEVICE.search(message)
     return f"cuda:{found.group(1)}" if found else ""
+
+
+def full_one(message: str, machine: Machine) -> VirtualDevice:
+    """The same as an object."""
+    return machine.devices[int(device_of(message).removeprefix("cuda:"))]
 
 
 def need(told: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from trimtab.diagnose import source
 from trimtab.diagnose.finding import Finding
-from trimtab.rehearse import blame, folding, shortage
+from trimtab.rehearse import blame, folding, memory_told, shortage
 from trimtab.rehearse.session import AskedAt, Gathered, stop_file
 from trimtab.rehearse.standstill import last_stack
 from trimtab.rehearse.traffic import RankTraffic
@@ -124,6 +124,7 @@ def judge(
             f"rank 0 of {gathered.stands_for} stands for all: the others run the same step on rows of their own"
         )
     shortage.measure(findings, gathered.memory)
+    notes += memory_told.doubts(gathered.memory)
     deciding = sum(asked.decides for asked in gathered.asked)
     if deciding:
         proven = False

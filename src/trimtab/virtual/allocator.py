@@ -63,6 +63,8 @@ class Allocator:
         """How many allocations were carried out."""
         self.waiting: list[Piece] = []
         """Freed, but used on another stream until the next request finds that done."""
+        self.awaited = 0
+        """How many were freed so: on hardware they wait as long as the other stream takes, which nobody knows here."""
         self._calls = 0
         self._freed_at: dict[int, int] = {}
         """By address, after how many requests a piece was freed (garbage_collection_threshold)."""
@@ -203,6 +205,7 @@ class Allocator:
             self.oversize.add("allocations", -1)
         if piece.uses:
             self.waiting.append(piece)
+            self.awaited += 1
         else:
             self._freed(piece)
 

@@ -145,7 +145,11 @@ def _cast_kernel(
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _Aside():
             dtype = dtype_of(args, kwargs)
-            return op(*(_cast(a, dtype) for a in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
+            # The last first: so the compiler of torch's builds for Linux evaluates arguments. It decides in which order
+            # copies are allocated, and in which their gradients come back.
+            named = {name: _cast(kwargs[name], dtype) for name in reversed(kwargs)}
+            given = [_cast(value, dtype) for value in reversed(args)]
+            return op(*reversed(given), **named)
 
     return kernel
 

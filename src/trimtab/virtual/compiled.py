@@ -10,10 +10,12 @@ whoever listens is told so. Nothing is compiled.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -76,7 +78,9 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
         machine = state.machine()
         if machine is None or _running or not machine.devices or _kind(function) in _plain.get(machine, ()):
             return function(*args, **kwargs)
-        if _hooked(function):
+        if hooks := _hooks_inside(function):
+            if settings.fullgraph and any(map(_asks_for_context, hooks)):
+                _refuse(function, "a hook inside of it asks a ContextVar, which dynamo cannot trace")
             _tell(
                 f"the memory of {_called(function)} is that of its code as it runs, not as torch.compile has it: hooks "
                 "inside of it may hand out what it computes"
@@ -92,15 +96,32 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
     return call
 
 
-def _hooked(function: Any) -> bool:
-    """Whether a part of the module is listened to: by its results a graph gets out that is not the piece's own.
+def _hooks_inside(function: Any) -> list[Any]:
+    """Who listens to a part of the module: by its results a graph gets out that is not the piece's own.
 
     transformers collects so what routers decide, for the loss that balances experts.
     """
     owner = getattr(function, "__self__", function)
-    return isinstance(owner, nn.Module) and any(
-        part._forward_hooks for part in owner.modules() if part is not owner
+    parts = owner.modules() if isinstance(owner, nn.Module) else ()
+    return [hook for part in parts if part is not owner for hook in part._forward_hooks.values()]
+
+
+def _asks_for_context(hook: Any) -> bool:
+    """Whether a hook reads a ContextVar, itself or held by an object (as that of transformers is)."""
+    if not inspect.isfunction(hook):
+        return False
+    known = inspect.getclosurevars(hook)
+    read = (*known.globals.values(), *known.nonlocals.values())
+    held = (
+        value for one in read if not inspect.ismodule(one) for value in getattr(one, "__dict__", {}).values()
     )
+    return any(isinstance(value, ContextVar) for value in (*read, *held))
+
+
+def _refuse(function: Any, why: str) -> NoReturn:
+    from torch._dynamo.exc import Unsupported
+
+    raise Unsupported(f"torch.compile with fullgraph=True cannot compile {_called(function)}: {why}")
 
 
 def is_running() -> bool:
@@ -197,11 +218,7 @@ class _Run:
     def _broken(self, why: str) -> None:
         """No compiler takes the piece as it is: what lives is counted from here on, as the code runs."""
         if self.settings.fullgraph and self.recorder.on is False and isinstance(self.settings.backend, str):
-            from torch._dynamo.exc import Unsupported
-
-            raise Unsupported(
-                f"torch.compile with fullgraph=True cannot compile {_called(self.function)}: {why}"
-            )
+            _refuse(self.function, why)
         self.device.aside = None
         for tensor in self.recorder.alive():
             pieces.count_now(tensor)

@@ -128,6 +128,7 @@ def install(
                 "bitsandbytes.nn.modules": ctypes_libraries.set_in_its_modules,
             }
             when_imported(machine, undo, settings)
+        hollow_files.keep_out_of_files(machine, undo)
         if "torch._dynamo" in sys.modules:
             undo.enter_context(sys.modules["torch._dynamo"].config.patch(disable=True))
         if observer is not None:

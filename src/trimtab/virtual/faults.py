@@ -70,9 +70,15 @@ def report(
             return
     if raises is None:
         raise DeviceMismatch(fault)
-    error = raises(message)
+    # No name of this frame may hold it: the error would hold itself by its traceback, and with it every tensor of the
+    # frames above, until the garbage is collected. CUDA's does not.
+    raise _made(raises, fault)
+
+
+def _made(raises: type[BaseException], fault: Fault) -> BaseException:
+    error = raises(fault.message)
     error.fault = fault  # type: ignore[attr-defined]
-    raise error
+    return error
 
 
 def _bring_gradient_home(tensor: torch.Tensor) -> None:

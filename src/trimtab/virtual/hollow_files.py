@@ -1,40 +1,62 @@
-"""torch.save and torch.load where tensors have shapes only: in the place of values that nobody has the file has a hole.
+"""torch.save, torch.load and safetensors where tensors have shapes only: in the place of values that nobody has a file
+has a hole, or it is not written.
 
 The file is as large as it would be, and takes next to no room; a record of it lists what has no values, and what is
 loaded again has none either. Nothing is written where it could be taken for a checkpoint: the machine says where
-(`Machine.hollow_to`); without a word of it, only into memory.
+(`Machine.hollow_to`); without a word of it, only into memory. How safetensors leaves holes a rehearsal knows; elsewhere
+what it would write is refused.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from trimtab.hollow import RECORD
-from trimtab.virtual import state
-from trimtab.virtual.storage import hollow_storage, is_hollow
-from trimtab.virtual.unknown import refuse_more
+from trimtab.virtual import imports, state
+from trimtab.virtual.storage import VirtualStorage, hollow_storage, is_hollow, is_shape
+from trimtab.virtual.unknown import is_unknown, refuse_more
+
+_SAFETENSORS = "safetensors.torch"
+_TAKING = ("_flatten_as_ptr", "_flatten", "save_file", "save")
+"""Functions of it that are given the tensors of a file. Its own are asked for by the functions that a program has
+imported by name, in whichever version."""
 
 
 def may_write(where: Any, nbytes: int) -> None:
     """Raise NotSimulated where weights without values are not to be written."""
     machine = state.machine()
-    if isinstance(where, io.BytesIO):
+    if isinstance(where, io.BytesIO) and not isinstance(where, _Late):
         refuse_more(nbytes)  # a hole in memory takes room
     elif machine is None or machine.hollow_to is None:
         raise state.NotSimulated(
-            "weights that have shapes only are written in a rehearsal alone (trimtab rehearse --shapes-only), which "
-            "keeps them apart from real checkpoints"
+            "weights that have shapes and no values are to be written to a file, which would pass for a checkpoint: "
+            "leave saving out, or rehearse the program (trimtab rehearse --shapes-only), which keeps such files apart"
         )
     else:
         named = where if hasattr(where, "name") else getattr(where, "raw", where)
         name = getattr(named, "name", named)
         machine.hollow_to(os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else None)
+
+
+class _Late(io.BytesIO):
+    """A file of the old format, opened once all of it is known: one in whose place it may not be stays whole."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.name = os.fspath(path)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            with open(self.name, "wb") as file:
+                file.write(self.getbuffer())
 
 
 class _Records:
@@ -125,15 +147,59 @@ class _Reader:
         return self._reader.get_storage_from_record(name, size, kind)
 
 
+def _refuse_in_safetensors(machine: state.Machine) -> Callable[[Any], None]:
+    """A setting for when it is imported: no file of tensors without values where nobody keeps it apart."""
+
+    def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            given = tensors.values() if isinstance(tensors, dict) else ()
+            if machine.hollow_to is None and any(map(is_unknown, given)):
+                may_write(None, 0)
+            return real(tensors, *args, **kwargs)
+
+        return call
+
+    def put_in(undo: Any) -> None:
+        module = sys.modules[_SAFETENSORS]
+        for name in _TAKING:
+            if (real := getattr(module, name, None)) is not None:
+                setattr(module, name, guarded(real))
+                undo.callback(setattr, module, name, real)
+
+    return put_in
+
+
+def keep_out_of_files(machine: state.Machine, undo: Any) -> None:
+    """Refuse what safetensors would write of shapes, where no rehearsal says how."""
+    if machine.shapes:
+        imports.when_imported(machine, undo, {_SAFETENSORS: _refuse_in_safetensors(machine)})
+
+
+def _write_file(storage: Any, file: Any, *rest: Any) -> None:
+    """A storage in torch's old format, which has no holes."""
+    if is_shape(storage):
+        may_write(file, storage.nbytes())
+    _written(storage, file, *rest)
+
+
+_written = VirtualStorage._write_file
+
+
 def patches(machine: state.Machine) -> list[state.Patch]:
     """What has to be replaced while a machine with shapes only is in force."""
     if not machine.shapes:
         return []
     serialization: Any = torch.serialization
     opened, loaded = serialization._open_zipfile_writer, serialization._load
+    opened_plainly = serialization._open_file_like
 
     def _open_zipfile_writer(name_or_buffer: Any) -> _Opened:
         return _Opened(opened, name_or_buffer)
+
+    def _open_file_like(name_or_buffer: Any, mode: str) -> Any:
+        late = "w" in mode and isinstance(name_or_buffer, str | os.PathLike)
+        return _Late(name_or_buffer) if late else opened_plainly(name_or_buffer, mode)
 
     def _load(zip_file: Any, *args: Any, **kwargs: Any) -> Any:
         if zip_file.has_record(RECORD):
@@ -143,6 +209,8 @@ def patches(machine: state.Machine) -> list[state.Patch]:
 
     replaced: list[tuple[str, Callable[..., Any]]] = [
         ("_open_zipfile_writer", _open_zipfile_writer),
+        ("_open_file_like", _open_file_like),
         ("_load", _load),
     ]
-    return [(serialization, name, new) for name, new in replaced]
+    patched: list[state.Patch] = [(serialization, name, new) for name, new in replaced]
+    return [*patched, (VirtualStorage, "_write_file", _write_file)]

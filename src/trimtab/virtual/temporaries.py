@@ -27,7 +27,16 @@ Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], int]
 
 LATER = object()
 """In the place of memory that an operation takes when its result is there."""
-AFTER = frozenset(("aten::_safe_softmax", "aten::convolution", "aten::convolution_backward"))
+_STRUCTURED = (
+    *("mm", "addmm", "bmm", "baddbmm", "addmv", "_softmax", "_log_softmax", "_softmax_backward_data"),
+    *("_log_softmax_backward_data", "sum", "mean", "amax", "amin", "argmax", "argmin", "all", "any"),
+    *("linalg_vector_norm", "cumsum", "cumprod"),
+)
+"""Of these ATen makes the result before it calls the kernel (`structured` in native_functions.yaml): what it takes for
+itself comes behind it, cuBLAS' workspace too, which stays where it was put."""
+AFTER = frozenset(
+    f"aten::{name}" for name in ("_safe_softmax", "convolution", "convolution_backward", *_STRUCTURED)
+)
 """Operations that do."""
 
 
