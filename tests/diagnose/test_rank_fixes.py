@@ -78,6 +78,16 @@ ALONE: dict[str, tuple[str, str]] = {
         """,
         "mine = rows[rank:len(rows) // world * world:world]",
     ),
+    "a batch of which nothing is left": (
+        """
+        loader = torch.utils.data.DataLoader(torch.utils.data.Subset(rows, range(rank * 8, rank * 8 + 8)))
+        for n, batch in enumerate(loader):
+            if batch is None:  # cause
+                continue
+            model(batch.cuda()).backward()  # stands
+        """,
+        "dist.all_reduce(flag, op=dist.ReduceOp.MAX)",
+    ),
     "an error that is swallowed": (
         """
         def fit(model, rows):
@@ -116,6 +126,22 @@ def test_a_limit_that_all_ranks_have_is_no_decision_of_one(tmp_path: Path) -> No
             loss.backward()  # stands
         """,
     )
+    assert loops_left.way_out([(file, marks["stands"])], 1, NOTHING_KNOWN) is None
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for n, batch in enumerate(loader):\n    if n % 4:",
+        "for n, batch in zip(range(9), loader):\n    if n > 7:",
+        "for p in model.parameters():\n    if p.grad is None:",
+        "for name in ['a', 'b']:\n    if name == skipped:",
+    ],
+)
+def test_what_a_loop_counts_or_goes_through_everywhere_is_no_decision_of_one(
+    tmp_path: Path, loop: str
+) -> None:
+    file, marks = _written(tmp_path, f"{loop}\n        continue\n    model(1).backward()  # stands\n")
     assert loops_left.way_out([(file, marks["stands"])], 1, NOTHING_KNOWN) is None
 
 

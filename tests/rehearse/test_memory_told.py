@@ -80,6 +80,13 @@ def test_every_phase_of_a_run_has_its_peak(rehearsed: Rehearse) -> None:
         assert name in report["text"]
 
 
+def test_a_state_that_is_handed_over_by_its_name_is_resumed_too(rehearsed: Rehearse) -> None:
+    """As torch.distributed.checkpoint does."""
+    report = rehearsed("step()\noptimizer.load_state_dict(state_dict=optimizer.state_dict())\nstep()\n")
+    assert report["verdict"] == "clean", report["text"]
+    assert "resume" in phases(report)
+
+
 def test_the_record_of_a_device_is_whole(rehearsed: Rehearse, tmp_path: Path) -> None:
     report = rehearsed("step()\nstep(8192)  # peak\n")
     told = report["memory"]["cuda:0"]

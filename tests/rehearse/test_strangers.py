@@ -229,6 +229,67 @@ def test_a_collective_of_one_rank_is_what_parts_it_from_the_others(
     assert "has run on rank 1" not in found["cause"]["why"]
 
 
+def test_what_one_rank_alone_froze_is_why_its_gradients_differ(
+    rehearse_warm: Rehearse, tmp_path: Path
+) -> None:
+    path = written(
+        tmp_path,
+        """
+        import os
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
+        if rank == 0:
+            net[0].requires_grad_(False)  # cause
+        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1e-3)
+        for step in range(2):
+            loss = net(torch.randn(4, 8, device="cuda")).square().mean()
+            loss.backward()
+            with dist._coalescing_manager(device=torch.device("cuda", rank)):
+                for p in net.parameters():
+                    if p.grad is not None:
+                        dist.all_reduce(p.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    report = rehearse_warm(str(path), ranks=2)
+    found = next(finding for finding in report["findings"] if finding["kind"] == "ranks-disagree")
+    assert found["cause"]["line"] in marked_lines(path, "cause"), report["text"]
+    assert "on every rank" in found["fix"]
+
+
+@pytest.mark.parametrize(("rows", "standing"), [(8, True), (1 << 16, False)])
+def test_a_smaller_batch_is_advised_only_where_it_can_help(
+    ask: Rehearse, tmp_path: Path, rows: int, standing: bool
+) -> None:
+    """Weights, gradients and moments of 64 MiB each that do not fit, or rows that do not."""
+    path = written(
+        tmp_path,
+        f"""
+        import torch
+        from torch import nn
+
+        net = nn.Linear(4096, 4096, bias=False).cuda()
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(2):
+            net(torch.randn({rows}, 4096, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    settings = {"gpus": 1, "shapes_only": True, "memory_bytes": (200 if standing else 1000) << 20}
+    (finding,) = ask(str(path), ranks=None, timeout=120, settings=settings)["findings"]
+    assert finding["kind"] == "out-of-memory"
+    assert ("No smaller batch helps" in finding["fix"]) is standing, finding["fix"]
+
+
 def test_a_loss_on_one_rank_and_a_count_on_the_other_are_two_things(
     rehearse_warm: Rehearse, tmp_path: Path
 ) -> None:

@@ -132,6 +132,8 @@ def test_bars_are_as_long_as_their_values(parse: Parse) -> None:
     for part in ("1 GiB", "4 GiB", "not measured", "a note"):
         assert part in told.text
     assert bars("t", {}, "GiB") == ""
+    # Speeds read as in the table beside them.
+    assert "1,340 tokens/s" in parse(bars("t", {"a": 1340.4, "b": 0.5}, "tokens/s")).text
 
 
 def test_parts_of_a_bar_have_their_own_colours(parse: Parse) -> None:

@@ -11,9 +11,9 @@ import pytest
 import records
 from chromium import Browser
 
-from trimtab.report.charts import Chart, Line, Mark, figure
+from trimtab.report.charts import Chart, Line, Mark, bars, figure
 from trimtab.report.fit import fit_page
-from trimtab.report.frame import page, section
+from trimtab.report.frame import page, section, table
 from trimtab.report.make import make_report
 from trimtab.report.rehearsal import rehearsal_page
 
@@ -270,6 +270,86 @@ def test_no_name_is_cut_and_the_frame_of_the_focus_crosses_no_word(browser: Brow
     above, top, bottom, below = browser.js(near)
     assert above + 2 <= top
     assert bottom + 2 <= below
+
+
+def test_the_box_of_a_dot_does_not_cover_it(browser: Browser, wrote: Wrote) -> None:
+    points = [(float(x), float(y)) for x in range(1, 10) for y in (1, 9)]
+    names = ["a layout whose name is not short"] * len(points)
+    dots = Chart("Speed", "GiB", "tokens/s (an estimate)", [Line("fits", points, names=names)], kind="dots")
+    browser.open(wrote(page("t", [figure(dots)])), width=NARROW)
+    browser.js("document.querySelector('.plot').focus()")
+    # The axis goes from 0 to 1.12 times the highest dot; the cursor stands on the dot that is told.
+    covered = (
+        "(value => { const [o, t, c] = ['.u-over', '.tip', '.u-cursor-x'].map(name =>"
+        " document.querySelector(name).getBoundingClientRect());"
+        "const y = o.top + o.height * (1 - value / 10.08);"
+        "return c.right > t.left && c.right < t.right && y > t.top && y < t.bottom })"
+    )
+    for _, value in points:
+        browser.press("ArrowRight")
+        assert not browser.js(f"{covered}({value})")
+
+
+def test_names_in_tables_and_bars_are_whole_on_a_phone(browser: Browser, wrote: Wrote) -> None:
+    long = "a_name_without_a_gap_" * 12
+    parts = [
+        bars("Peak", {"inference (1.00 times)": 1.0, long[:80]: 2.0}, "GiB"),
+        table(["model", "n"], [[long, 1]]),
+    ]
+    for width in (NARROW, WIDE):
+        browser.open(wrote(page("t", [section("S", parts)])), width=width)
+        hidden = (
+            "[...document.querySelectorAll('th, td')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        )
+        assert browser.js(hidden) == 0
+        assert browser.js("document.querySelector('section').scrollWidth") <= width
+        # What stands beside a long name is in sight.
+        assert browser.js("document.querySelector('.scroll').scrollWidth") <= max(width, 400)
+
+
+def test_line_numbers_stay_clear_of_the_mark_beside_them(browser: Browser, wrote: Wrote) -> None:
+    told = records.rehearsal()
+    where = {"file": "long.py", "line": 12345, "code": "x"}
+    told["sources"] = {"long.py": {str(n): f"x = {n}" for n in range(12340, 12350)}}
+    told["findings"][0].update({"where": where, "cause": None})
+    for width in (NARROW, WIDE):
+        browser.open(wrote(rehearsal_page(told)), width=width)
+        room = (
+            "(row => { const r = document.createRange(); r.selectNodeContents(row.querySelector('i'));"
+            "const [text, all] = [r.getBoundingClientRect(), row.getBoundingClientRect()];"
+            "return [text.left - all.left, text.height] })(document.querySelector('.here'))"
+        )
+        left, height = browser.js(room)
+        assert left >= 5  # the mark is 4 pixels wide
+        assert height < 25  # one line
+
+
+def test_what_scrolls_inside_shades_the_edge_beyond_which_it_goes_on(
+    browser: Browser, wrote: Wrote, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    told = records.rehearsal()
+    told["sources"] = {"a.py": {"1": "x = 1", "2": "y = " + "long_name_" * 30, "3": "z = 3"}}
+    told["findings"][0].update({"where": {"file": "a.py", "line": 1, "code": "x"}, "cause": None})
+    browser.open(wrote(rehearsal_page(told)), width=NARROW)
+    box = browser.js(
+        "(e => { e.scrollIntoView({block: 'center'}); e.scrollLeft = 0; const b = e.getBoundingClientRect();"
+        "return [b.left, b.right, b.bottom] })(document.querySelector('.lines'))"
+    )
+
+    def darkest(x: float) -> int:
+        """Near an edge, in the last line, which is short."""
+        browser.settle()
+        browser.picture(tmp_path / "seen.png", whole=False)
+        with Image.open(tmp_path / "seen.png") as seen:
+            return min(seen.convert("L").getpixel((int(x), int(box[2]) - n)) for n in (5, 6, 7))  # type: ignore
+
+    assert darkest(box[1] - 3) < 240  # more to the right
+    assert darkest(box[0] + 3) == 255
+    browser.js("document.querySelector('.lines').scrollLeft = 1e5")
+    assert darkest(box[1] - 3) == 255
+    assert darkest(box[0] + 3) < 240
 
 
 def test_dragging_zooms_and_a_double_click_shows_all(curve: Browser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,42 @@ def test_devices_that_hold_the_same_are_one_row(parse: Parse) -> None:
     assert len(page.all("i")) == 4
     assert layer_map({}) == ""
     assert parse(layer_map({"": "cpu"})).text.count("(whole model)") == 1
+
+
+def test_layers_of_a_split_with_the_same_figures_are_told_once(parse: Parse) -> None:
+    told = records.rehearsal()
+    one = records.device_memory(0.5)
+    split = {f"cuda:{n}": copy.deepcopy(one) for n in range(4)}
+    for n, device in enumerate(split.values()):
+        device["at_peak"]["module"] = f"model.layers.{8 * n}.mlp"
+    told["memory"] = split
+    page = parse(rehearsal_page(told))
+    assert list(page.charts) == ["Memory over the phase “steady step” (cuda:0 to cuda:3, each)"]
+    assert "model.layers.0.mlp on cuda:0" in page.text
+    split["cuda:2"]["phases"][0]["peak_bytes"] += 2**30  # this one loads more
+    assert len(parse(rehearsal_page(told)).charts) == 3
+
+
+def test_sentences_show_code_as_code_and_lines_read_as_they_run(parse: Parse) -> None:
+    told = records.rehearsal()
+    told["findings"][0]["fix"] = "Run `tower` on every rank."
+    turned = "if access == \u2067'user': # \u2066admin\u2069"
+    told["findings"][0]["where"] = {"file": "other.py", "line": 3, "code": turned}
+    page = rehearsal_page(told)
+    assert "Run <code>tower</code> on every rank." in page
+    assert not set("\u2066\u2067") & set(page)
+    assert "access == \N{REPLACEMENT CHARACTER}" in parse(page).text
+
+
+def test_a_line_of_which_two_things_are_not_proven_is_shown_once(parse: Parse) -> None:
+    told = records.rehearsal()
+    line = {"file": "train.py", "line": 26, "code": "if loss.item() > 9:"}
+    told["asked"] = [
+        {"how": how, "op": "item", "where": line, "inside": None} for how in ("value", "decision")
+    ]
+    unproven = rehearsal_page(told).split("Not proven")[-1]
+    assert unproven.count("train.py:26") == 1
+    assert "read, decided by" in unproven
 
 
 def test_an_older_record_has_a_page_too(parse: Parse) -> None:

@@ -61,6 +61,8 @@ def test_every_clip_of_a_sample_is_heard_and_seen(grpo_run: Path, parse: Parse) 
     html = told(grpo_run, files)
     page = parse(html)
     assert len(page.all("audio")) == len(page.all("img")) == len(NAMES)
+    # Who does not see the page hears which clip a player has.
+    assert [one["aria-label"] for one in page.all("audio")] == [one["alt"] for one in page.all("img")]
     assert all("say <b>it</b>" in (image["alt"] or "") for image in page.all("img"))
     for part in (
         "Clips before and after",

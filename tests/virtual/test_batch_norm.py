@@ -49,3 +49,31 @@ def test_one_rank_is_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
         for made, right in pairs:
             assert made.is_cuda
             torch.testing.assert_close(made.cpu(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_shapes_alone_are_told_for_any_size(rows: int) -> None:
+    """Also where small statistics have values and the rows have none."""
+    with virtual_gpus(1, shapes=True):
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        try:
+            given = torch.randn(rows, 8, 64, 64, device="cuda", requires_grad=True)
+            norm = nn.SyncBatchNorm(8).cuda()
+            # By hand, as with several ranks: one rank alone goes another way.
+            out = SyncBatchNorm.apply(
+                given,
+                norm.weight,
+                norm.bias,
+                norm.running_mean,
+                norm.running_var,
+                1e-5,
+                0.1,
+                dist.group.WORLD,
+                1,
+            )
+            out.backward(torch.ones_like(out))
+        finally:
+            dist.destroy_process_group()
+        assert (out.shape, given.grad.shape) == (given.shape, given.shape)
+        assert norm.weight.grad.shape == norm.bias.grad.shape == (8,)
+        assert given.grad.is_cuda

@@ -18,7 +18,7 @@ def way_out(mine: Way, other: int, sides: Sides) -> Said | None:
     for file, line in mine:
         for loop in _loops(file, line):
             for node in _exits(loop, line):
-                if _own_decision(file, node, sides):
+                if _own_decision(file, node, sides) or _by_its_rows(file, node, loop, sides):
                     return decided_alone(file, node, line, other, sides)
             if isinstance(loop, ast.While) and own_figures.decided_alone(file, loop):
                 return goes_on_alone(file, loop, line, other)
@@ -59,6 +59,33 @@ def _own_decision(file: str, node: ast.If | ast.ExceptHandler, sides: Sides) -> 
     if isinstance(node, ast.ExceptHandler):
         return True
     return sides.parted(file, node) is not False and own_figures.decided_alone(file, node)
+
+
+def _by_its_rows(
+    file: str, node: ast.If | ast.ExceptHandler, loop: ast.For | ast.While, sides: Sides
+) -> bool:
+    """Whether a condition asks what the loop has just taken, which is each rank's own; not how many it has taken."""
+    if not isinstance(node, ast.If) or not isinstance(loop, ast.For) or sides.parted(file, node) is False:
+        return False
+    asks = source.names_in(node.test) & _rows_named(loop.target, loop.iter)
+    return bool(asks) and (_from_loader(file, loop) or rows_of_rank(file, loop) is not None)
+
+
+def _from_loader(file: str, loop: ast.For) -> bool:
+    """Whether a loop runs over batches: parameters and settings are the same on every rank."""
+    values = (value for _, _, value in followed_back(file, loop.lineno, loop.iter) if value is not None)
+    return any("loader" in ast.unparse(one).lower() for one in (loop.iter, *values))
+
+
+def _rows_named(target: ast.expr, given: ast.expr) -> set[str]:
+    """The names under which a loop has its rows: what counts rounds, and what goes through settings, is left out."""
+    called = source.called_name(given) if isinstance(given, ast.Call) else ""
+    if isinstance(given, ast.Constant | ast.List | ast.Tuple | ast.Set) or called in ("range", "count"):
+        return set()
+    if called in ("enumerate", "zip") and isinstance(given, ast.Call) and isinstance(target, ast.Tuple):
+        parts = target.elts[1:] if called == "enumerate" else target.elts
+        return set().union(*map(_rows_named, parts, given.args), set())
+    return source.names_in(target)
 
 
 def decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other: int, sides: Sides) -> Said:

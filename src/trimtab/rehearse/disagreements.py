@@ -132,6 +132,8 @@ _ALIKE = (
 def _unequal(first: Record, second: Record, stands: Place | None) -> Said:
     """One collective that is given other sizes or types: who made them, or that nothing makes them equal."""
     file, line = second["born"]
+    if (frozen := _frozen_by_rank(file, line)) is not None:
+        return frozen
     made = source.statement(file, line)
     anew = made is not None and rewrite.has_factory(made)
     if [file, line] in second.get("way", ()) or (first["born"] == second["born"] and not anew):
@@ -151,6 +153,19 @@ def _unequal(first: Record, second: Record, stands: Place | None) -> Said:
     told = mends_collectives.of_type(source.place(file, line), (second if odd is first else first)["dtype"])
     cause = source.cause(file, line, "made here, of another type than on the other rank")
     return Said(cause, told.text, told.edits)
+
+
+def _frozen_by_rank(file: str, line: int) -> Said | None:
+    """Gradients of which one rank has others, because it alone was told what to train."""
+    if not any(source.called_name(call) == "backward" for call in source.call_on(file, line)):
+        return None
+    for node in branches.rank_conditions_before(file, line):
+        for told in (n for statement in node.body for n in ast.walk(statement)):
+            if isinstance(told, ast.Attribute) and told.attr in ("requires_grad", "requires_grad_"):
+                why = f"only the ranks of line {node.lineno} set here what is trained: the others have other gradients"
+                fix = "Freeze, or train, the same parameters on every rank: take this out of the condition."
+                return Said(source.cause(file, told.lineno, why), fix)
+    return None
 
 
 def _two_things(first: Record, second: Record, stands: Place | None) -> Said | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -123,14 +123,13 @@ class Phases(BaseCheck):
         with self._within("resume"):
             return real(*args, **kwargs)
 
-    def _resuming(
-        self, real: Callable[..., Any], optimizer: Any, kept: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _resuming(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """An optimizer is given the state of an earlier run; a library that moves it gives it back its own, empty."""
-        if not kept.get("state"):
-            return real(optimizer, kept, *args, **kwargs)
+        kept = args[0] if args else kwargs.get("state_dict")
+        if not isinstance(kept, Mapping) or not kept.get("state"):
+            return real(optimizer, *args, **kwargs)
         with self._within("resume"):
-            return real(optimizer, kept, *args, **kwargs)
+            return real(optimizer, *args, **kwargs)
 
     def _one_step(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """A step of an optimizer that makes its passes itself, without gradients."""

@@ -18,6 +18,8 @@ FIXES = {
     "generate": "Fewer prompts at once, or fewer new tokens: the cache grows with both",
 }
 """What helps where the memory ends in a phase that trains nothing."""
+_STANDS = ("weights", "gradients", "optimizer")
+"""What is held however few rows there are."""
 _DEVICE = re.compile(r"\bGPU (\d+) has a total capacity")
 
 
@@ -64,7 +66,7 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
             needed = max(needed, int(told["reserved_bytes"] + told["context_bytes"]))
         finding.lack = Lack(device, capacity, needed, max(0, needed - capacity), phase)
         if not finding.edits:
-            finding.fix = FIXES.get(phase, finding.fix)
+            finding.fix = _no_row_helps(told, capacity) or FIXES.get(phase, finding.fix)
         if needed > capacity:
             short = size(needed - capacity)
             finding.message = (
@@ -72,3 +74,18 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
                 + finding.message
             )
         finding.op = told["at_peak"]["op"] if finding.op == "alloc" and told["at_peak"] else finding.op
+
+
+def _no_row_helps(told: dict[str, Any], capacity: int) -> str:
+    """What to do where all that stands by the side of the rows is too much by itself; empty where it is not."""
+    kinds = (told.get("at_peak") or {}).get("kinds") or {}
+    held = {kind: kinds[kind] for kind in _STANDS if kinds.get(kind)}
+    alone = sum(held.values()) + int(told["context_bytes"])
+    if alone <= capacity:
+        return ""
+    parts = ", ".join(f"{kind} {size(count)}" for kind, count in held.items())
+    return (
+        f"No smaller batch helps: {parts} and CUDA's own {size(told['context_bytes'])} are more than the GPU has. "
+        "Train fewer weights (LoRA), hold them in 16 bits or fewer, take an optimizer with less state (8-bit, SGD), "
+        "share them out (FSDP2's fully_shard, or layers on several GPUs), or take a larger GPU."
+    )

@@ -116,7 +116,7 @@ def bars(title: str, values: Mapping[str, float], unit: str, note: str = "") -> 
     longest = max((value for value in values.values() if math.isfinite(value)), default=0.0)
     rows = "".join(
         f'<tr><th scope="row">{text(short(name))}</th><td>{length({"": value}, longest)}</td>'
-        f"<td>{text(f'{value:.3g} {unit}' if math.isfinite(value) else 'not measured')}</td></tr>"
+        f"<td>{text(f'{_figure(value)} {unit}' if math.isfinite(value) else 'not measured')}</td></tr>"
         for name, value in values.items()
     )
     under = f'<p class="note">{text(note)}</p>' if note else ""
@@ -124,6 +124,11 @@ def bars(title: str, values: Mapping[str, float], unit: str, note: str = "") -> 
         f'<figure class="bars"><figcaption><strong>{text(title)}</strong></figcaption>'
         f"<table>{rows}</table>{under}</figure>"
     )
+
+
+def _figure(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def length(parts: Mapping[str, float], longest: float, shades: Mapping[str, int] | None = None) -> str:

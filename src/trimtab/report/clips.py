@@ -114,16 +114,18 @@ def _figure(sample: _Sample, name: str, heard: Container[str]) -> str:
     if isinstance(clip, str):
         # What cannot be heard tells why by itself.
         return f"<figure>{head}{'' if str(told).startswith('could not be heard') else note(clip)}</figure>"
-    drawn = _drawn(*clip, sample.seconds, f"{title}: {sample.told.get('prompt', '')}")
-    player = _player(*clip, sample.files[name]) if sample.files[name] in heard else ""
+    called = f"{title}: {sample.told.get('prompt', '')}"
+    drawn = _drawn(*clip, sample.seconds, called)
+    player = _player(*clip, sample.files[name], called) if sample.files[name] in heard else ""
     return f"<figure>{head}{drawn}{player}</figure>"
 
 
-def _player(samples: Samples, rate: int, file: str) -> str:
+def _player(samples: Samples, rate: int, file: str, called: str) -> str:
     short = _short(samples, rate)
     coded = base64.b64encode(_wav(short, rate)).decode("ascii")
     cut = note(f"the first {LONGEST:g} s; all of it is in {file}") if len(short) < len(samples) else ""
-    return f'<audio controls preload="metadata" src="data:audio/wav;base64,{coded}"></audio>{cut}'
+    named = f'aria-label="{text(called)}"'
+    return f'<audio controls {named} preload="metadata" src="data:audio/wav;base64,{coded}"></audio>{cut}'
 
 
 def _short(samples: Samples, rate: int) -> Samples:

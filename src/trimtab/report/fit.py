@@ -149,7 +149,7 @@ def _tables(told: Told) -> Iterable[str]:
 
 def _table(options: Sequence[Told], best: Told | None, longest: int) -> str:
     head = [
-        "",
+        "answer",
         "GPUs",
         "layout",
         "rows × passes",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trimtab import __version__
@@ -64,15 +64,16 @@ def note(value: object) -> str:
 
 def said(value: object) -> str:
     """What a model or a person said, in a box that does not grow without end."""
-    return f'<div class="said">{cut(value)}</div>'
+    shown = cut(value) if str(value).strip() else "<em>(empty)</em>"
+    return f'<div class="said">{shown}</div>'
 
 
-def cut(value: object, most: int = LONGEST_TEXT) -> str:
-    """`text`, cut when it is very long; how much is gone stands behind it."""
+def cut(value: object, most: int = LONGEST_TEXT, shown: Callable[[object], str] = text) -> str:
+    """`text` (or `prose`), cut when it is very long; how much is gone stands behind it."""
     whole = str(value)
     if len(whole) <= most:
-        return text(whole)
-    return f"{text(whole[:most])} <em>… {len(whole) - most:,} more characters</em>"
+        return shown(whole)
+    return f"{shown(whole[:most])} <em>… {len(whole) - most:,} more characters</em>"
 
 
 def section(title: str, parts: Iterable[str], *, name: str = "", kind: str = "") -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -164,16 +165,26 @@ def size_of(count: int | None) -> str:
 
 
 def _alike(used: Mapping[str, Told]) -> list[tuple[str, Told]]:
-    """Neighbouring devices with the same figures are one."""
+    """Neighbouring devices with the same figures are one; layers of a split differ by their numbers alone."""
 
     def figures(pair: tuple[str, Told]) -> object:
         told = pair[1]
         peak = told.get("at_peak") or {}
         return (
-            [told[name] for name in ("peak_bytes", "capacity_bytes")],
+            [told.get(name) for name in ("peak_bytes", "reserved_bytes", "capacity_bytes")],
             peak.get("kinds"),
-            peak.get("module"),
+            re.sub(r"\d+", "0", str(peak.get("module"))),
+            [(phase["name"], phase["peak_bytes"]) for phase in told.get("phases") or []],
         )
 
     groups = (list(group) for _, group in groupby(used.items(), key=figures))
-    return [(short(together([device for device, _ in group])), group[0][1]) for group in groups]
+    return [(short(together([device for device, _ in group])), _of_the_first(group)) for group in groups]
+
+
+def _of_the_first(group: Sequence[tuple[str, Told]]) -> Told:
+    """What is told of all of them; a module that the others have under another number is called the first one's."""
+    device, told = group[0]
+    peak = told.get("at_peak") or {}
+    if all((other.get("at_peak") or {}).get("module") == peak.get("module") for _, other in group):
+        return told
+    return {**told, "at_peak": {**peak, "module": f"{peak['module']} on {device}"}}

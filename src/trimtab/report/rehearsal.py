@@ -68,7 +68,10 @@ def _head(told: Told) -> Iterable[str]:
 
 
 def _finding(number: int, finding: Told, sources: Sources, when: str = "") -> str:
-    rows = [("says", cut(finding.get("message", ""))), ("where", place(finding.get("where"), sources))]
+    rows = [
+        ("says", cut(finding.get("message", ""), shown=prose)),
+        ("where", place(finding.get("where"), sources)),
+    ]
     rows += [
         ("inside", place(finding.get("library"), sources)),
         ("module", cut(finding.get("module") or "", LONGEST_NAME)),
@@ -114,20 +117,26 @@ def _savings(finding: Told) -> str:
         for saving in finding.get("savings") or []
     )
     head = ["change", "settings", "needs", "saves", "fits"]
-    shown = raw_table(head, ([text(cell) for cell in row] for row in rows), cards=True)
+    listed = [[text(cell) for cell in row] for row in rows]
+    if not any(row[1] for row in listed):  # a script has no settings of ours
+        head, listed = [head[0], *head[2:]], [[row[0], *row[2:]] for row in listed]
+    shown = raw_table(head, listed, cards=True)
     return f"<h3>What would save memory, rehearsed</h3>{shown}" if shown else ""
 
 
 def _not_proven(told: Told, sources: Sources) -> str:
     """Where values were asked for, of which shapes have none."""
-    rows, watched = [], 0
+    asked_at: dict[str, list[str]] = {}
+    watched = 0
     for asked in told.get("asked") or []:
         if asked["how"] == "watch":
             watched += 1
             continue
         places = [shown for name in ("where", "inside") if (shown := place(asked.get(name), sources))]
-        rows.append((WORDS.get(asked["how"], asked["how"]), "<br>".join(places) or text(asked["op"])))
+        hows = asked_at.setdefault("<br>".join(places) or text(asked["op"]), [])
+        hows.append(WORDS.get(asked["how"], asked["how"]))
     own = "whether losses and gradients are finite, and how large they are"
     below = note(f"Watched by Trimtab itself, at {count_of(watched, 'line')} of its own: {own}.")
+    rows = [(", ".join(dict.fromkeys(hows)), shown) for shown, hows in asked_at.items()]
     inside = [raw_facts(rows), below if watched else ""]
     return section("Not proven: these values were not computed", inside, kind="unproven")

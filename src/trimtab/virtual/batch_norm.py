@@ -1,6 +1,7 @@
 """The parts of SyncBatchNorm, for which torch has kernels on CUDA only. They see payloads; statistics are in 32 bits.
 
-Which ranks give what is torch's own affair: it gathers, these compute.
+Which ranks give what is torch's own affair: it gathers, these compute. None of them asks for a value: given shapes they
+tell shapes.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ def _gather_stats(
     share = (counts / counts.sum()).to(mean.dtype).unsqueeze(1)
     whole = (share * mean).sum(0)
     var = (share * (invstd**-2 - eps + (mean - whole) ** 2)).sum(0)
-    count = float(counts.sum())
+    count = counts.sum().double()
     if running_mean is not None:
         running_mean.lerp_(whole.to(running_mean.dtype), momentum)
     if running_var is not None:
-        running_var.lerp_((var * (count / max(count - 1, 1))).to(running_var.dtype), momentum)
+        running_var.lerp_(
+            (var * (count / (count - 1).clamp(min=1)).to(var.dtype)).to(running_var.dtype), momentum
+        )
     return whole, torch.rsqrt(var + eps)
 
 

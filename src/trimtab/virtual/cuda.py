@@ -30,7 +30,7 @@ ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 _NOTHING = words(
     """
     _cuda_ipc_collect _cuda_sleep _cuda_set_sync_debug_mode _host_emptyCache
-    _cuda_record_memory_history _cuda_resetPeakHostMemoryStats
+    _cuda_resetPeakHostMemoryStats
     _cuda_resetAccumulatedHostMemoryStats _accelerator_emptyHostCache
     """
 )
@@ -112,6 +112,7 @@ class Layer:
             "_cuda_setMemoryFraction": self.memory.set_fraction,
             "_cuda_getMemoryFraction": self.memory.fraction,
             "_cuda_memorySnapshot": self.memory.snapshot,
+            "_cuda_record_memory_history": self.memory.record,
             "_cuda_getAllocatorBackend": lambda: "native",
             "_cuda_hostMemoryStats": dict,
             "_has_cuda": True,

@@ -6,7 +6,7 @@ They are read from the allocator of each device (allocator.py). Counts nothing i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,11 @@ import torch
 from trimtab.virtual import allocator_settings, state
 from trimtab.virtual.allocator import Allocator
 from trimtab.virtual.allocator_parts import SHARED, Figures, Piece, PoolId
+from trimtab.virtual.memory_trace import Trace
 from trimtab.virtual.state import Machine, Patch
 
+_LONGEST = 1_000_000
+"""Deeds of an allocator's history, where the program names no number."""
 _NAMES = ("allocated", "allocations", "requested", "reserved", "segments", "splits", "split_bytes")
 
 
@@ -26,6 +29,26 @@ class Statistics:
         self.machine = machine
         self._since: dict[int, dict[tuple[str, str], tuple[int, int]]] = {}
         """What had come by the time that the program set these figures back, and what was there."""
+        self._traces: dict[int, Trace] = {}
+
+    def record(
+        self,
+        enabled: str | None,
+        context: str | None = None,
+        stacks: str = "all",
+        max_entries: int = 1 << 63,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
+        skip_actions: Sequence[str] = (),
+    ) -> None:
+        """torch.cuda.memory._record_memory_history: of "state" no history is kept."""
+        for device in self.machine.devices:
+            pool, trace = self._pool(device.index), self._traces.setdefault(device.index, Trace())
+            if enabled == "all":
+                trace.begin(pool, min(max_entries, _LONGEST), clear_history, skip_actions)
+            else:
+                trace.end(pool)
 
     def _pool(self, index: int) -> Allocator:
         """The allocator of a device, with everything carried out that was noted."""
@@ -137,7 +160,10 @@ class Statistics:
         settings = self.machine.devices[0].pool.settings if self.machine.devices else None
         return {
             "segments": segments,
-            "device_traces": [[] for _ in self.machine.devices],
+            "device_traces": [
+                self._traces[device.index].told() if device.index in self._traces else []
+                for device in self.machine.devices
+            ],
             "allocator_settings": _said(settings) if settings is not None else {},
             "external_annotations": [],
         }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import hints, known_shapes, shape_answers, sparse_shapes
+from trimtab.virtual import batch_norm, hints, known_shapes, shape_answers, sparse_shapes
 from trimtab.virtual.plans import INPLACE, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.state import Machine, NotSimulated, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
@@ -123,6 +123,9 @@ def carry(
     try:
         made = known_shapes.compute(plan, func, payloads, _of_shapes(named) if named else named)
     except NotImplementedError as error:
+        by_parts = batch_norm.SUBSTITUTES.get(plan.name.removeprefix("aten::"))
+        if by_parts is not None:  # of torch's operations, which have rules
+            return by_parts(*known_shapes.shaped(payloads), **named)
         by_values = torch.Tag.dynamic_output_shape in func.tags
         elements = sum(value.numel() for value in _tensors(tuple(payloads), named))
         if plan.writes or by_values or elements > _TRIED:

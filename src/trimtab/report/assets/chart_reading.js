@@ -137,7 +137,10 @@ class Chart extends Drawing {
     const room = whole.width - tip.offsetWidth - 2;
     const beside = x + 14 > room ? x - tip.offsetWidth - 14 : x + 14;
     tip.style.left = `${Math.max(2, Math.min(room, beside))}px`;
-    tip.style.top = `${top - whole.top + 6}px`;
+    /* A dot that the box would cover stands above it. */
+    const dot = this.told.kind === "dots" ? plot.valToPos(this.values(index)[0]?.value ?? 0, "y") : Infinity;
+    const low = dot < tip.offsetHeight + 18 ? Math.max(6, plot.over.clientHeight - tip.offsetHeight - 6) : 6;
+    tip.style.top = `${top - whole.top + low}px`;
   }
 
   pressed(event) {
