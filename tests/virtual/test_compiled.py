@@ -14,6 +14,7 @@ from torch import nn
 from torch._functorch import config
 from torch.utils.checkpoint import checkpoint
 
+from trimtab.virtual import pieces
 from trimtab.virtual.context import virtual_gpus
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine
@@ -217,6 +218,18 @@ def test_equal_layers_are_made_one_graph(machine: Machine, monkeypatch: pytest.M
     for _ in range(2):
         model(x).sum().backward()
     assert len(made) == 1
+
+
+def test_nobody_asks_who_allocates_inside_of_a_piece(machine: Machine) -> None:
+    """What a piece makes while it is written down is counted aside; where that was is of no interest there."""
+    device = machine.devices[0]
+    with pieces.aside(device) as other:
+        made = torch.empty(1 << 20, device="cuda")
+    assert other.allocated == made.nbytes
+    assert not other.ledger.places
+    outside = torch.empty(1 << 20, device="cuda")
+    assert device.allocated == outside.nbytes
+    assert device.ledger.places["load"].op == "aten::empty"
 
 
 def test_checkpointed_layers_keep_their_inputs_alone(machine: Machine) -> None:

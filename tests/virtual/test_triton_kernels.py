@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 
 import trimtab
+from trimtab.virtual import triton_writes
 from trimtab.virtual.observer import Fault, Observer
 from trimtab.virtual.state import NotSimulated
 from trimtab.virtual.unknown import is_unknown
@@ -137,6 +141,28 @@ def test_shapes_only_leaves_the_results_unknown() -> None:
         programs.add[(1,)](x, y, out, 8, BLOCK=8)
         assert is_unknown(out)
         assert not is_unknown(x)
+
+
+def test_the_source_of_a_kernel_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = triton_writes._written
+
+    def reads(function: Any, above: frozenset[str]) -> set[str]:
+        read.append(function.src)
+        return real(function, above)
+
+    monkeypatch.setattr(triton_writes, "_written", reads)
+    monkeypatch.setattr(triton_writes, "_known", WeakKeyDictionary())
+    kernel, source = programs.add, programs.add.src
+    assert triton_writes.written(kernel) == triton_writes.written(kernel) == {"out", "BLOCK"}
+    assert read == [source]
+    try:
+        # As Triton lets it be exchanged: it is another kernel then.
+        kernel._unsafe_update_src(source.replace("tl.store(out + at", "tl.store(y + at"))
+        assert triton_writes.written(kernel) == {"y", "BLOCK"}
+    finally:
+        kernel._unsafe_update_src(source)
+    assert triton_writes.written(kernel) == {"out", "BLOCK"}
 
 
 def test_operations_of_torch_library() -> None:

@@ -139,7 +139,8 @@ class Recorder(TorchDispatchMode):
         finally:
             self._inside = False
         if _on_gpu(made) or _on_gpu(args) or _on_gpu(tuple(kwargs.values())):
-            inside = max(0, device.peak - max(device.allocated, before))
+            after = device.allocated
+            inside = max(0, device.pool.both.allocated_peak - max(after, before))
             if _only_writes(func):
                 self._wrote(func, args, kwargs, inside)
                 return made

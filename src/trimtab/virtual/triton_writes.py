@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import ast
 from typing import Any
+from weakref import WeakKeyDictionary
+
+_known: WeakKeyDictionary[Any, tuple[str, frozenset[str]]] = WeakKeyDictionary()
+"""By a kernel's function: the source that was read, which Triton lets be exchanged, and what is written."""
 
 
-def written(kernel: Any) -> set[str]:
+def written(kernel: Any) -> frozenset[str]:
     """The names of the parameters into whose memory a kernel stores; all of them where its source does not tell."""
-    names = [param.name for param in kernel.params]
-    found = _written(kernel, frozenset())
-    return found & set(names) or set(names)
+    source, found = _known.get(kernel.fn, (None, frozenset()))
+    if source != kernel.src:
+        names = frozenset(param.name for param in kernel.params)
+        found = names & _written(kernel, frozenset()) or names
+        _known[kernel.fn] = kernel.src, found
+    return found
 
 
 def _written(function: Any, above: frozenset[str]) -> set[str]:

@@ -104,8 +104,9 @@ class Rounded(BaseCheck):
 
     def _look(self, run: _Run, group: dict[str, Any], parameter: torch.Tensor) -> bool:
         """Note which elements of a 16-bit weight are to move in this step; whether any is."""
-        values, gradient = plain_values(parameter), plain_values(parameter.grad)
-        if parameter.dtype not in _NARROW or values is None or gradient is None or is_unknown(parameter):
+        narrow = parameter.dtype in _NARROW
+        values, gradient = (plain_values(parameter), plain_values(parameter.grad)) if narrow else (None, None)
+        if values is None or gradient is None or is_unknown(parameter):
             # Weights of full precision beside them are trained: that is no dead run.
             run.stopped |= parameter.grad is not None and parameter.requires_grad
             return False

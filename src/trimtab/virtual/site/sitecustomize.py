@@ -34,10 +34,13 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            run(module)
-            from trimtab.virtual.context import install_from_environment
+            from trimtab.start_up import collector_held
 
-            install_from_environment()
+            with collector_held():
+                run(module)
+                from trimtab.virtual.context import install_from_environment
+
+                install_from_environment()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
