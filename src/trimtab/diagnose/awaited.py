@@ -49,9 +49,8 @@ def _taken(code: CodeType, line: int, names: _Names, raised: set[_CLASS]) -> Pla
     file, first = code.co_filename, code.co_firstlineno
     around = [
         node
-        for node in source.walk(file)
-        if isinstance(node, ast.Try | ast.With)
-        and first <= node.lineno <= line
+        for node in source.guarded(file)
+        if first <= node.lineno <= line
         and node.body[0].lineno <= line <= (node.body[-1].end_lineno or node.body[-1].lineno)
     ]
     for node in sorted(around, key=lambda node: (-node.lineno, -node.col_offset)):

@@ -283,6 +283,17 @@ def _nodes(module: ast.Module | None) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(module)) if module is not None else ()
 
 
+def guarded(file: str) -> tuple[ast.Try | ast.With, ...]:
+    """What may take an error that is raised inside of it."""
+    return _guarded(tree(file))
+
+
+# Past the end of a GPU's memory every allocation asks, of every file on the stack.
+@lru_cache(maxsize=128)
+def _guarded(module: ast.Module | None) -> tuple[ast.Try | ast.With, ...]:
+    return tuple(node for node in _nodes(module) if isinstance(node, ast.Try | ast.With))
+
+
 @lru_cache(maxsize=128)
 def _statements(module: ast.Module | None) -> tuple[ast.stmt, ...]:
     return tuple(node for node in _nodes(module) if isinstance(node, ast.stmt))
