@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,37 @@ def test_a_full_gpu_that_ends_the_program(ask: Rehearse, tmp_path: Path, name: s
     assert (report["verdict"], finding["kind"]) == ("fault", "out-of-memory"), report["text"]
     assert finding["lack"]["short_bytes"] > 0, finding["lack"]
     assert not any("goes on" in note for note in report["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("halves", [True, False])
+def test_a_run_that_halves_its_batch_fits(rehearse: Rehearse, tmp_path: Path, halves: bool) -> None:
+    rows = [{"prompt": f"Say {n}.", "completion": "word " * 400} for n in range(32)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "model": "smollm2",
+        "data": {
+            "source": str(tmp_path / "rows.jsonl"),
+            "max_length": 256,
+            "too_long": "truncate",
+            "eval_fraction": 0,
+        },
+        "training": {"batch_size": 8, "max_steps": 3, "halve_batch_on_oom": halves},
+        "samples": {"prompts": []},
+        "speed": {"compile": False, "kernels": "plain"},
+        "output_dir": str(tmp_path / "run"),
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    report = rehearse(
+        str(tmp_path / "config.yaml"),
+        gpus=1,
+        shapes_only=True,
+        memory_bytes=5 << 29,
+        max_steps=2,
+        timeout=500,
+    )
+    assert [finding["kind"] for finding in report["findings"]] == ([] if halves else ["out-of-memory"]), (
+        report["text"]
+    )
+    assert any("catches that (run.py:" in note for note in report["notes"]) is halves
