@@ -24,6 +24,14 @@ STRATEGIES: dict[str, tuple[int, dict[str, object]]] = {
     "data_parallel": (2, {"processes": 2}),
     "sharded": (2, {"sharding": True}),
 }
+HANDED: dict[str, Any] = {
+    "capped": lambda _, args, kwargs: (args, {**kwargs, "softcap": 5.0}),
+    "untold": lambda _, args, kwargs: (
+        args,
+        {name: value for name, value in kwargs.items() if "seq_lens" not in name},
+    ),
+}
+"""What a layer hands on to its attention, as some models do."""
 H100, T4 = ("NVIDIA H100 80GB HBM3", (9, 0)), ("Tesla T4", (7, 5))
 
 
@@ -64,18 +72,18 @@ def test_rows_are_laid_as_the_plan_says(
         assert (laid.layout == "rows") == fits, laid.reason
 
 
-def test_what_a_model_refuses_shows_by_shapes_too(bare: Path) -> None:
-    """Attention with capped scores does not take rows end to end, also where nothing has values."""
+@pytest.mark.parametrize(
+    ("hands_on", "why"),
+    [("capped", "softcap"), ("untold", "layer 0 does not tell its attention where rows end")],
+)
+def test_what_a_model_refuses_shows_by_shapes_too(bare: Path, hands_on: str, why: str) -> None:
+    """Capped scores, and layers that keep the rows' bounds to themselves: also where nothing has values."""
     with virtual_gpus(1, name=H100[0], capability=H100[1], shapes=True):
         gpu = torch.device("cuda:0")
         model = LlamaForCausalLM(LlamaConfig.from_pretrained(bare)).to(gpu)
         for layer in model.model.layers:
-            layer.self_attn.register_forward_pre_hook(_capped, with_kwargs=True)
+            layer.self_attn.register_forward_pre_hook(HANDED[hands_on], with_kwargs=True)
         means = Means(gpu, gpu, torch.bfloat16, tried=False, rehearsed=True)
         laid = lay_rows(model, means, packing=False, longest=64)
     assert laid.layout == "padded"
-    assert "softcap" in laid.reason
-
-
-def _capped(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return args, {**kwargs, "softcap": 5.0}
+    assert why in laid.reason

@@ -432,3 +432,17 @@ def test_launches_inside_an_operation_that_is_taken_into_a_graph() -> None:
         ):
             triton_programs.add[(1,)](*[torch.empty(4) for _ in range(3)], 4, BLOCK=16)
     assert notes.notes == []
+
+
+def test_lengths_that_are_read_are_counted_as_the_code_runs() -> None:
+    """A tower that is told by a tensor where its pictures end: whether torch compiles it, the sizes decide, and no
+    program is told that it fails."""
+
+    def apart(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.square() for part in x.split(lengths.tolist())])
+
+    notes = Notes()
+    with virtual_gpus(1, shapes=True, observer=notes):
+        x, lengths = torch.randn(8, 4, device="cuda"), torch.tensor([3, 5], device="cuda")
+        assert torch.compile(apart, fullgraph=True)(x, lengths).shape == (8, 4)
+    assert any("tolist" in note and "as it runs" in note for note in notes.notes)

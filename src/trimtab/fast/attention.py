@@ -10,7 +10,7 @@ model asks for besides (capped scores, sinks, biases) is refused, and the caller
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,17 @@ from trimtab.models.load import shapes_only
 
 NAME = "trimtab_rows"
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
-noted: list[tuple[int | None, int | None]] | None = None
-"""While a model is tried: the layers that asked, each with its window."""
+noted: list[Asked] | None = None
+"""While a model is tried: the layers that asked."""
+
+
+class Asked(NamedTuple):
+    """What a layer told its attention."""
+
+    layer: int | None
+    window: int | None
+    bounds: bool
+    """Whether it handed on where rows end."""
 
 
 class NotForRows(ValueError):
@@ -83,7 +92,8 @@ def rows_attention(
         return told
     _refuse(module, is_causal, query, key, more)
     if noted is not None:
-        noted.append((getattr(module, "layer_idx", None), sliding_window))
+        layer = getattr(module, "layer_idx", None)
+        noted.append(Asked(layer, sliding_window, more.get("cu_seq_lens_q") is not None))
     if torch.is_autocast_enabled(query.device.type):
         into = torch.get_autocast_dtype(query.device.type)
         query, key, value = (part.to(into) for part in (query, key, value))

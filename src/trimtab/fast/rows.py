@@ -181,7 +181,10 @@ def _seen(bare: Any, config: Any, means: Means, longest: int, layout: Layout) ->
             else:
                 seen = None
                 hidden_states(bare, laid(rows))
-        return seen or (_windows(config, attention.noted, longest) if layout == "rows" else None)
+        if seen or layout != "rows":
+            return seen
+        ours = config._attn_implementation == attention.NAME
+        return (_bounds(attention.noted) if ours else None) or _windows(config, attention.noted, longest)
     except torch.OutOfMemoryError:
         raise
     except (
@@ -194,7 +197,15 @@ def _seen(bare: Any, config: Any, means: Means, longest: int, layout: Layout) ->
         attention.noted = None
 
 
-def _windows(config: Any, noted: list[tuple[int | None, int | None]], longest: int) -> str | None:
+def _bounds(noted: list[attention.Asked]) -> str | None:
+    """Where there are shapes alone, this shows what numbers would: a layer that does not know where rows end."""
+    if not noted:
+        return "its layers do not ask the attention that is set"
+    untold = [asked.layer for asked in noted if not asked.bounds]
+    return f"layer {untold[0]} does not tell its attention where rows end" if untold else None
+
+
+def _windows(config: Any, noted: list[attention.Asked], longest: int) -> str | None:
     """Short rows do not meet a long window: that each layer asks for its own must show instead."""
     window = getattr(config, "sliding_window", None)
     if not noted or not window or window >= longest or not getattr(config, "use_sliding_window", True):
@@ -204,9 +215,9 @@ def _windows(config: Any, noted: list[tuple[int | None, int | None]], longest: i
         layer: window
         if kinds is None or (layer is not None and kinds[layer] == "sliding_attention")
         else None
-        for layer, _ in noted
+        for layer, _, _ in noted
     }
-    wrong = [layer for layer, asked in noted if asked != due[layer]]
+    wrong = [asked.layer for asked in noted if asked.window != due[asked.layer]]
     return f"layer {wrong[0]} does not tell its attention the window of {window}" if wrong else None
 
 

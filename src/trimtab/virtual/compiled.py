@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from trimtab.virtual import functions, joint_graph, pieces, state
+from trimtab.virtual.face import ABOVE
 from trimtab.virtual.held_modes import taken_away
 from trimtab.virtual.pieces import Piece, Plan
 from trimtab.virtual.recorded import Recorder
@@ -145,6 +146,14 @@ def broken(why: str) -> None:
         _running[-1].stop(why)
 
 
+def _read(name: str) -> None:
+    if _running and _running[-1].on:
+        _running[-1].read(name)
+
+
+ABOVE.read = _read
+
+
 class _Run:
     """One call of a compiled function."""
 
@@ -174,7 +183,7 @@ class _Run:
             plan = self._plan(results) if self.recorder.on else None
             if isinstance(plan, str):
                 _plain.setdefault(self.machine, set()).add(_kind(self.function))
-                self._broken(plan)
+                self._broken(plan, False)
         for twin, own in pairs:
             own._block.unknown |= twin._block.unknown
             if twin._version and not twin.requires_grad:
@@ -215,9 +224,9 @@ class _Run:
                 self.entries[id(made)] = entry
         return [twins.get(id(value), value) for value in self.given]
 
-    def _broken(self, why: str) -> None:
-        """No compiler takes the piece as it is: what lives is counted from here on, as the code runs."""
-        if self.settings.fullgraph and self.recorder.on is False and isinstance(self.settings.backend, str):
+    def _broken(self, why: str, breaks: bool) -> None:
+        """What lives is counted from here on, as the code runs. Where dynamo ends a graph, a whole one is refused."""
+        if breaks and self.settings.fullgraph:
             _refuse(self.function, why)
         self.device.aside = None
         for tensor in self.recorder.alive():

@@ -25,6 +25,7 @@ class _Above:
     work: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # dispatch.py: carries out an operation
     give_out: Callable[[Any, str], Any]  # unknown.py: answers for values that were not computed
     assign: Callable[[Tensor, Tensor], None]  # assignment.py: `tensor.data = new`
+    read: Callable[[str], None]  # compiled.py: values are taken past the dispatcher, by a method of this name
 
 
 ABOVE = _Above()
@@ -120,6 +121,7 @@ class Face(torch.Tensor):
         return self.cpu()
 
     def tolist(self) -> Any:
+        ABOVE.read("tolist")
         return ABOVE.give_out(self, "tolist") if _is_unknown(self) else self.payload.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -139,13 +141,18 @@ class Face(torch.Tensor):
             )
 
     def _array(self) -> Any:
+        ABOVE.read("numpy")
         return ABOVE.give_out(self, "numpy") if _is_unknown(self) else self.payload.numpy(force=True)
 
     __float__ = _number(torch.Tensor.__float__)
     __int__ = _number(torch.Tensor.__int__)
     __index__ = _number(torch.Tensor.__index__)
-    __bool__ = _number(torch.Tensor.__bool__)
+    _as_bool = _number(torch.Tensor.__bool__)
     __complex__ = _number(torch.Tensor.__complex__)
+
+    def __bool__(self) -> bool:
+        ABOVE.read("bool")
+        return bool(self._as_bool())
 
     def __dlpack__(self, **_: Any) -> Any:
         raise state.NotSimulated(

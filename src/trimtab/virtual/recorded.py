@@ -30,6 +30,7 @@ _ASKING = frozenset(
     for name in words("_local_scalar_dense is_nonzero equal nonzero masked_select _unique2 unique_dim")
 )
 """Operations of whose result a compiler knows too little: a number for the program, or a tensor of unknown size."""
+_DECIDING = ("bool", "aten::is_nonzero", "aten::equal")
 
 
 _TORCHS = frozenset(("aten", "prims", "prim", "c10d", "_c10d_functional"))
@@ -100,13 +101,13 @@ class Recorder(TorchDispatchMode):
     """While it is on, every operation on virtual tensors is written down.
 
     `device` counts what the operations take, apart from the program's own memory. `on_break` is told why a compiler
-    could not take the piece as a whole; nothing is written down from there on.
+    could not take the piece as a whole, and whether dynamo ends its graph there; nothing is written down from there on.
     """
 
     supports_higher_order_operators = True
 
     def __init__(
-        self, device: VirtualDevice, on_break: Callable[[str], None], backend: Any = "inductor"
+        self, device: VirtualDevice, on_break: Callable[[str, bool], None], backend: Any = "inductor"
     ) -> None:
         super().__init__()
         self.backend = backend
@@ -126,8 +127,10 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
-        if self.on and (why := _unknown_to_compilers(func, args)) is not None:
-            self.stop(why)
+        if self.on and isinstance(func, HigherOrderOperator):
+            self.stop(f"it calls {func.name()}", breaks=False)
+        elif self.on and func._schema.name in _ASKING and _on_gpu(args):
+            self.read(func._schema.name)
         if not self.on:
             return func(*args, **kwargs)
         device = self._device
@@ -175,10 +178,15 @@ class Recorder(TorchDispatchMode):
             return None
         return self._regions.setdefault(hooks[0], len(self._regions))
 
-    def stop(self, why: str) -> None:
-        """No compiler goes on from here."""
+    def stop(self, why: str, *, breaks: bool = True) -> None:
+        """Nothing is written down from here on. `breaks`: because dynamo ends a graph here, whoever compiles it."""
         self.on = False
-        self._on_break(why)
+        self._on_break(why, breaks)
+
+    def read(self, name: str) -> None:
+        """The program takes values, or a size that hangs on them. In a whole graph dynamo makes symbols of numbers, and
+        ends where the program's way hangs on one."""
+        self.stop(f"it asks a tensor for its values ({name})", breaks=name in _DECIDING)
 
     def alive(self) -> Iterator[Any]:
         """What was made and lives."""
@@ -227,14 +235,6 @@ class Recorder(TorchDispatchMode):
         if made.__class__ is tuple or made.__class__ is list:
             return tuple([self._numbered(item) for item in made])
         return None
-
-
-def _unknown_to_compilers(func: Any, args: Args) -> str | None:
-    if isinstance(func, HigherOrderOperator):
-        return f"it calls {func.name()}"
-    if func._schema.name in _ASKING and _on_gpu(args):
-        return f"it asks a tensor for its values ({func._schema.name})"
-    return None
 
 
 def _only_writes(func: Any) -> bool:
