@@ -59,6 +59,23 @@ def test_other_numbers_are_left(tmp_path: Path, source: str) -> None:
     assert _halved(tmp_path, source) is None
 
 
+@pytest.mark.parametrize(
+    "source", ["# é\nbatch_size = 16\n".encode("latin-1"), b"\x00batch_size = 16", b"\xef\xbb\xbf\xff"]
+)
+def test_what_is_not_in_utf_8_is_left(tmp_path: Path, source: bytes) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(source)
+    assert fewer_rows([str(script)], program_files([str(script)]), 2) is None
+
+
+def test_ends_of_lines_stay(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(b"import sys\r\nbatch_size = 16\r\n")
+    found = fewer_rows([str(script)], program_files([str(script)]), 2)
+    assert found is not None
+    assert found.texts == {str(script.resolve()): "import sys\r\nbatch_size = 8\r\n"}
+
+
 def test_what_the_line_says_is_changed_there(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\n")

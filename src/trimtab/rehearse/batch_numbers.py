@@ -85,11 +85,11 @@ def _on_the_line(found: Fewer, divisor: int) -> None:
 
 
 def _in_source(found: Fewer, file: str, divisor: int) -> None:
-    text = Path(file).read_text(encoding="utf-8")
-    tree = _parsed(text)
+    source = Path(file).read_bytes()
+    tree = _parsed(source)
     if tree is None:
         return
-    lines = text.encode().splitlines(keepends=True)
+    lines = source.splitlines(keepends=True)
     numbers = {(one.node.lineno, one.node.col_offset): one for one in _numbers(tree)}
     # From the end on: what stands before stays where it is.
     told = []
@@ -192,7 +192,7 @@ def _first_size(call: ast.Call) -> _Number | None:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    tree = _parsed(path.read_text(encoding="utf-8"))
+    tree = _parsed(path.read_bytes())
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names if "." not in one.name)
@@ -200,8 +200,9 @@ def _imported(path: Path) -> Iterator[str]:
             yield node.module
 
 
-def _parsed(text: str) -> ast.Module | None:
+def _parsed(source: bytes) -> ast.Module | None:
+    """None of what is no Python, or not in UTF-8: a changed text is handed on in it, and places are counted in it."""
     try:
-        return ast.parse(text)
+        return ast.parse(source.decode())
     except (SyntaxError, ValueError):
         return None
