@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trimtab.cli.arguments import Arguments, Fresh, request_from
+from trimtab.cli.meanwhile import meanwhile
 from trimtab.monitor.wording import count_of
 
 if TYPE_CHECKING:
@@ -93,8 +93,15 @@ def fit(
             raise _refused(f"--out {out}: your own config", "it is never replaced", "name another file")
         config = request.config
         rows = _rows(config, tokens_per_step)
-        with _progress(quiet=as_json) as tell:
-            search = Search(config, rows, probe(Launcher(name="none")), trials, tell)
+        with meanwhile("looking at the model", quiet=as_json) as tell:
+            number = itertools.count(1)
+            search = Search(
+                config,
+                rows,
+                probe(Launcher(name="none")),
+                trials,
+                lambda text: tell(f"layout {next(number)}: {text}"),
+            )
             try:
                 for card, counts in wanted:
                     search.on(card, counts, all_counts=max_gpus is not None)
@@ -219,28 +226,6 @@ def _rows(config: Config, tokens: int | None) -> int:
         return max(1, round(tokens / config.data.max_length))
     each = training.batch_size * training.gradient_accumulation_steps * (config.processes or 1)
     return training.effective_batch_size or each
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is executed now, on a line that goes away; nothing where no terminal looks on."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("looking at the model", total=None)
-        made = 0
-
-        def tell(text: str) -> None:
-            nonlocal made
-            made += 1
-            bar.update(task, description=f"layout {made}: {text}")
-
-        yield tell
 
 
 def _config_text(best: Option, request: Request) -> str:

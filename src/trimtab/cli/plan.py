@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimtab.cli.arguments import Arguments, Fresh, request_from
+from trimtab.cli.meanwhile import meanwhile
 
 if TYPE_CHECKING:
+    from trimtab.config import Config, Request
+    from trimtab.placement import PlacementError
+    from trimtab.recipes.planning import Planned
     from trimtab.recipes.trials import Trials
 
 
@@ -33,36 +37,49 @@ def plan(
     estimates it; the plan says which. A figure that was executed before is told again as long as nothing that it hangs
     on has changed: the settings, the files they name, the packages.
     """
+    from trimtab.placement import PlacementError
     from trimtab.recipes.trials import Trials
     from trimtab.rehearse.session import VARIABLE as REHEARSED
 
+    planned: Planned | PlacementError
     rehearsed = REHEARSED in os.environ
-    with Trials(keeps=not rehearsed, fresh=fresh) as trials:
+    with (
+        meanwhile("reading the config", quiet=as_json) as tell,
+        Trials(keeps=not rehearsed, fresh=fresh, tell=tell) as trials,
+    ):
         if gpus is not None and not rehearsed:
             trials.begin()  # it imports what takes long, while this process reads the config
-        _plan(arguments or [], as_json, gpus, trials)
+        request = request_from(arguments or [])
+        try:
+            planned = _planned(request.config, gpus, trials)
+        except PlacementError as error:
+            planned = error
+    _tell(request, planned, as_json)
 
 
-def _plan(arguments: list[str], as_json: bool, gpus: str | None, trials: Trials) -> None:
-    from trimtab.config import config_warnings
+def _planned(config: Config, gpus: str | None, trials: Trials) -> Planned:
     from trimtab.hardware import probe
+    from trimtab.recipes.planning import machine_with, plan_run
+
+    hardware = machine_with(gpus) if gpus is not None else probe()
+    if hardware.gpus and not hardware.virtual:
+        trials.begin()
+    return plan_run(config, hardware, trials=trials)
+
+
+def _tell(request: Request, planned: Planned | PlacementError, as_json: bool) -> None:
+    from trimtab.config import config_warnings
     from trimtab.placement import PlacementError
     from trimtab.recipes.disk_needs import planned_room
     from trimtab.recipes.plan_text import parts_table, plan_as_dict, plan_lines
-    from trimtab.recipes.planning import machine_with, plan_run
     from trimtab.recipes.table import recipe_of
 
-    request = request_from(arguments)
     config = request.config
-    try:
-        hardware = machine_with(gpus) if gpus is not None else probe()
-        if hardware.gpus and not hardware.virtual:
-            trials.begin()
-        planned = plan_run(config, hardware, trials=trials)
-    except PlacementError as error:
+    if isinstance(planned, PlacementError):
+        error = planned
         steps = f" 1 ✓ config      {request.origin}\n 2 ✗ placement   {error}\n 3 - the rest    skipped"
         typer.echo(json.dumps({"error": str(error)}, indent=2) if as_json else steps)
-        raise typer.Exit(2) from None
+        raise typer.Exit(2)
     preflight = recipe_of(config).preflight
     report = preflight(config, planned.plan) if preflight is not None else None
     room = planned_room(config, planned)

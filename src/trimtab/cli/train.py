@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trimtab.cli.arguments import Arguments, request_from
+from trimtab.cli.meanwhile import meanwhile
 from trimtab.errors import TrimtabError
 from trimtab.start_up import settle
 
@@ -64,7 +65,8 @@ def _train(arguments: list[str]) -> None:
         )
     again = begun_by_this_launch(config)
     changed = keep_the_step(config, detect_launcher()) if again else None
-    with Trials() as trials:
+    others = detect_launcher().rank > 0
+    with meanwhile("looking at the model", quiet=others) as tell, Trials(tell=tell) as trials:
         planned = plan_run(config, trials=trials, near_only=True)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0

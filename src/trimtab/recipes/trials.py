@@ -33,8 +33,15 @@ class Trials:
     kept there is not looked for again, unless that is asked for (`fresh`).
     """
 
-    def __init__(self, *, keeps: bool = False, fresh: bool = False) -> None:
-        self._keeps, self._fresh = keeps, fresh
+    def __init__(
+        self,
+        *,
+        keeps: bool = False,
+        fresh: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`tell` hears what is waited for."""
+        self._keeps, self._fresh, self._tell = keeps, fresh, tell
         self.from_before = 0
         """How many trials were not made, for their answers were kept."""
         self._next = 0
@@ -84,6 +91,7 @@ class Trials:
     def _look(self, config: Config) -> Known:
         from trimtab.recipes.planning import know_model, may_compile
 
+        self._tell("looking at the model")
         if self._process is None:
             return know_model(config)
         number = self._send(Look(config, may_compile(config)))
@@ -109,6 +117,7 @@ class Trials:
             self._next += 1
             self._kept.append((self._next, before))
             return self._next
+        self._tell(f"executing steps on virtual GPUs ({trial.plan.strategy})")
         self.begin()
         number = self._send(trial)
         self._asked[number] = trial, identity
