@@ -40,13 +40,15 @@ class Events:
         """The lines of Python below which something was asked for, innermost first."""
         self.deeds: list[tuple[str, int, int, int]] = []
         """What was done (`+` `-` of a block, `S` `R` of a segment), to which block, its bytes, and where."""
+        self.segments: list[tuple[int, int, list[int], int]] = []
+        """Those that are there at the end: where they begin, their bytes, their pool and their stream."""
 
     def add(self, deed: str, block: int, nbytes: int, lines: list[str]) -> None:
         place = self.where.setdefault(" < ".join(lines), len(self.where))
         self.deeds.append((deed, block, nbytes, place))
 
     def save(self, path: Path) -> None:
-        told = {"where": list(self.where), "deeds": self.deeds}
+        told = {"where": list(self.where), "deeds": self.deeds, "segments": self.segments}
         path.write_bytes(gzip.compress(json.dumps(told, separators=(",", ":")).encode()))
 
     @classmethod
@@ -55,6 +57,7 @@ class Events:
         read = cls()
         read.where = {lines: place for place, lines in enumerate(told["where"])}
         read.deeds = [tuple(deed) for deed in told["deeds"]]
+        read.segments = [tuple(segment) for segment in told["segments"]]
         return read
 
     def blocks(self) -> list[tuple[int, str]]:
@@ -80,7 +83,11 @@ def on_hardware(events: Events) -> Iterator[None]:
         for figure in ("max_memory_allocated", "max_memory_reserved"):
             print(figure, getattr(memory, figure)(), flush=True)
         deeds = {"alloc": "+", "free_requested": "-", "segment_alloc": "S", "segment_free": "R"}
-        for entry in memory._snapshot()["device_traces"][0]:
+        snapshot = memory._snapshot()
+        for one in snapshot["segments"]:
+            pool = list(one.get("segment_pool_id", (0, 0)))
+            events.segments.append((one["address"], one["total_size"], pool, one["stream"]))
+        for entry in snapshot["device_traces"][0]:
             if deed := deeds.get(entry["action"]):
                 frames = entry.get("frames", ())[:FRAMES] if deed == "+" else ()
                 lines = [f"{Path(f['filename']).name}:{f['line']}" for f in frames]
