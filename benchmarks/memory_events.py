@@ -76,7 +76,10 @@ def on_hardware(events: Events) -> Iterator[None]:
     import torch
 
     memory = torch.cuda.memory
-    memory._record_memory_history(max_entries=10_000_000, stacks="python")
+    # At its own time: a program may fork before it uses a GPU.
+    torch.cuda._lazy_call(
+        lambda: memory._record_memory_history(context="alloc", stacks="python", max_entries=10_000_000)
+    )
     try:
         yield
     finally:
