@@ -163,9 +163,71 @@ def recurrent() -> None:
             case(f"{name} | evaluated", evaluated)
 
 
+# kind, layers, both ways, in, hidden, dropout, lengths of the rows
+EVEN, RAMP, ONE_LONG = [96] * 48, [96 - row for row in range(0, 72, 2)], [96] + [12] * 47
+PACKED = [
+    ("GRU", 2, True, 512, 1024, 0.3, RAMP),
+    ("GRU", 2, True, 512, 1024, 0.3, ONE_LONG),
+    ("GRU", 2, True, 512, 1024, 0.3, EVEN),
+    ("GRU", 1, False, 512, 1024, 0.0, RAMP),
+    ("GRU", 1, False, 512, 1024, 0.0, ONE_LONG),
+    ("GRU", 1, True, 512, 1024, 0.0, RAMP),
+    ("GRU", 3, False, 512, 320, 0.1, RAMP),
+    ("LSTM", 1, False, 512, 1024, 0.0, RAMP),
+    ("LSTM", 2, False, 256, 640, 0.2, RAMP),
+    ("LSTM", 2, True, 300, 256, 0.3, RAMP),
+    ("LSTM", 2, True, 300, 256, 0.3, ONE_LONG),
+    ("RNN", 2, False, 256, 512, 0.0, RAMP),
+]
+
+
+def packed() -> None:
+    for kind, layers, twice, into, hidden, dropout, lengths in PACKED:
+        for dtype in (FP32, HALF):
+            word = {id(EVEN): "even", id(RAMP): "ramp", id(ONE_LONG): "one long"}[id(lengths)]
+            ways = " both ways" if twice else ""
+            name = f"packed {kind} {NAMES[dtype]} layers {layers}{ways} {into}>{hidden} drop {dropout} {word}"
+
+            def make(
+                kind: str = kind,
+                shape: tuple[int, int, int] = (into, hidden, layers),
+                more: tuple[float, bool] = (dropout, twice),
+                dtype: torch.dtype = dtype,
+                lengths: list[int] = lengths,
+            ) -> tuple[Any, Any]:
+                layer = getattr(nn, kind)(*shape, dropout=more[0], bidirectional=more[1]).to("cuda", dtype)
+                given = torch.full((max(lengths), len(lengths), shape[0]), 0.5, dtype=dtype, device="cuda")
+                return layer, nn.utils.rnn.pack_padded_sequence(given.requires_grad_(), torch.tensor(lengths))
+
+            def forward(make: Callable[[], tuple[Any, Any]] = make) -> Work:
+                layer, rows = make()
+                return lambda: layer(rows)
+
+            def backward(make: Callable[[], tuple[Any, Any]] = make) -> Work:
+                layer, rows = make()
+                out = layer(rows)[0].data
+                grad = torch.ones_like(out)
+                return lambda: torch.autograd.backward(out, grad)
+
+            def evaluated(make: Callable[[], tuple[Any, Any]] = make) -> Work:
+                layer, rows = make()
+                layer.eval()
+
+                def work() -> Any:
+                    with torch.no_grad():
+                        return layer(rows)
+
+                return work
+
+            case(name, forward)
+            case(f"{name} | backward", backward)
+            case(f"{name} | evaluated", evaluated)
+
+
 def every_case() -> None:
     convolutions()
     recurrent()
+    packed()
 
 
 if __name__ == "__main__":
