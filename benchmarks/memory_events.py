@@ -222,6 +222,7 @@ def replay(events: Events) -> None:
     with virtual_gpus(1, memory=150_754_820_096, name="NVIDIA H200", capability=(9, 0), shapes=True):
         import torch
 
+        torch.cuda.init()
         device, live = machine().at(0), {}  # type: ignore[union-attr]
         for deed, block, nbytes, _ in events.deeds:
             if deed == "+":

@@ -202,6 +202,22 @@ def test_a_module_that_a_later_step_leaves_out_is_waited_for(half: bool, tmp_pat
     assert "a token that is sent through them" in guard.checks[-1].detail
 
 
+def test_whether_gradients_are_finite_is_asked_in_the_first_step_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, looked = tiny_llama(), []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 0)  # as of rewards that are all alike: it waits
+    guard = PlacementGuard(PLAN)
+    trainer = Trainer(
+        model=model, args=arguments(tmp_path, max_steps=3), train_dataset=ROWS, callbacks=[guard]
+    )
+    monkeypatch.setattr(guard, "_look", lambda name, parameter: looked.append(trainer.state.global_step))
+    trainer.train()
+    assert guard.checks[-1].ok is None
+    assert set(looked) == {0}
+
+
 def test_the_trainer_uses_another_device_than_the_plan(tmp_path: Path) -> None:
     plan = PlacementPlan(
         device="cuda:1", precision="fp32", scaler=False, weight_precision="fp32", strategy="single"

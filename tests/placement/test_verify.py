@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trimtab.config.schema import LoraSettings
 from trimtab.models.adapters import add_lora
 from trimtab.placement import Check, PlacementFault, PlacementPlan, verify, verify_gradients
+from trimtab.placement.verify import is_finite
+from trimtab.virtual import virtual_gpus
 
 
 def plan(**changes: Any) -> PlacementPlan:
@@ -209,3 +211,22 @@ def test_a_gradient_too_large_for_its_norm_is_finite() -> None:
     model.first.weight.grad.fill_(1e30)
     assert not model.first.weight.grad.norm().isfinite()
     assert details(verify_gradients(model))["gradients finite"] == "no NaN or infinity"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_gradient_is_finite_as_its_values_are(dtype: torch.dtype) -> None:
+    largest = torch.full((3, 100), torch.finfo(dtype).max, dtype=dtype)
+    assert is_finite(largest)
+    assert is_finite(largest[:0])
+    for bad in ("nan", "inf", "-inf"):
+        stray = largest.clone()
+        stray[1, 7] = float(bad)
+        assert not is_finite(stray)
+
+
+def test_to_look_at_a_gradient_takes_no_copy_of_it() -> None:
+    with virtual_gpus(1, shapes=True):
+        gradient = torch.ones(4096, 4096, device="cuda")
+        before = torch.cuda.memory_allocated()
+        assert is_finite(gradient)
+        assert torch.cuda.max_memory_allocated() - before < gradient.nbytes // 16

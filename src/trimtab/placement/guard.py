@@ -102,6 +102,7 @@ class PlacementGuard(TrainerCallback):
         if self._broken and first:
             self._remove_hooks()
             passed([finite_check(self._broken)])
+        self._remove_finite_hooks()
         if self._resting and self._step < PATIENCE and not any(norms_of([*self._resting])):
             return
         self._check_unflipped(model)
@@ -167,10 +168,13 @@ class PlacementGuard(TrainerCallback):
         self._step = None
         self._remove_hooks()
 
-    def _remove_hooks(self) -> None:
+    def _remove_finite_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def _remove_hooks(self) -> None:
+        self._remove_finite_hooks()
         if self._witness is not None:
             self._witness.remove()
             self._witness = None
