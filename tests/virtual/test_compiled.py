@@ -268,6 +268,45 @@ def test_checkpointed_passes_leave_nothing_behind(machine: Machine) -> None:
     assert held[1:] == held[1:2] * 3
 
 
+class Asking(Gated):
+    """Asks for a value in its midst, which no compiler knows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        gated = nn.functional.silu(self.gate(normed))
+        self.seen = gated.sum().tolist()
+        return x + self.down(gated * self.up(normed))
+
+
+def offloaded(model: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        for layer in model:
+            x = layer(x)
+    return x
+
+
+@pytest.mark.parametrize("step", [through_checkpoints, offloaded])
+def test_what_is_counted_as_it_runs_keeps_what_the_hooks_of_the_program_keep(
+    machine: Machine, step: Step
+) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(Asking(), Asking(), Asking()).cuda()
+        if compiled:
+            one_by_one(model)
+        x = rows().cuda().requires_grad_()
+        before = torch.cuda.memory_allocated()
+        out = step(model, x)
+        kept = torch.cuda.memory_allocated() - before
+        out.sum().backward()
+        found.append((kept, [parameter.grad.cpu() for parameter in model.parameters()]))  # type: ignore[union-attr]
+        del out, model, x
+    (plain, expected), (kept, gradients) = found
+    assert kept == plain
+    assert all(map(torch.equal, gradients, expected))
+
+
 def test_a_value_that_is_asked_for_breaks_the_graph_and_is_told() -> None:
     def asking(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -168,7 +168,7 @@ class _Run:
             self.aside = undo.enter_context(pieces.aside(self.device))
             self.recorder = Recorder(self.aside, self._broken, self.settings.backend)
             entered = self._entered()
-            undo.enter_context(_own_hooks())
+            self.saved = undo.enter_context(_saved_here())
             undo.enter_context(_compiling())
             undo.callback(register_optimizer_step_pre_hook(_capturable).remove)
             _running.append(self.recorder)
@@ -228,6 +228,8 @@ class _Run:
         """What lives is counted from here on, as the code runs. Where dynamo ends a graph, a whole one is refused."""
         if breaks and self.settings.fullgraph:
             _refuse(self.function, why)
+        if self.saved is not None:
+            self.saved.hand_over()
         self.device.aside = None
         for tensor in self.recorder.alive():
             pieces.count_now(tensor)
@@ -405,11 +407,59 @@ def _capturable(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
                 optimizer.state[parameter]["step"] = counter.to(parameter.device)
 
 
-def _own_hooks() -> Any:
-    """Hooks for what autograd keeps (checkpointing, offloading) are for what the compiled form keeps."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_without_history, _itself)
+@contextmanager
+def _saved_here() -> Iterator[_Saved | None]:
+    """Around a piece for which hooks are set for what autograd keeps (checkpointing, offloading): see `_Saved`."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is None:
+        yield None
+        return
+    saved = _Saved(*hooks)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+            yield saved
+    finally:
+        saved.waiting = []
+
+
+class _Kept:
+    """What stands in autograd's graph for a tensor that it keeps."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.packed = value, False
+
+
+class _Saved:
+    """Keeps what autograd keeps of a piece: the hooks of the program are for what its compiled form keeps.
+
+    Where it turns out that the piece is counted as it runs, they are handed all that was kept, and what comes later.
+    """
+
+    def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        self._pack, self._unpack, self._over = pack, unpack, False
+        self.waiting: list[_Kept] = []
+        """All of it, in its order, by which checkpoints know it again; also what nothing else keeps any more."""
+
+    def pack(self, value: Any) -> _Kept:
+        kept = _Kept(_without_history(value))
+        if self._over:
+            self._hand_over(kept)
+        else:
+            self.waiting.append(kept)
+        return kept
+
+    def unpack(self, kept: _Kept) -> Any:
+        return self._unpack(kept.value) if kept.packed else kept.value
+
+    def hand_over(self) -> None:
+        self._over = True
+        waiting, self.waiting = self.waiting, []
+        for kept in waiting:
+            self._hand_over(kept)
+
+    def _hand_over(self, kept: _Kept) -> None:
+        with torch.no_grad():
+            kept.value, kept.packed = self._pack(kept.value), True
 
 
 def _without_history(value: Any) -> Any:
@@ -423,10 +473,6 @@ def _without_history(value: Any) -> Any:
     made = wrap(value.payload, value._slot, value._block)
     made.__dict__.update({n: v for n, v in value.__dict__.items() if n not in INTERNAL})
     return made
-
-
-def _itself(value: Tensor) -> Tensor:
-    return value
 
 
 def _kind(function: Any) -> Any:
