@@ -465,3 +465,14 @@ def test_different_values_among_unknown_ones_are_as_many_as_can_be(machine: Mach
     assert torch.unique(chosen, dim=0).shape == (4096, 2)
     assert torch.unique_consecutive(chosen, return_counts=True)[1].shape == (8192,)
     assert {asked.how for asked in machine.asked} == {"shape"}
+
+
+def test_what_is_computed_from_a_count_agrees_with_it(machine: Machine) -> None:
+    """As a loop that takes as many of its guesses as were right, and one more: it has to come to its end."""
+    guesses = (torch.randn(1, 20, 64, device="cuda") @ torch.randn(64, 8192, device="cuda")).argmax(-1)
+    said = (torch.randn(1, 21, 64, device="cuda") @ torch.randn(64, 8192, device="cuda")).argmax(-1)
+    right = ((~(guesses == said[:, :-1])).cumsum(-1) < 1).sum()
+    assert said[:, : right + 1].shape[1] == int(right) + 1
+    mask = big().view(2, 8, -1).mean(-1) > 0
+    assert mask.sum(1).tolist() == [int(mask.sum()) // 2] * 2
+    assert torch.arange(int(mask.sum()), device="cuda").shape == mask.nonzero()[:, 0].shape

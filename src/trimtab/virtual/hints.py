@@ -34,9 +34,11 @@ def note(plan: Plan, func: Any, payloads: Any, named: Any, made: Any) -> None:
     """Keep beside a result without values what is taken of them."""
     _stand(func, payloads, named, made)
     if plan.kind == FRESH:
-        if made.dtype is torch.bool or plan.name == "aten::sum":
+        if made.dtype is torch.bool:
             made._hint = _truth(plan, func, payloads, named)
             made._about = _about(plan, payloads, named)
+        elif plan.name == "aten::sum":
+            _count(plan, payloads, named, made)
         elif plan.name == "aten::where":
             made._hint = hint(payloads[1] if hint(payloads[0]) else payloads[2])
         elif plan.name == "aten::_to_copy" and payloads[0].dtype is torch.bool:
@@ -72,6 +74,17 @@ def _stand(func: Any, payloads: Any, named: Any, made: Any) -> None:
         stand_for(one, stands)
 
 
+def _count(plan: Plan, payloads: Any, named: Any, made: Tensor) -> None:
+    """How many tests say yes. What is computed from so many (one more, the rest) has to agree with it: it stands."""
+    tests = _tests(payloads, named)
+    if not tests or not made.numel():
+        return
+    made._hint = tests[0].numel() // made.numel() * hint(tests[0])  # type: ignore[attr-defined]
+    made._about = _about(plan, payloads, named)  # type: ignore[attr-defined]
+    if made.is_meta and made.numel() <= _FEW:
+        stand_for(made, torch.full(made.shape, hint(made), dtype=made.dtype, device="cpu"))
+
+
 def about(payload: Tensor) -> About | None:
     """What a test without values is about, if nothing of a program hangs on it."""
     found: About | None = payload.__dict__.get("_about")
@@ -81,8 +94,6 @@ def about(payload: Tensor) -> About | None:
 def _truth(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
     """What a test says of hints (that a shape is finite, not NaN …), and what is put together of such tests."""
     tests = _tests(payloads, named)
-    if plan.name == "aten::sum":
-        return tests[0].numel() * hint(tests[0]) if tests else None
     if not plan.pointwise:
         return all(hint(value) for value in tests) if tests else None
 
